@@ -1,0 +1,109 @@
+"""Formats: a path is shown to each of them, and the one that recognises it opens it.
+
+To add a format, write one module and put its class in ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
+from ckpttool.formats.interface import Format, Probe
+
+FORMATS = ("pytorch_zip:PytorchZip",)
+"""Where each format's class lies in this package."""
+
+ENTRY_POINTS = "ckpttool.formats"
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
+
+
+@cache
+def formats() -> tuple[Format, ...]:
+    """Return the formats that ckpttool knows by itself."""
+    return tuple(_load(f"ckpttool.formats.{place}") for place in FORMATS)
+
+
+@cache
+def third_party_formats() -> tuple[Format, ...]:
+    """Return the formats that installed packages offer; finding them costs 25 ms."""
+    from importlib.metadata import entry_points
+
+    return tuple(entry.load()() for entry in entry_points(group=ENTRY_POINTS))
+
+
+def _load(place: str) -> Format:
+    module, _, name = place.partition(":")
+    found: Format = getattr(import_module(module), name)()
+    return found
+
+
+def detect(probe: Probe) -> Format | None:
+    """Return the format that recognises a path, or None.
+
+    Raises:
+        AmbiguousFormat: Several do, and none of them specialises the others.
+    """
+    found = [format for format in formats() if format.matches(probe)]
+    if not found:
+        found = [format for format in third_party_formats() if format.matches(probe)]
+    found = [one for one in found if not any(isinstance(one, other.specialises) for other in found)]
+    if len(found) > 1:
+        names = " and ".join(sorted({type(format).__name__ for format in found}))
+        raise AmbiguousFormat(probe.path, f"{names} both recognise it")
+    return found[0] if found else None
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint of any format; no value is read.
+
+    Close what it returns, or use it as a context manager.
+
+    Raises:
+        NotACheckpoint: No format recognises it.
+        DamagedCheckpoint: Its structure is wrong.
+        CheckpointError: It can't be read.
+    """
+    probe = Probe(path)
+    try:
+        format = detect(probe)
+        if format is None:
+            raise unrecognised(probe)
+        return format.open(probe)
+    except BaseException:
+        probe.close()
+        raise
+
+
+def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
+    """Return the error that says best why no format recognises a path."""
+    if probe.is_directory:
+        return NotACheckpoint(probe.path, "no checkpoint", expected="a directory that holds one")
+    if probe.head.startswith(_LFS_POINTER):
+        return NotDownloaded(probe.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
+    looks_like = suffix_format(probe.name)
+    what = _described(probe)
+    if looks_like is None:
+        known = ", ".join(sorted({format.name for format in formats()}))
+        return NotACheckpoint(probe.path, what, expected=f"one of {known}")
+    return DamagedCheckpoint(
+        probe.path, what, expected=f"a {looks_like.name} checkpoint", code="unrecognised-content"
+    )
+
+
+def suffix_format(name: str) -> Format | None:
+    """Return the format that usually has such a name, or None."""
+    return next((format for format in formats() if name.lower().endswith(format.suffixes)), None)
+
+
+def _described(probe: Probe) -> str:
+    if probe.source.size == 0:
+        return "an empty file"
+    for magic, name in _COMPRESSED.items():
+        if probe.head.startswith(magic):
+            return f"a file compressed with {name}; decompress it first"
+    return f"{probe.source.size:,} bytes that start with {probe.head[:8].hex(' ')}"

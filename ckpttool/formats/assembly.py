@@ -1,0 +1,112 @@
+"""From a tree taken apart to a checkpoint: names, ties, roles, and what is known of the training."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role, Span, Tensor, TrainingState
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.numpy_objects import shortest
+from ckpttool.formats.torch_objects import TensorParts
+from ckpttool.formats.trees import Flat
+from ckpttool.report import Finding
+from ckpttool.training import Scalar, role_of, training_state
+
+_SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
+
+
+def assemble(
+    *,
+    probe: Probe,
+    format: str,
+    variant: str | None,
+    flat: Flat[TensorParts],
+    files: tuple[FileEntry, ...],
+    spans: Callable[[], Iterator[Span]],
+    producer: Producer,
+    findings: tuple[Finding, ...] = (),
+    safety: tuple[Finding, ...] = (),
+) -> Checkpoint:
+    """Return the checkpoint that a tree of objects makes."""
+    bare = not isinstance(flat.plain, dict) or not flat.plain
+    tensors = named(flat.tensors, bare)
+    metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
+    return Checkpoint(
+        path=probe.path,
+        format=format,
+        variant=variant,
+        tensors=tensors,
+        files=files,
+        spans=spans,
+        metadata=lambda: metadata,
+        training=lambda: training_of(metadata, tensors, probe.name),
+        producer=producer,
+        findings=findings,
+        safety=safety,
+        close=probe.close,
+    )
+
+
+def named(found: list[tuple[Path, TensorParts]], bare: bool) -> tuple[Tensor, ...]:
+    """Return the tensors with roles, and with the ties between them.
+
+    Args:
+        found: Tensors by path.
+        bare: Whether nothing but tensors lies in the checkpoint.
+    """
+    first: dict[object, str] = {}
+    tensors = []
+    is_state_dict = bare and all(len(path) <= 1 for path, _ in found)
+    for path, parts in found:
+        role = Role.WEIGHTS if is_state_dict else role_of(path, parts.shape)
+        tensor = Tensor(
+            path or ("tensor",),
+            parts.dtype,
+            parts.shape,
+            role,
+            parts.values,
+            parts.extent,
+            parts.storage,
+            parts.byteorder,
+        )
+        owner = tensor.name
+        if parts.identity is not None and parts.storage is not None and parts.storage.nbytes:
+            owner = first.setdefault(parts.identity, tensor.name)
+        tensors.append(tensor if owner == tensor.name else _tied(tensor, owner))
+    return tuple(tensors)
+
+
+def _tied(tensor: Tensor, owner: str) -> Tensor:
+    from dataclasses import replace
+
+    return replace(tensor, shares_with=owner)
+
+
+def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
+    """Return the training state from plain values, scalar tensors, and the file's name."""
+    scalars = {
+        tensor.path: lazy_scalar(tensor)
+        for tensor in tensors
+        if tensor.size == 1 and tensor.role in (Role.TRAINING, Role.OTHER)
+    }
+    return training_state(metadata, scalars, name)
+
+
+def lazy_scalar(tensor: Tensor) -> Scalar:
+    """Return what reads the one element of a tensor, as a number."""
+
+    def read() -> float | int | None:
+        data = tensor.tobytes()
+        if tensor.dtype.name in _SCALARS:
+            (number,) = struct.unpack(_SCALARS[tensor.dtype.name], data)
+            return float(number) if tensor.dtype.name == "float64" else shortest(number)
+        if tensor.dtype.name == "bfloat16":
+            (number,) = struct.unpack("<f", b"\0\0" + data)
+            return float(f"{number:.3g}")
+        if tensor.dtype.kind == "integer":
+            return int.from_bytes(data, "little", signed=tensor.dtype.name.startswith("int"))
+        return None
+
+    return read

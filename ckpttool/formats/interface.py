@@ -1,0 +1,171 @@
+"""What a format is: something that recognises a path, and opens it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
+from ckpttool.wire.source import Source
+from ckpttool.wire.zipped import EMPTY_MAGIC, LOCAL_MAGIC, Archive
+
+HEAD_BYTES = 4096
+
+
+class Probe:
+    """A path, looked at once for all formats: its first bytes, or the names in a directory.
+
+    The format that opens it takes over the open file; whoever doesn't, closes the probe.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Look at a path.
+
+        Raises:
+            NotFound, AccessDenied: It can't be looked at.
+        """
+        self.path = os.fspath(path)
+        try:
+            self.is_directory = stat.S_ISDIR(os.stat(self.path).st_mode)
+        except OSError as error:
+            raise from_os_error(error, self.path) from error
+        except ValueError as error:
+            raise NotACheckpoint(self.path, f"no path: {error}") from error
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the path."""
+        return os.path.basename(self.path.rstrip(os.sep))
+
+    @cached_property
+    def source(self) -> Source:
+        """Return the open file.
+
+        Raises:
+            NotFound, AccessDenied: It can't be opened.
+        """
+        return Source(self.path)
+
+    @cached_property
+    def head(self) -> bytes:
+        """Return the first bytes of the file; none of a directory."""
+        return b"" if self.is_directory else self.source.read(0, min(HEAD_BYTES, self.source.size))
+
+    @cached_property
+    def entries(self) -> Mapping[str, os.DirEntry[str]]:
+        """Return what lies in the directory, by name; nothing for a file."""
+        return scan(self.path) if self.is_directory else {}
+
+    @cached_property
+    def _archive(self) -> Archive | CheckpointError | None:
+        if not self.head.startswith((LOCAL_MAGIC, EMPTY_MAGIC)):
+            return None
+        try:
+            return Archive(self.source)
+        except CheckpointError as error:
+            return error
+
+    @property
+    def is_zip(self) -> bool:
+        """Tell whether the file starts like a zip, damaged or not."""
+        return self._archive is not None
+
+    @property
+    def archive(self) -> Archive:
+        """Return the zip that the file is.
+
+        Raises:
+            CheckpointError: It is a damaged zip, or none.
+        """
+        if isinstance(self._archive, CheckpointError):
+            raise self._archive
+        if self._archive is None:
+            raise DamagedCheckpoint(self.path, "no zip", expected="PK at byte 0")
+        return self._archive
+
+    @cached_property
+    def members(self) -> frozenset[str]:
+        """Return the names in the zip behind their common root, in lower case; none where there is no zip.
+
+        Of a zip whose directory is lost, only the first record is known.
+        """
+        if isinstance(self._archive, Archive):
+            names = [member.name for member in self._archive.members]
+        elif self._archive is None:
+            names = []
+        else:
+            names = [self._first_record()]
+        return frozenset(name.partition("/")[2].casefold() for name in names)
+
+    def _first_record(self) -> str:
+        length = int.from_bytes(self.head[26:28], "little")
+        return self.head[30 : 30 + length].decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if "source" in self.__dict__:
+            self.source.close()
+
+
+def scan(path: str) -> dict[str, os.DirEntry[str]]:
+    """Return the entries of a directory by name, in the order of their names.
+
+    Raises:
+        NotFound, AccessDenied: It can't be read.
+    """
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A logical checkpoint in a directory: what goes or stays together.
+
+    Attributes:
+        path: How the user would name it.
+        members: Names in its directory, of files and directories, that belong to it.
+        format: What recognised it; None for a file that has a checkpoint's suffix and other content.
+    """
+
+    path: str
+    members: tuple[str, ...]
+    format: Format | None
+
+
+class Format(ABC):
+    """One kind of checkpoint.
+
+    Attributes:
+        name: As the documentation lists it.
+        suffixes: Usual endings of the file name, in lower case; hints for error messages only.
+        specialises: Formats that also recognise what this one does, and stand back.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    specialises: ClassVar[tuple[type[Format], ...]] = ()
+
+    @abstractmethod
+    def matches(self, probe: Probe) -> bool:
+        """Tell from the content whether the path holds this kind of checkpoint, damaged or not."""
+
+    @abstractmethod
+    def open(self, probe: Probe) -> Checkpoint:
+        """Return the checkpoint, with its whole structure checked and no value read.
+
+        Raises:
+            CheckpointError: It can't be read, or its structure is wrong.
+        """
+
+    def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
+        """Return the checkpoints in a directory that consist of several of its entries."""
+        return ()

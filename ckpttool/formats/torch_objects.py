@@ -1,0 +1,407 @@
+"""PyTorch's objects in a pickle, read as tensors: what ``torch._utils`` would rebuild, without calling it.
+
+Source: PyTorch ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ckpttool.checkpoint import Extent, Path, Values
+from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.numpy_objects import numpy_leaf
+from ckpttool.formats.trees import Leaf, plain
+from ckpttool.wire.pickled import Call, Global, Persistent
+from ckpttool.wire.source import Contiguous, Readable, swap_width
+from ckpttool.wire.strided import Strided, is_contiguous, reach
+
+MAX_AXES = 64
+_MAX_INT64 = (1 << 63) - 1
+
+_COMPONENTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+_NESTED = ("buffer", "sizes", "strides", "storage_offsets")
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Stored bytes that tensors are views of; ``dtype`` is None where the storage is untyped."""
+
+    key: str
+    dtype: DType | None
+    nbytes: int
+    source: Readable
+    offset: int
+    extent: Extent | None
+    byteorder: Literal["little", "big"] = "little"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParts:
+    """What a format knows of a tensor before it has a name."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    values: Values | None = None
+    extent: Extent | None = None
+    storage: Extent | None = None
+    byteorder: Literal["little", "big"] = "little"
+    identity: object = None
+
+
+Resolve = Callable[[Any], Storage]
+"""Returns the storage that a persistent id names."""
+
+
+class TorchObjects:
+    """Reads the nodes of one pickle; ``leaf`` is what ``trees.flatten`` asks."""
+
+    def __init__(self, path: str, resolve: Resolve) -> None:
+        self._path = path
+        self._resolve = resolve
+        self._seen: dict[int, Leaf[TensorParts] | None] = {}
+
+    def leaf(self, node: object) -> Leaf[TensorParts] | None:
+        """Return the tensors that a node stands for, or None where it is no tensor.
+
+        Raises:
+            DamagedCheckpoint: A tensor contradicts itself, or its storage.
+        """
+        if isinstance(node, Persistent):
+            return self._bare_storage(node)
+        if not isinstance(node, Call):
+            return None
+        if id(node) not in self._seen:
+            self._seen[id(node)] = self._read(node)
+        return self._seen[id(node)]
+
+    def _read(self, call: Call) -> Leaf[TensorParts] | None:
+        function = call.function
+        if not isinstance(function, Global):
+            return None
+        rebuild = _REBUILDERS.get((function.module, function.name))
+        if rebuild is not None:
+            try:
+                return rebuild(self, call)
+            except (IndexError, KeyError, TypeError, ValueError) as error:
+                raise self._damaged(call, f"arguments that rebuild no tensor: {error}") from error
+        return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts)
+
+    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+        if not isinstance(node.id, tuple) or not node.id or node.id[0] != "storage":
+            return None
+        storage = self._resolve(node.id)
+        dtype = storage.dtype or BY_TORCH["uint8"]
+        parts = self.view(storage, dtype, 0, (storage.nbytes // dtype.itemsize,), (1,))
+        return Leaf((((), parts),))
+
+    def view(
+        self, storage: Storage, dtype: DType, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> TensorParts:
+        """Return a view of a storage; offset and strides in elements.
+
+        Raises:
+            DamagedCheckpoint: It reaches outside the storage, or makes no sense.
+        """
+        numbers: tuple[object, ...] = (offset, *shape, *strides)
+        if len(shape) != len(strides) or len(shape) > MAX_AXES:
+            raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
+        if not all(_is_count(number) for number in numbers) or math.prod(shape) > _MAX_INT64:
+            raise self._bounds(storage, f"shape {shape}, strides {strides}, offset {offset}")
+        last = dtype.nbytes(offset + reach(shape, strides))
+        if last > storage.nbytes and math.prod(shape):
+            raise self._bounds(storage, f"bytes up to {last:,} of a storage of {storage.nbytes:,}")
+        start = storage.offset + dtype.nbytes(offset)
+        swap = swap_width(dtype.word_bytes, storage.byteorder)
+        nbytes = dtype.nbytes(math.prod(shape))
+        extent = None
+        values: Values
+        if is_contiguous(shape, strides) or nbytes == 0 or dtype.bits < 8:
+            values = Contiguous(storage.source, start, nbytes, swap)
+            extent = storage.extent and Extent(storage.extent.file, start, nbytes)
+        else:
+            values = Strided(storage.source, start, dtype.itemsize, shape, strides, swap)
+        identity = (storage.key, dtype.name, offset, shape, strides)
+        return TensorParts(dtype, shape, values, extent, storage.extent, storage.byteorder, identity)
+
+    def _bounds(self, storage: Storage, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(
+            self._path,
+            f"a tensor outside its storage: {found}",
+            where=f"storage {storage.key}",
+            code="tensor-bounds",
+        )
+
+    def _damaged(self, call: Call, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self._path, found, where=str(call.function), code="tensor-damaged")
+
+    # What torch._utils rebuilds ---------------------------------------------------------------------
+
+    def _storage(self, node: object) -> Storage:
+        if isinstance(node, Call) and node.is_of("torch.storage", "TypedStorage"):
+            node = node.state["_untyped_storage"] if isinstance(node.state, dict) else node.args[0]
+        if not isinstance(node, Persistent):
+            raise TypeError("no storage")
+        return self._resolve(node.id)
+
+    def _tensor_v1(self, call: Call) -> Leaf[TensorParts]:
+        storage = self._storage(call.args[0])
+        return self._leaf(storage, _known(storage.dtype), call.args[1], call.args[2], call.args[3])
+
+    def _tensor_v2(self, call: Call) -> Leaf[TensorParts]:
+        found = self._tensor_v1(call)
+        return _resolved_bits(found, call.args[6] if len(call.args) > 6 else None)
+
+    def _tensor_v3(self, call: Call) -> Leaf[TensorParts]:
+        storage = self._storage(call.args[0])
+        found = self._leaf(storage, torch_dtype(call.args[6]), call.args[1], call.args[2], call.args[3])
+        return _resolved_bits(found, call.args[7] if len(call.args) > 7 else None)
+
+    def _leaf(
+        self, storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any
+    ) -> Leaf[TensorParts]:
+        return Leaf((((), self.view(storage, dtype, offset, sizes(shape), sizes(strides))),))
+
+    def _first(self, call: Call) -> Leaf[TensorParts]:
+        """Read what wraps a tensor: a parameter, a tensor on a device."""
+        found = self.leaf(call.args[0])
+        if found is None:
+            raise TypeError("no tensor")
+        return found
+
+    def _quantized(self, call: Call) -> Leaf[TensorParts]:
+        storage = self._storage(call.args[0])
+        found = self._leaf(storage, _known(storage.dtype), call.args[1], call.args[2], call.args[3])
+        scheme, *params = call.args[4]
+        told: dict[str, object] = {"scheme": str(plain(scheme)).removeprefix("torch.")}
+        tensors = list(found.tensors)
+        for name, node in zip(_quantizer_fields(told["scheme"]), params, strict=False):
+            below = self.leaf(node)
+            if below is None:
+                told[name] = plain(node)
+            else:
+                tensors += [((name, *path), parts) for path, parts in below.tensors]
+        return Leaf(tuple(tensors), told)
+
+    def _sparse(self, call: Call) -> Leaf[TensorParts]:
+        layout = _layout(call.args[0])
+        *nodes, size = call.args[1][: len(_COMPONENTS[layout]) + 1]
+        told: dict[str, object] = {"layout": layout, "shape": list(sizes(size))}
+        if len(call.args[1]) > len(nodes) + 1:
+            told["is_coalesced"] = plain(call.args[1][-1])
+        return Leaf(tuple(self._components(_COMPONENTS[layout], nodes)), told)
+
+    def _nested(self, call: Call) -> Leaf[TensorParts]:
+        return Leaf(tuple(self._components(_NESTED, call.args[:4])), {"layout": "nested"})
+
+    def _jagged(self, call: Call) -> Leaf[TensorParts]:
+        state = call.args[0]
+        tensors = [(name, node) for name, node in state.items() if self.leaf(node) is not None]
+        names, nodes = [name for name, _ in tensors], [node for _, node in tensors]
+        told = {name: plain(node) for name, node in state.items() if name not in names}
+        return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **told})
+
+    def _components(self, names: Any, nodes: Any) -> Iterator[tuple[Path, TensorParts]]:
+        for name, node in zip(names, nodes, strict=True):
+            found = self.leaf(node)
+            if found is None:
+                raise TypeError(f"no tensor of {name}")
+            yield from ((((name, *path)), parts) for path, parts in found.tensors)
+
+    def _meta(self, call: Call) -> Leaf[TensorParts]:
+        dtype, shape = torch_dtype(call.args[0]), sizes(call.args[1])
+        return Leaf((((), TensorParts(dtype, shape)),), {"device": "meta"})
+
+    def _from_type(self, call: Call) -> Leaf[TensorParts]:
+        """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
+        function, kind, args, state = call.args[:4]
+        found = self.leaf(Call(function, args if isinstance(args, tuple) else (args,)))
+        if found is None:
+            raise TypeError("no tensor")
+        if found.tensors and found.tensors[0][1].values is not None:
+            return found
+        attributes = state[0] if isinstance(state, tuple) else state
+        if not isinstance(attributes, dict):
+            return found
+        below = [(name, self.leaf(node)) for name, node in attributes.items()]
+        tensors = [(name, leaf.tensors[0][1]) for name, leaf in below if leaf is not None and leaf.tensors]
+        told = {
+            "class": str(plain(kind)),
+            "global_shape": list(found.tensors[0][1].shape) if found.tensors else None,
+        }
+        if [name for name, _ in tensors] == ["_local_tensor"]:
+            return Leaf((((), tensors[0][1]),), told)
+        return Leaf(tuple(((str(name),), parts) for name, parts in tensors), told)
+
+    def _wrapper(self, call: Call) -> Leaf[TensorParts]:
+        return Leaf((((), TensorParts(torch_dtype(call.args[1]), sizes(call.args[2]))),))
+
+
+_REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorParts]]] = {
+    ("torch._utils", "_rebuild_tensor"): TorchObjects._tensor_v1,
+    ("torch._utils", "_rebuild_tensor_v2"): TorchObjects._tensor_v2,
+    ("torch._utils", "_rebuild_tensor_v3"): TorchObjects._tensor_v3,
+    ("torch._utils", "_rebuild_parameter"): TorchObjects._first,
+    ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._first,
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"): TorchObjects._first,
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): TorchObjects._first,
+    ("torch._utils", "_rebuild_xla_tensor"): TorchObjects._first,
+    ("torch._utils", "_rebuild_qtensor"): TorchObjects._quantized,
+    ("torch._utils", "_rebuild_sparse_tensor"): TorchObjects._sparse,
+    ("torch._utils", "_rebuild_nested_tensor"): TorchObjects._nested,
+    ("torch._utils", "_rebuild_meta_tensor_no_storage"): TorchObjects._meta,
+    ("torch._utils", "_rebuild_wrapper_subclass"): TorchObjects._wrapper,
+    ("torch._tensor", "_rebuild_from_type_v2"): TorchObjects._from_type,
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"): TorchObjects._jagged,
+}
+
+
+def _is_count(number: object) -> bool:
+    return type(number) is int and 0 <= number <= _MAX_INT64
+
+
+def sizes(node: Any) -> tuple[int, ...]:
+    """Return a shape or strides, which may be a tuple or a ``torch.Size``.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(node, Call) and node.is_of("torch", "Size"):
+        node = node.args[0] if node.args else ()
+    if not isinstance(node, list | tuple):
+        raise TypeError("no shape")
+    return tuple(node)
+
+
+def torch_dtype(node: object) -> DType:
+    """Return the type that a ``torch.<dtype>`` global names.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
+        return BY_TORCH[node.name]
+    raise TypeError(f"{plain(node)} is no element type")
+
+
+def storage_dtype(node: object) -> DType | None:
+    """Return the element type of a storage class; None for an untyped one.
+
+    Raises:
+        TypeError: It is no storage class.
+    """
+    if isinstance(node, Global) and node.name.endswith("Storage"):
+        name = node.name.removesuffix("Storage")
+        if name == "Untyped":
+            return None
+        if name in BY_STORAGE:
+            return BY_STORAGE[name]
+    raise TypeError(f"{plain(node)} is no storage class")
+
+
+def _known(dtype: DType | None) -> DType:
+    if dtype is None:
+        return BY_TORCH["uint8"]
+    return dtype
+
+
+def _layout(node: object) -> str:
+    name = node.args[0] if isinstance(node, Call) and node.args else plain(node)
+    layout = str(name).removeprefix("torch.")
+    if layout not in _COMPONENTS:
+        raise TypeError(f"{layout} is no sparse layout")
+    return layout
+
+
+def _quantizer_fields(scheme: object) -> tuple[str, ...]:
+    if str(scheme).startswith("per_channel"):
+        return ("scales", "zero_points", "axis")
+    return ("scale", "zero_point")
+
+
+def _resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
+    """Return a tensor with its lazy conjugation and negation carried out when it is read."""
+    if not isinstance(bits, dict) or not (bits.get("conj") or bits.get("neg")):
+        return found
+    ((path, parts),) = found.tensors
+    if parts.values is None:
+        return found
+    values = SignFlipped(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
+    identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
+    return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))
+
+
+@dataclass(frozen=True, slots=True)
+class SignFlipped:
+    """Elements whose sign bits are flipped as they are read: conjugated, negated, or both."""
+
+    values: Values
+    dtype: DType
+    conjugated: bool
+    negated: bool
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        import numpy as np
+
+        width = self.dtype.word_bytes
+        for block in self.values.blocks(limit):
+            words = np.frombuffer(block, f"<u{width}").copy()
+            sign = words.dtype.type(1 << (8 * width - 1))
+            if self.negated:
+                words ^= sign
+            if self.conjugated:
+                words[1::2] ^= sign
+            yield memoryview(words.view(np.uint8).data)
+
+    def once(self) -> SignFlipped:
+        return replace(self, values=self.values.once())
+
+
+def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
+    """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
+
+    Names are the dotted paths of ``_modules`` keys; buffers that are not persistent are left out.
+    """
+    if not _is_module(call):
+        return None
+    tensors: list[tuple[Path, TensorParts]] = []
+    pending: list[tuple[str, Call]] = [("", call)]
+    classes: dict[str, str] = {}
+    visited = 0
+    while pending:
+        prefix, module = pending.pop()
+        visited += 1
+        if visited > 1_000_000:
+            raise ValueError("more than a million modules")
+        classes[prefix.rstrip(".")] = str(plain(module.function))
+        hidden = module.state.get("_non_persistent_buffers_set") or ()
+        for kind in ("_parameters", "_buffers"):
+            for name, node in module.state[kind].items():
+                found = (
+                    None if node is None or (kind == "_buffers" and name in hidden) else objects.leaf(node)
+                )
+                if found is not None:
+                    tensors += [((f"{prefix}{name}", *path), parts) for path, parts in found.tensors]
+        children = [(f"{prefix}{name}.", child) for name, child in module.state["_modules"].items()]
+        pending += [
+            (name, child)
+            for name, child in reversed(children)
+            if isinstance(child, Call) and _is_module(child)
+        ]
+    return Leaf(tuple(tensors), {"<class>": classes[""], "modules": classes})
+
+
+def _is_module(call: Call) -> bool:
+    state = call.state
+    return isinstance(state, dict) and all(
+        isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")
+    )

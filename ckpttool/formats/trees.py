@@ -1,0 +1,205 @@
+"""The tree of objects that a pickle holds, taken apart: tensors here, plain data there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ckpttool.checkpoint import Path
+from ckpttool.errors import LimitExceeded
+from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+
+MAX_VISITS = 5_000_000
+MAX_DEPTH = 500
+_MAX_TEXT = 4096
+_MAX_INTEGER_BITS = 4096
+_SHOWN_ARGS = 8
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(Generic[T]):
+    """What a node turned out to be: tensors at paths below it, and what else is to be told of it."""
+
+    tensors: tuple[tuple[Path, T], ...] = ()
+    plain: object = None
+
+
+@dataclass(slots=True)
+class Flat(Generic[T]):
+    """A tree taken apart: tensors by path in the order of the tree, and the rest as plain data."""
+
+    tensors: list[tuple[Path, T]] = field(default_factory=list)
+    plain: Any = None
+
+
+class _Gone:
+    """Marks what leaves nothing behind in the plain tree."""
+
+
+_GONE = _Gone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A container on the way down: where its plain twin goes, and its children still to visit."""
+
+    path: Path
+    node: object
+    twin: Any
+    children: Iterator[tuple[Any, Any]]
+    key: Any
+
+
+def flatten(root: object, leaf: Callable[[object], Leaf[T] | None], where: str) -> Flat[T]:
+    """Take a tree apart, without recursion.
+
+    Args:
+        root: What the interpreter built.
+        leaf: Says what a node is, or None where it is no tensor.
+        where: The file, for errors.
+
+    Raises:
+        LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
+    """
+    flat: Flat[T] = Flat()
+    stack: list[_Open] = []
+    entered: set[int] = set()
+    visits = 0
+
+    def enter(node: object, path: Path, key: Any) -> object:
+        """Return the plain form of a node, or open it where it is a container."""
+        found = leaf(node)
+        if found is not None:
+            flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
+            return _GONE if found.plain is None else found.plain
+        parts = _children(node)
+        if parts is None:
+            return plain(node)
+        if id(node) in entered:
+            return "<a cycle>"
+        if len(stack) >= MAX_DEPTH:
+            raise LimitExceeded(where, f"objects nested more than {MAX_DEPTH} deep")
+        entered.add(id(node))
+        stack.append(_Open(path, node, {}, parts, key))
+        return None
+
+    top = enter(root, (), None)
+    if not stack:
+        flat.plain = None if top is _GONE else top
+        return flat
+    while stack:
+        current = stack[-1]
+        depth = len(stack)
+        for key, child in current.children:
+            visits += 1
+            if visits > MAX_VISITS:
+                raise LimitExceeded(where, f"a tree of more than {MAX_VISITS:,} objects")
+            form = enter(child, (*current.path, _path_part(key)), key)
+            if len(stack) > depth:
+                break
+            current.twin[key] = form
+        else:
+            stack.pop()
+            entered.discard(id(current.node))
+            form = _closed(current)
+            if stack:
+                stack[-1].twin[current.key] = form
+            else:
+                flat.plain = None if form is _GONE else form
+    return flat
+
+
+def _path_part(key: Any) -> str | int:
+    return key if type(key) in (str, int) else str(plain(key))
+
+
+def _children(node: object) -> Iterator[tuple[Any, Any]] | None:
+    """Return the keyed parts of a container, or None where a node is none."""
+    if isinstance(node, dict):
+        return iter(list(node.items()))
+    if isinstance(node, list | tuple):
+        return iter(enumerate(node))
+    if isinstance(node, set | frozenset):
+        return iter(enumerate(sorted(node, key=_order)))
+    if isinstance(node, Call):
+        return _call_children(node)
+    return None
+
+
+def _order(item: object) -> tuple[str, str]:
+    return type(item).__name__, repr(item)[:_MAX_TEXT] if isinstance(item, str | int | float) else ""
+
+
+def _call_children(call: Call) -> Iterator[tuple[Any, Any]] | None:
+    """Return what an object holds: its state, its items, or the arguments that it is made of."""
+    state = call.state
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+        state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
+    if isinstance(state, dict):
+        return iter([*state.items(), *call.pairs, *enumerate(call.items)])
+    if call.pairs or call.items:
+        return iter([*call.pairs, *enumerate(call.items)])
+    if call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple):
+        return iter(enumerate(call.args[0]))
+    return None
+
+
+def _closed(opened: _Open) -> object:
+    """Return the plain form of a container whose children have all been seen."""
+    node, twin = opened.node, opened.twin
+    left = {key: form for key, form in twin.items() if form is not _GONE}
+    if len(left) < len(twin) and not left:
+        return _GONE
+    if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
+        return list(left.values())
+    if isinstance(node, Call):
+        if node.is_of("torch", "Size"):
+            return list(left.values())
+        return {"<class>": str(node.function), **_with_text_keys(left)}
+    return _with_text_keys(left)
+
+
+def _with_text_keys(twin: Mapping[Any, object]) -> dict[str, object]:
+    return {key if isinstance(key, str) else str(plain(key)): form for key, form in twin.items()}
+
+
+def plain(node: object) -> object:
+    """Return a node that holds no other as plain data, or a sentence that describes it."""
+    if node is None or isinstance(node, bool | float):
+        return node
+    if isinstance(node, str):
+        return node if len(node) <= _MAX_TEXT else f"{node[:_MAX_TEXT]}… ({len(node):,} characters)"
+    if isinstance(node, int):
+        return (
+            node if node.bit_length() <= _MAX_INTEGER_BITS else f"<an integer of {node.bit_length():,} bits>"
+        )
+    if isinstance(node, bytes):
+        return f"<{len(node):,} bytes: {node[:16].hex(' ')}{' …' if len(node) > 16 else ''}>"
+    if isinstance(node, complex):
+        return str(node)
+    if isinstance(node, Payload):
+        return f"<{node.nbytes:,} bytes of {'text' if node.kind == 'text' else 'data'}>"
+    if isinstance(node, Global):
+        return str(node)
+    if isinstance(node, Persistent):
+        return "<a reference>"
+    if isinstance(node, Call):
+        return _described_call(node)
+    if isinstance(node, tuple | list):
+        return str(
+            [plain(item) if not isinstance(item, tuple | list) else "…" for item in node[:_SHOWN_ARGS]]
+        )
+    return f"<{type(node).__name__}>"
+
+
+def _described_call(call: Call) -> str:
+    if call.is_of("torch", "device"):
+        return ":".join(str(plain(arg)) for arg in call.args)
+    shown = ", ".join(
+        repr(arg) if isinstance(arg, str | int | float | None) else "…" for arg in call.args[:_SHOWN_ARGS]
+    )
+    function = call.function if isinstance(call.function, Global) else "…"
+    return f"{function}({shown[:200]})"

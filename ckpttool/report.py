@@ -1,0 +1,51 @@
+"""Findings, and the report that every renderer draws."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Severity(str, enum.Enum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a user should know about a checkpoint.
+
+    Attributes:
+        code: Stable name; docs/findings.md says what it means and what to do.
+        severity: An error fails the check that found it.
+        message: One sentence, without the place.
+        where: The member, tensor or byte offset, or None for the whole.
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    where: str | None = None
+
+
+def error(code: str, message: str, where: str | None = None) -> Finding:
+    """Return a finding that fails its check."""
+    return Finding(code, Severity.ERROR, message, where)
+
+
+def warning(code: str, message: str, where: str | None = None) -> Finding:
+    """Return a finding that fails its check under --strict only."""
+    return Finding(code, Severity.WARNING, message, where)
+
+
+def note(code: str, message: str, where: str | None = None) -> Finding:
+    """Return a finding that fails nothing."""
+    return Finding(code, Severity.NOTE, message, where)
+
+
+def has_errors(findings: tuple[Finding, ...]) -> bool:
+    """Tell whether any finding is an error."""
+    return any(finding.severity is Severity.ERROR for finding in findings)

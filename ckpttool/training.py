@@ -1,0 +1,245 @@
+"""What a checkpoint says of its training, in the same words whatever keys it used.
+
+Epoch, step, loss, learning rate and the rest are looked for under the names that people and libraries give
+them; each answer says where it came from. The file's name is asked last.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.checkpoint import Path, Role, TrainingState
+from ckpttool.naming import parse_name
+
+Scalar = Callable[[], float | int | None]
+"""Reads a scalar tensor, when somebody asks."""
+
+_OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
+_TRAINING = re.compile(
+    r"sched|scaler|^amp|rng|random|callback|^loops$|loss|metric|epoch|(^|_)step|iter|history|(^|_)best|"
+    r"sampler|early_stop|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
+    re.IGNORECASE,
+)
+_WEIGHTS = re.compile(
+    r"model|state_dict|net|module|param|weight|encoder|decoder|generator|discriminator|backbone|ema|"
+    r"teacher|student|critic|actor|policy|head|bias|running_",
+    re.IGNORECASE,
+)
+
+_EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
+_STEP = (
+    "global_step",
+    "step",
+    "iteration",
+    "iter",
+    "global_steps",
+    "num_updates",
+    "current_step",
+    "train_step",
+    "step_id",
+    "iterations",
+    "n_iter",
+    "it",
+)
+_LOSS = ("loss", "train_loss", "training_loss", "last_loss", "epoch_loss")
+_RATE = ("learning_rate", "lr", "current_lr")
+_SEED = ("seed", "random_seed", "manual_seed")
+_WHEN = ("saved_at", "created_at", "timestamp", "date", "datetime", "time", "date_saved")
+_HYPER = ("hyper_parameters", "hparams", "hyperparameters", "args", "config", "cfg", "opt")
+_NESTED = ("training", "train_state", "trainer_state", "state", "meta", "metadata", "info", "extra")
+_METRIC = re.compile(
+    r"loss|acc|f1|auc|bleu|rouge|(^|_)m?ap($|_)|iou|psnr|ssim|perplexity|ppl|(^|_)[wc]er$|score|metric|error|"
+    r"(^|_)r2$|mse|mae|dice|precision|recall|fid",
+    re.IGNORECASE,
+)
+_METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "eval_metrics")
+
+
+def role_of(path: Path, shape: tuple[int, ...]) -> Role:
+    """Return what a tensor serves, from its keys: the outermost that tells decides."""
+    for key in path:
+        if not isinstance(key, str):
+            continue
+        if _OPTIMIZER.search(key):
+            return Role.OPTIMIZER
+        if _TRAINING.search(key) and not (len(path) == 1 and "." in key):
+            return Role.TRAINING
+        if _WEIGHTS.search(key):
+            return Role.WEIGHTS
+    is_named = len(path) > 1 and all(isinstance(key, str) for key in path)
+    return Role.WEIGHTS if shape and is_named else Role.OTHER
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Answers as they are found; the first for each field stays."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def give(self, name: str, value: object, origin: str) -> None:
+        if value is not None and name not in self.answers:
+            self.answers[name] = value
+            self.origin[name] = origin
+
+
+def training_state(
+    metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar] | None = None, name: str = ""
+) -> TrainingState:
+    """Return the training state of a checkpoint.
+
+    Args:
+        metadata: The checkpoint's plain data.
+        scalars: Readers of its scalar tensors, by path.
+        name: The name of its file or directory.
+    """
+    found = _Gathered()
+    for prefix, level in _levels(metadata):
+        _from_keys(found, prefix, level, scalars or {})
+    _from_lightning(found, metadata, scalars or {})
+    _from_param_groups(found, metadata)
+    _from_name(found, name)
+    return TrainingState(metrics=found.metrics, origin=found.origin, **found.answers)
+
+
+def _levels(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the mappings in which training values are looked for, the outermost first."""
+    yield "", metadata
+    for key in _NESTED:
+        inner = metadata.get(key)
+        if isinstance(inner, Mapping) and "param_groups" not in inner:
+            yield f"{key}.", inner
+
+
+def _from_keys(
+    found: _Gathered, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+) -> None:
+    tensors = {
+        ".".join(map(str, path)): read for path, read in scalars.items() if len(path) == prefix.count(".") + 1
+    }
+
+    def first(names: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+        for name in names:
+            key = prefix + name
+            if name in level:
+                yield f"key {key}", level[name]
+            elif key in tensors:
+                yield f"tensor {key}", tensors[key]()
+
+    for origin, value in first(_EPOCH):
+        found.give("epoch", _number(value), origin)
+    for origin, value in first(_STEP):
+        found.give("step", _integer(value), origin)
+    for origin, value in first(_LOSS):
+        found.give("loss", _number(value), origin)
+    for origin, value in first(_RATE):
+        found.give("learning_rate", _number(value), origin)
+    for origin, value in first(_SEED):
+        found.give("seed", _integer(value), origin)
+    for origin, value in first(_WHEN):
+        found.give("saved_at", value if isinstance(value, str) else None, origin)
+    _hyper_parameters(found, prefix, level)
+    _metrics(found, prefix, level, tensors)
+
+
+def _hyper_parameters(found: _Gathered, prefix: str, level: Mapping[str, Any]) -> None:
+    for name in _HYPER:
+        value = level.get(name)
+        if isinstance(value, Mapping) and value:
+            told = {key: item for key, item in value.items() if key != "<class>"}
+            found.give("hyper_parameters", told, f"key {prefix}{name}")
+            for seed in _SEED:
+                found.give("seed", _integer(value.get(seed)), f"key {prefix}{name}.{seed}")
+            for rate in _RATE:
+                found.give("learning_rate", _number(value.get(rate)), f"key {prefix}{name}.{rate}")
+
+
+def _metrics(found: _Gathered, prefix: str, level: Mapping[str, Any], tensors: Mapping[str, Scalar]) -> None:
+    for key, value in _measured(prefix, level, tensors):
+        number = _number(value)
+        if number is None:
+            continue
+        found.metrics.setdefault(key, number)
+        found.origin.setdefault(f"metrics.{key}", f"key {prefix}{key}")
+        if key.startswith("best"):
+            found.give("best", number, f"key {prefix}{key}")
+
+
+def _measured(
+    prefix: str, level: Mapping[str, Any], tensors: Mapping[str, Scalar]
+) -> Iterator[tuple[str, object]]:
+    for key, value in level.items():
+        if isinstance(value, Mapping) and key in _METRIC_GROUPS:
+            yield from ((name, number) for name, number in value.items() if name != "<class>")
+        elif isinstance(key, str) and _METRIC.search(key) and key not in _LOSS:
+            yield key, value
+    for name, read in tensors.items():
+        key = name.removeprefix(prefix)
+        if _METRIC.search(key) and key not in _LOSS:
+            yield key, read()
+
+
+def _from_lightning(found: _Gathered, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar]) -> None:
+    """Take what Lightning's ModelCheckpoint callback remembers."""
+    callbacks = metadata.get("callbacks")
+    for key, state in callbacks.items() if isinstance(callbacks, Mapping) else ():
+        if not isinstance(state, Mapping) or "best_model_path" not in state:
+            continue
+        monitor = state.get("monitor")
+        best = scalars.get(("callbacks", key, "best_model_score"))
+        current = scalars.get(("callbacks", key, "current_score"))
+        if best is not None:
+            found.give("best", _number(best()), "callback ModelCheckpoint")
+        if isinstance(monitor, str) and current is not None and (score := _number(current())) is not None:
+            found.metrics.setdefault(monitor, score)
+            found.origin.setdefault(f"metrics.{monitor}", "callback ModelCheckpoint")
+
+
+def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
+    """Take the learning rate of the first parameter group of the first optimizer."""
+    for key, value in metadata.items():
+        if not _OPTIMIZER.search(str(key)):
+            continue
+        optimizers = value if isinstance(value, list) else [value]
+        for index, optimizer in enumerate(optimizers):
+            groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
+            if isinstance(groups, list) and groups and isinstance(groups[0], Mapping):
+                place = f"{key}.{index}" if isinstance(value, list) else key
+                found.give("learning_rate", _number(groups[0].get("lr")), f"key {place}.param_groups[0].lr")
+
+
+def _from_name(found: _Gathered, name: str) -> None:
+    fields = parse_name(name)
+    found.give("epoch", fields.epoch, f"name {name}")
+    found.give("step", fields.step, f"name {name}")
+    found.give("saved_at", fields.saved_at, f"name {name}")
+    for metric, value in fields.metrics.items():
+        if metric == "loss":
+            found.give("loss", value, f"name {name}")
+        elif metric not in found.metrics:
+            found.metrics[metric] = value
+            found.origin[f"metrics.{metric}"] = f"name {name}"
+
+
+def _number(value: object) -> float | int | None:
+    """Return a number as it is, and None for what is none (a text that spells one counts)."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if not re.fullmatch(r"[-+]?\d{1,18}", value.strip()) else int(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value
+
+
+def _integer(value: object) -> int | None:
+    number = _number(value)
+    if isinstance(number, float):
+        return int(number) if math.isfinite(number) and number.is_integer() else None
+    return number

@@ -1,0 +1,1 @@
+"""Containers of bytes, shared by formats; this room knows no checkpoint."""

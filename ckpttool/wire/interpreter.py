@@ -1,0 +1,376 @@
+"""The inert pickle interpreter: it builds plain data and described nodes, and runs nothing.
+
+What a real unpickler would import, call or set becomes a node (``Global``, ``Call``, ``Persistent``) that
+says so. A few constructors of plain data, with exactly the arguments that make them harmless, become the
+data itself: ordered dictionaries, sets, byte strings.
+
+Every opcode of protocols 0 to 5 is known but for the extension registry and out-of-band buffers, which no
+checkpoint uses. Work and memory are bounded by budgets. Nothing here recurses.
+
+Source: CPython ``Lib/pickle.py`` and ``Lib/pickletools.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
+from ckpttool.wire.source import Readable
+
+MAX_OPCODES = 10_000_000
+MAX_NODES = 5_000_000
+MAX_MEMO = 4_000_000
+MAX_STREAM = 1 << 28
+"""The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
+MAX_MEMORY = 1 << 28
+"""The most bytes that decoded strings may take."""
+
+
+_MAX_COLLISIONS = 1000
+_MAX_KEY_PARTS = 1000
+_WINDOW = 1 << 20
+_LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
+_HASH_MODULUS = (1 << 61) - 1
+
+
+WATCHED = frozenset(
+    Global(module, name)
+    for module, name in (
+        ("builtins", "getattr"),
+        ("builtins", "eval"),
+        ("_codecs", "encode"),
+        ("copyreg", "_reconstructor"),
+    )
+)
+
+_PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_MAPPINGS = frozenset(
+    {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
+)
+
+
+class Interpreter:
+    """Reads one pickle. ``pickle`` holds what was seen so far, also after an error."""
+
+    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+        """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes."""
+        self.pickle = Pickle()
+        self.source = source
+        self._where = where
+        self._start = self._base = offset
+        self._end = end
+        self._data = b""
+        self._pos = 0
+        self._refill_at = -1
+        self._streamed = 0
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._globals: dict[tuple[str, str], Global] = {}
+        self._nodes = 0
+        self._memory = 0
+        self._hashes: dict[int, tuple[object, int]] = {}
+        self.frame_end = 0
+
+    def run(self) -> Pickle:
+        """Return the pickle, once its STOP has been reached.
+
+        Raises:
+            DamagedCheckpoint: It is not a whole pickle.
+            Truncated: It ends before STOP.
+            LimitExceeded: It asks for more than the budgets allow.
+        """
+        table = TABLE
+        self._refill()
+        try:
+            for _ in range(MAX_OPCODES):
+                if self._pos > self._refill_at:
+                    self._refill()
+                opcode = self._data[self._pos]
+                self._pos += 1
+                operation = table[opcode]
+                if operation is None:
+                    raise self.damaged(f"0x{opcode:02x} is no pickle opcode")
+                if operation(self):
+                    return self._finished()
+        except IndexError as error:
+            if self._pos >= len(self._data):
+                raise self._truncated() from error
+            raise self.damaged("an opcode takes more from the stack than lies there") from error
+        except struct.error as error:
+            raise self._truncated() from error
+        raise self.exceeded(f"more than {MAX_OPCODES:,} pickle opcodes")
+
+    # The bytes ------------------------------------------------------------------------------------
+
+    def _refill(self, needed: int = _LONGEST_FIXED) -> None:
+        """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
+        self._base = self.position
+        self._pos = 0
+        length = min(max(_WINDOW, needed), self._end - self._base)
+        self._data = self.source.read(self._base, length, self._where) if length > 0 else b""
+        at_end = self._base + len(self._data) >= self._end
+        self._refill_at = self._end if at_end else len(self._data) - _LONGEST_FIXED
+        if self._base - self._start - self._streamed > MAX_STREAM:
+            raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes, as they are."""
+        if self._pos + nbytes > len(self._data):
+            self.require(nbytes)
+            self._refill(nbytes)
+        taken = self._data[self._pos : self._pos + nbytes]
+        self._pos += nbytes
+        return taken
+
+    def line(self) -> bytes:
+        """Return the bytes before the next line feed."""
+        end = self._data.find(b"\n", self._pos)
+        if end < 0:
+            self._refill(PAYLOAD_BYTES)
+            end = self._data.find(b"\n")
+            if end < 0:
+                raise self._truncated()
+        line = self._data[self._pos : end]
+        self._pos = end + 1
+        return line
+
+    def skip(self, nbytes: int) -> int:
+        """Pass over a payload and return its offset in the source."""
+        self.require(nbytes)
+        offset = self.position
+        self._streamed += nbytes
+        self._pos += nbytes
+        if self._pos > len(self._data):
+            self._refill()
+        return offset
+
+    def fixed(self, layout: struct.Struct) -> int:
+        (number,) = layout.unpack_from(self._data, self._pos)
+        self._pos += layout.size
+        return number  # type: ignore[no-any-return]  # the layouts in use hold one integer each
+
+    # The stack ------------------------------------------------------------------------------------
+
+    def grow(self, node: object) -> None:
+        """Push something that takes memory of its own."""
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise self.exceeded(f"more than {MAX_NODES:,} objects in a pickle")
+        self.stack.append(node)
+
+    def charge(self, nbytes: int) -> None:
+        """Count memory that strings or copies take, against the budget."""
+        self._memory += nbytes
+        if self._memory > MAX_MEMORY:
+            raise self.exceeded(f"strings and copies of more than {MAX_MEMORY:,} bytes in a pickle")
+
+    def push_text(self, text: str | bytes) -> None:
+        """Push a string or byte string that is held in memory."""
+        self.charge(sys.getsizeof(text))
+        self.stack.append(text)
+
+    def push_payload(self, nbytes: int, kind: str) -> None:
+        """Push a reference to bytes that stay in the file, and pass over them."""
+        offset = self.skip(nbytes)
+        self.grow(Payload(self.source, offset, nbytes, kind))
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the next byte in the source."""
+        return self._base + self._pos
+
+    def require(self, nbytes: int) -> None:
+        """Require that so many bytes follow.
+
+        Raises:
+            Truncated: They don't.
+        """
+        if nbytes < 0 or self.position + nbytes > self._end:
+            found = f"{nbytes:,} bytes announced at byte {self.position:,}"
+            available = f"at most {self._end - self.position:,}"
+            raise Truncated(self.source.path, found, expected=available, where=self._where)
+
+    def remember(self, index: int) -> None:
+        """Store the top of the stack in the memo."""
+        self.memo[index] = self.stack[-1]
+        if len(self.memo) > MAX_MEMO:
+            raise self.exceeded(f"more than {MAX_MEMO:,} entries in a pickle's memo")
+
+    def recall(self, index: int) -> None:
+        """Push what the memo holds."""
+        try:
+            self.stack.append(self.memo[index])
+        except KeyError:
+            raise self.damaged(f"the memo has no entry {index}") from None
+
+    def to_mark(self) -> list[Any]:
+        """Return what was pushed since the last mark, and forget the mark."""
+        if not self.marks:
+            raise self.damaged("an opcode needs a mark, and there is none")
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def hashable(self, key: object) -> object:
+        """Return a key that can be hashed safely and fast.
+
+        Hashing a tuple walks it, and shared tuples make that walk explode. Numbers can be made to
+        collide in a dictionary at will; a thousand such are no accident.
+        """
+        if isinstance(key, str | bytes) or (type(key) is int and abs(key) < _HASH_MODULUS):
+            return key
+        if isinstance(key, tuple):
+            self._check_tuple_key(key)
+        elif isinstance(key, list | dict | set | bytearray):
+            raise self.damaged(f"a {type(key).__name__} as a key")
+        elif key is None or isinstance(key, bool | Global | Call | Persistent | Payload):
+            return key
+        digest = hash(key)
+        first, others = self._hashes.get(digest, (key, 0))
+        if key != first:
+            others += 1
+            if others > _MAX_COLLISIONS:
+                raise self.exceeded(f"more than {_MAX_COLLISIONS:,} keys with one hash")
+        self._hashes[digest] = (first, others)
+        return key
+
+    def _check_tuple_key(self, key: tuple[Any, ...]) -> None:
+        pending, parts = [key], 0
+        while pending:
+            for part in pending.pop():
+                parts += 1
+                if parts > _MAX_KEY_PARTS:
+                    raise self.exceeded(f"a tuple of more than {_MAX_KEY_PARTS:,} parts as a key")
+                if isinstance(part, tuple):
+                    pending.append(part)
+                elif isinstance(part, list | dict | set | bytearray):
+                    raise self.damaged(f"a {type(part).__name__} in a key")
+
+    def set_items(self, target: object, pairs: Iterable[tuple[Any, Any]]) -> None:
+        if isinstance(target, dict):
+            for key, value in pairs:
+                target[self.hashable(key)] = value
+        elif isinstance(target, Call):
+            target.pairs.extend(pairs)
+        else:
+            self.misused(f"items are set on {_kind(target)}")
+
+    def extend(self, target: object, items: list[Any]) -> None:
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, Call):
+            target.items.extend(items)
+        elif isinstance(target, set):
+            target.update(map(self.hashable, items))
+        else:
+            self.misused(f"items are appended to {_kind(target)}")
+
+    # Names and calls ------------------------------------------------------------------------------
+
+    def import_name(self, module: str, name: str) -> None:
+        module = _PYTHON_2_MODULES.get(module, module)
+        found = self._globals.get((module, name))
+        if found is None:
+            found = self._globals[module, name] = Global(module, name)
+            self.pickle.names[found] = self.position
+        self.grow(found)
+
+    def call(self, function: object, args: object, kwargs: object = None) -> None:
+        if not isinstance(args, tuple):
+            raise self.damaged(f"a call with {_kind(args)} in place of arguments")
+        if not isinstance(function, Global):
+            self.misused(f"{_kind(function)} is called")
+        call = Call(function, args, kwargs)
+        if function in WATCHED:
+            self.pickle.watched.append((self.position, call))
+        self.grow(self._plain(call))
+
+    def _plain(self, call: Call) -> object:
+        """Return the data that a harmless constructor makes, or the call itself."""
+        function, args = call.function, call.args
+        if not isinstance(function, Global) or call.kwargs:
+            return call
+        constructor = (function.module, function.name)
+        if constructor in _MAPPINGS:
+            mapped = self._mapping(function, args)
+            return call if mapped is None else mapped
+        if constructor == ("_codecs", "encode") and len(args) == 2 and args[1] == "latin1":
+            return self._latin1(args[0], call)
+        if constructor in _COLLECTIONS and len(args) <= 1:
+            return self._collection(_COLLECTIONS[constructor], args, call)
+        return call
+
+    def _mapping(self, kind: Global, args: tuple[Any, ...]) -> Mapped | None:
+        mapped = Mapped(kind)
+        source = args[-1] if args and kind.name != "defaultdict" else ()
+        if not isinstance(source, list | tuple | dict):
+            return None
+        self.charge(64 * len(source))
+        for pair in source.items() if isinstance(source, dict) else source:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                return None
+            mapped[self.hashable(pair[0])] = pair[1]
+        return mapped
+
+    def _collection(self, constructor: Callable[[Any], object], args: tuple[Any, ...], call: Call) -> object:
+        items = args[0] if args else ()
+        if not isinstance(items, list | tuple):
+            return call
+        self.charge(64 * len(items))
+        return constructor(items if constructor is list else map(self.hashable, items))
+
+    def _latin1(self, text: object, call: Call) -> object:
+        """Return the bytes that protocol 2 spells as text."""
+        if isinstance(text, Payload):
+            return Payload(text.source, text.offset, text.nbytes, "latin1")
+        if not isinstance(text, str):
+            return call
+        self.charge(len(text))
+        try:
+            return text.encode("latin-1")
+        except UnicodeEncodeError:
+            return call
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def misused(self, sentence: str) -> None:
+        self.pickle.misuse.append((self.position, sentence))
+
+    def _finished(self) -> Pickle:
+        self.pickle.root = self.stack.pop()
+        self.pickle.end = self.position
+        return self.pickle
+
+    def _place(self) -> str:
+        place = f"byte {self.position:,}"
+        return place if self._where is None else f"{self._where}, {place}"
+
+    def damaged(self, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
+
+    def _truncated(self) -> Truncated:
+        return Truncated(self.source.path, "the pickle ends before its STOP", where=self._place())
+
+    def exceeded(self, found: str) -> LimitExceeded:
+        return LimitExceeded(self.source.path, found, where=self._place())
+
+
+def _kind(node: object) -> str:
+    """Name a node in a sentence."""
+    if isinstance(node, Global):
+        return f"the name {node}"
+    if isinstance(node, Call):
+        return "the result of a call"
+    return f"a {type(node).__name__.lower()}"
+
+
+_COLLECTIONS: dict[tuple[str, str], Callable[[Any], object]] = {
+    ("builtins", "set"): set,
+    ("builtins", "frozenset"): frozenset,
+    ("builtins", "list"): list,
+}

@@ -1,0 +1,136 @@
+"""What loading a pickle could run: the interpreter's record, judged by the trust lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.report import Finding, Severity, error, warning
+from ckpttool.wire.interpreter import Interpreter
+from ckpttool.wire.pickled import Call, Global, Payload, Pickle
+from ckpttool.wire.source import Readable
+from ckpttool.wire.trust import Trust, trust
+
+MAX_PICKLES = 10_000
+"""The most pickles, one behind the other, that one file may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Pickles that lie one behind the other, and what loading them could run.
+
+    ``trailing`` is the number of bytes behind the last one that are no pickle.
+    """
+
+    pickles: tuple[Pickle, ...]
+    safety: tuple[Finding, ...]
+    trailing: int = 0
+
+
+def read_pickles(source: Readable, offset: int, end: int, where: str | None = None) -> Judged:
+    """Interpret all pickles between two offsets, in bytes.
+
+    Raises:
+        DamagedCheckpoint: The first is not a whole pickle; ``safety`` says what was seen before.
+        LimitExceeded: One asks for more than the budgets allow.
+    """
+    first = read_pickle(source, offset, end, where)
+    pickles, safety = [first], list(judge(first, where))
+    while pickles[-1].end < end and len(pickles) < MAX_PICKLES:
+        interpreter = Interpreter(source, pickles[-1].end, end, where)
+        try:
+            pickles.append(interpreter.run())
+        except DamagedCheckpoint:
+            safety += judge(interpreter.pickle, where)
+            break
+        safety += judge(pickles[-1], where)
+    return Judged(tuple(pickles), tuple(dict.fromkeys(safety)), end - pickles[-1].end)
+
+
+def read_pickle(source: Readable, offset: int, end: int, where: str | None = None) -> Pickle:
+    """Interpret the one pickle that starts at an offset, in bytes.
+
+    Raises:
+        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before.
+    """
+    interpreter = Interpreter(source, offset, end, where)
+    try:
+        return interpreter.run()
+    except DamagedCheckpoint as failure:
+        failure.safety = judge(interpreter.pickle, where)
+        raise
+
+
+def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
+    """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
+    findings = [found for name in pickle.names if (found := _judge_name(name, where))]
+    for _, call in pickle.watched:
+        if not _is_harmless(call):
+            findings.append(
+                error("unsafe-call", f"calls {call.function} with arguments that it should not have", where)
+            )
+    for position, sentence in pickle.misuse:
+        place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
+        findings.append(error("unsafe-pickle", f"{sentence}, which no honest pickle does", place))
+    return tuple(dict.fromkeys(findings))
+
+
+def is_unsafe(findings: tuple[Finding, ...]) -> bool:
+    """Tell whether anything dangerous was found."""
+    return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def _judge_name(name: Global, where: str | None) -> Finding | None:
+    verdict = trust(name.module, name.name)
+    if verdict is Trust.DANGEROUS:
+        return error("unsafe-import", f"loading it would import {name}", where)
+    if verdict is Trust.UNKNOWN:
+        return warning(
+            "unknown-class", f"loading it would import {name}, which is not known to be harmless", where
+        )
+    return None
+
+
+def _is_harmless(call: Call) -> bool:
+    """Tell whether a watched call has exactly the arguments that make it plain data."""
+    args = call.args
+    if call.kwargs or not isinstance(call.function, Global):
+        return False
+    name = call.function.name
+    if name == "encode":
+        return len(args) == 2 and isinstance(args[0], str | Payload) and args[1] == "latin1"
+    if name == "getattr":
+        return len(args) == 2 and _is_plain_attribute(args[0], args[1])
+    if name == "eval":
+        return len(args) == 2 and args[0] == "data" and _is_paddle_tensor(args[1])
+    return (
+        len(args) == 3
+        and isinstance(args[0], Global)
+        and args[1] == Global("builtins", "object")
+        and args[2] is None
+    )
+
+
+def _is_plain_attribute(target: object, attribute: object) -> bool:
+    """Accept ``getattr(torch._C._VariableFunctionsClass, "relu")`` and members of known enumerations."""
+    if not isinstance(target, Global) or not isinstance(attribute, str) or not attribute.isidentifier():
+        return False
+    is_torch_function = target.module == "torch._C" and target.name in (
+        "_VariableFunctionsClass",
+        "_VariableFunctions",
+    )
+    return not attribute.startswith("_") and (
+        is_torch_function or trust(target.module, target.name) is Trust.PLAIN
+    )
+
+
+def _is_paddle_tensor(names: object) -> bool:
+    """Accept Paddle's ``eval("data", {"data": array})``, which gives the array back."""
+    if not isinstance(names, dict) or list(names) != ["data"]:
+        return False
+    array = names["data"]
+    return (
+        isinstance(array, Call)
+        and isinstance(array.function, Global)
+        and array.function.name == "_reconstruct"
+    )

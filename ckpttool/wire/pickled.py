@@ -1,0 +1,113 @@
+"""What an interpreted pickle consists of: plain data, and inert nodes for what would be run."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.wire.source import Readable
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A name that a real unpickler would import."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class Call:
+    """What a real unpickler would build by calling something: an inert record of it.
+
+    Attributes:
+        function: What would be called: a ``Global``, or any other object in a hostile file.
+        args: The positional arguments.
+        kwargs: The keyword arguments of NEWOBJ_EX.
+        state: What BUILD would set on the result, None where it doesn't.
+        items: What would be appended to the result, or added.
+        pairs: What would be set by key.
+    """
+
+    __slots__ = ("args", "function", "items", "kwargs", "pairs", "state")
+
+    def __init__(self, function: object, args: tuple[Any, ...], kwargs: object = None) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.pairs: list[tuple[Any, Any]] = []
+
+    def is_of(self, module: str, name: str) -> bool:
+        """Tell whether the called function has this name."""
+        function = self.function
+        return isinstance(function, Global) and function.module == module and function.name == name
+
+
+class Mapped(dict[Any, Any]):
+    """A dictionary of another class: ``kind`` names it; ``state`` is what BUILD would set on it."""
+
+    __slots__ = ("kind", "state")
+
+    def __init__(self, kind: Global) -> None:
+        super().__init__()
+        self.kind = kind
+        self.state: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Persistent:
+    """A reference that the surrounding format resolves."""
+
+    id: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """A long string of bytes or text that stays in the file, at ``offset`` in the pickle's source.
+
+    ``kind`` is ``bytes``, ``text`` (UTF-8), or ``latin1``: bytes that protocol 2 stores as text, which
+    take two bytes of the file each from 0x80 up.
+    """
+
+    source: Readable
+    offset: int
+    nbytes: int
+    kind: str
+
+    def blocks(self, limit: int) -> Iterator[bytes]:
+        """Yield the content as bytes, at most ``limit`` at once."""
+        decode = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape").decode
+        for start in range(self.offset, self.offset + self.nbytes, limit):
+            data = self.source.read(start, min(limit, self.offset + self.nbytes - start))
+            yield decode(data).encode("latin-1", "replace") if self.kind == "latin1" else data
+
+    def read(self) -> bytes:
+        """Return the whole content as bytes."""
+        return b"".join(self.blocks(1 << 20))
+
+
+@dataclass(slots=True)
+class Pickle:
+    """One interpreted pickle.
+
+    Attributes:
+        root: The object.
+        end: Offset behind STOP, in the pickle's source.
+        names: Every name that would be imported, with the offset where it first was.
+        watched: Calls of names whose harm depends on their arguments, with offsets.
+        misuse: What no honest pickle does, as (offset, sentence).
+        protocol: The highest protocol that it declares.
+    """
+
+    root: object = None
+    end: int = 0
+    names: dict[Global, int] = field(default_factory=dict)
+    watched: list[tuple[int, Call]] = field(default_factory=list)
+    misuse: list[tuple[int, str]] = field(default_factory=list)
+    protocol: int = 0

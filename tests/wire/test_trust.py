@@ -1,0 +1,549 @@
+"""What the globals of pickles mean: honest ones, the gadgets of published attacks, and disguises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.wire import trust as under_test
+from ckpttool.wire.trust import Trust, trust
+
+NAMES = Path(under_test.__file__).with_name("names")
+
+
+def entries(file: str) -> list[str]:
+    lines = (NAMES / file).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def pairs(file: str) -> list[tuple[str, str]]:
+    return [(module, name) for module, name in (line.split(" ") for line in entries(file))]
+
+
+PLAIN = pairs("plain.txt")
+SHAPED = pairs("shaped.txt")
+KNOWN = entries("stdlib.txt") + entries("packages.txt")
+
+
+def each(text: str) -> list[tuple[str, str]]:
+    """Return the pairs that lines of a module and some names in it make."""
+    rows = [line.split() for line in text.strip().splitlines()]
+    return [(module, name) for module, *names in rows for name in names]
+
+
+SAVED_MODULE = each(
+    """
+    __builtin__ set
+    collections OrderedDict
+    torch FloatStorage LongStorage
+    torch._C _VariableFunctionsClass
+    torch._C._nn gelu
+    torch._utils _rebuild_parameter _rebuild_tensor_v2
+    torch.nn.functional relu
+    torch.nn.modules.activation MultiheadAttention ReLU
+    torch.nn.modules.batchnorm BatchNorm2d
+    torch.nn.modules.container ModuleDict ModuleList Sequential
+    torch.nn.modules.conv Conv2d
+    torch.nn.modules.dropout Dropout
+    torch.nn.modules.linear Linear NonDynamicallyQuantizableLinear
+    torch.nn.modules.module _WrappedHook
+    torch.nn.modules.normalization LayerNorm
+    torch.nn.modules.rnn LSTM
+    torch.nn.modules.sparse Embedding
+    torch.nn.modules.transformer TransformerEncoderLayer
+    torch.nn.utils.spectral_norm SpectralNorm SpectralNormLoadStateDictPreHook SpectralNormStateDictHook
+    torch.nn.utils.weight_norm WeightNorm
+    """
+)
+"""What torch.save writes for whole modules."""
+
+HONEST = each(
+    """
+    builtins bool bytearray bytes complex dict float frozenset int list object range set slice str tuple
+    collections Counter OrderedDict defaultdict deque
+    argparse Namespace
+    types SimpleNamespace
+    datetime date datetime timedelta timezone
+    decimal Decimal
+    fractions Fraction
+    pathlib PosixPath WindowsPath
+    pathlib._local PosixPath
+    uuid UUID
+    numpy dtype ndarray
+    numpy.core.multiarray _reconstruct scalar
+    numpy._core.multiarray _reconstruct scalar
+    numpy._core.numeric _frombuffer
+    numpy.dtypes Float64DType UInt32DType
+    numpy.random._pickle __bit_generator_ctor __generator_ctor __randomstate_ctor
+    torch BFloat16Storage Size bfloat16 device float8_e4m3fn per_channel_affine sparse_coo
+    torch._tensor _rebuild_from_type_v2
+    torch._utils _rebuild_meta_tensor_no_storage _rebuild_nested_tensor _rebuild_parameter_with_state
+    torch._utils _rebuild_qtensor _rebuild_sparse_tensor _rebuild_tensor _rebuild_tensor_v3
+    torch._utils _rebuild_device_tensor_from_numpy _rebuild_wrapper_subclass _rebuild_xla_tensor
+    torch.cuda FloatStorage FloatTensor
+    torch.serialization _get_layout
+    torch.storage TypedStorage UntypedStorage
+    torch.torch_version TorchVersion
+    torch.nn.parameter Buffer Parameter
+    torch.nn.parallel.data_parallel DataParallel
+    torch.nn.backends.thnn _get_thnn_function_backend
+    torch.nn.quantized.modules.linear Linear LinearPackedParams
+    torch.ao.nn.quantized.dynamic.modules.rnn LSTM PackedParameter
+    torch.ao.nn.quantized.modules.conv Conv2d
+    torch.optim.adam Adam
+    torch.optim.sgd SGD
+    torch.optim.lr_scheduler LambdaLR LRScheduler StepLR _LRScheduler
+    torch.optim.swa_utils AveragedModel
+    torch.amp.grad_scaler GradScaler _refresh_per_optimizer_state
+    torch.distributed.checkpoint.metadata BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex
+    torch.distributed.checkpoint.metadata StorageMeta TensorProperties TensorStorageMetadata
+    torch.distributed.checkpoint.metadata _MEM_FORMAT_ENCODING
+    torch.distributed.checkpoint.filesystem _StorageInfo
+    torch.distributed.tensor DTensor
+    torch.distributed.tensor._dtensor_spec DTensorSpec TensorMeta
+    torch.distributed.tensor.placement_types Partial Replicate Shard
+    torch.distributed.device_mesh DeviceMesh
+    torch.distributed._shard.sharded_tensor.api ShardedTensor
+    torch.jit._pickle build_intlist restore_type_tag
+    transformers.training_args OptimizerNames TrainingArguments
+    transformers.trainer_utils HubStrategy IntervalStrategy SaveStrategy SchedulerType
+    accelerate.state PartialState
+    accelerate.utils.dataclasses DeepSpeedPlugin DistributedType
+    deepspeed.runtime.fp16.loss_scaler LossScaler
+    deepspeed.runtime.zero.config ZeroStageEnum
+    deepspeed.utils.tensor_fragment fragment_address
+    lightning.fabric.utilities.data AttributeDict
+    pytorch_lightning.callbacks.early_stopping EarlyStopping
+    omegaconf.base ContainerMetadata
+    omegaconf.dictconfig DictConfig
+    omegaconf.listconfig ListConfig
+    omegaconf.nodes AnyNode
+    typing Any
+    torchvision.models.resnet BasicBlock ResNet
+    """
+)
+
+PYTHON_2 = each(
+    """
+    __builtin__ bytearray complex dict int list long object set slice str tuple unicode xrange
+    UserDict IterableUserDict UserDict
+    UserList UserList
+    """
+)
+
+GADGETS = each(
+    """
+    os _exit execv kill popen putenv remove spawnlp startfile system unlink
+    posix execv popen remove system
+    nt execv popen startfile system
+    subprocess Popen call check_call check_output getoutput getstatusoutput run
+    _posixsubprocess fork_exec
+    _winapi CreateProcess
+    winreg SetValueEx
+    pty fork spawn
+    commands getoutput getstatusoutput
+    popen2 popen2 popen3
+    runpy _run_code run_module run_path
+    builtins __import__ breakpoint compile delattr exec execfile globals input map open print setattr vars
+    __builtin__ __import__ apply compile execfile file input map open reduce reload
+    builtins apply classmethod filter help iter memoryview next property super zip
+    webbrowser open open_new
+    antigravity geohash
+    this s
+    socket create_connection socket
+    _socket socket
+    socketserver TCPServer
+    ssl get_server_certificate
+    http.client HTTPConnection HTTPSConnection
+    http.server test
+    httplib HTTPConnection
+    urllib.request Request urlopen urlretrieve
+    urllib urlopen urlretrieve
+    urllib2 urlopen
+    ftplib FTP
+    smtplib SMTP
+    telnetlib Telnet
+    xmlrpc.client ServerProxy
+    xmlrpclib ServerProxy
+    asyncio create_subprocess_shell run
+    asyncio.unix_events _UnixSubprocessTransport._start
+    code InteractiveInterpreter InteractiveInterpreter.runcode interact
+    codeop compile_command
+    timeit main repeat timeit
+    cProfile run runctx
+    profile Profile.run Profile.runctx run
+    pdb Pdb run runeval
+    bdb Bdb Bdb.run Bdb.runeval
+    trace Trace.run Trace.runctx
+    ctypes CDLL CFUNCTYPE cast pythonapi string_at windll
+    _ctypes dlopen
+    idlelib.autocomplete AutoComplete.fetch_completions AutoComplete.get_entity
+    idlelib.calltip Calltip.fetch_tip get_entity
+    idlelib.debugobj ObjectTreeItem.SetText
+    idlelib.pyshell ModifiedInterpreter.runcode ModifiedInterpreter.runcommand
+    idlelib.run Executive.runcode
+    lib2to3.pgen2.grammar Grammar.loads
+    lib2to3.pgen2.pgen ParserGenerator.make_label
+    ensurepip _run_pip bootstrap
+    venv EnvBuilder create main
+    distutils.file_util copy_file write_file
+    distutils.spawn spawn
+    doctest debug_script testfile
+    pydoc locate pipepager
+    unittest main
+    test.support.script_helper assert_python_ok
+    multiprocessing Process
+    multiprocessing.util spawnv_passfds
+    concurrent.futures ProcessPoolExecutor
+    threading Thread Timer
+    _thread start_new_thread
+    sched scheduler
+    signal signal
+    atexit register
+    importlib __import__ import_module reload
+    importlib.util find_spec module_from_spec
+    _frozen_importlib _call_with_frames_removed
+    imp load_dynamic load_source
+    _imp create_dynamic
+    zipimport zipimporter
+    pkgutil get_data get_loader resolve_name
+    logging FileHandler
+    logging.config _resolve dictConfig fileConfig listen
+    mailcap findmatch
+    shutil copyfile move rmtree
+    tempfile NamedTemporaryFile mkdtemp
+    glob glob
+    fileinput input
+    sqlite3 connect
+    dbm open
+    shelve open
+    _io FileIO open open_code
+    io FileIO TextIOWrapper open
+    codecs open
+    tarfile open
+    zipfile ZipFile
+    pickle Unpickler load loads
+    _pickle Unpickler load loads
+    cPickle loads
+    marshal load loads
+    copyreg __newobj__ add_extension pickle
+    copy_reg add_extension
+    copy copy deepcopy
+    operator attrgetter call getitem itemgetter methodcaller setitem
+    _operator attrgetter itemgetter methodcaller
+    functools partial partialmethod reduce singledispatch
+    _functools partial reduce
+    itertools starmap
+    types BuiltinFunctionType CodeType FunctionType MethodType ModuleType new_class
+    weakref finalize
+    collections namedtuple
+    typing ForwardRef get_type_hints
+    dataclasses make_dataclass
+    enum EnumMeta
+    contextlib ExitStack
+    sys _getframe exit modules path setprofile settrace
+    gc get_objects get_referrers
+    inspect getattr_static getmembers
+    linecache getline updatecache
+    site addsitedir main
+    ast literal_eval parse
+    string Formatter
+    yaml load unsafe_load
+    numpy fromfile fromregex load memmap savez
+    numpy.f2py.crackfortran _eval_length getlincoef myeval
+    numpy.f2py.diagnose run_command
+    numpy.testing._private.utils runstring
+    numpy.ctypeslib as_array load_library
+    numpy.distutils.exec_command exec_command
+    numpy.lib.npyio load loadtxt
+    numpy.lib.stride_tricks as_strided
+    torch compile from_file import_ir_module load save
+    torch._C _VariableFunctions _load_for_lite_interpreter import_ir_module
+    torch._utils _import_dotted_name
+    torch._dynamo.guards GuardBuilder.get
+    torch._inductor.codecache compile_file
+    torch.distributed.rpc init_rpc rpc_sync
+    torch.distributed.distributed_c10d _object_to_tensor _tensor_to_object init_process_group
+    torch.fx.experimental.symbolic_shapes ShapeEnv.evaluate_guards_expression
+    torch.fx.graph_module GraphModule _deserialize_graph_module reduce_graph_module
+    torch.hub load load_state_dict_from_url
+    torch.jit load script
+    torch.jit._script unpackage_script_module
+    torch.jit.unsupported_tensor_ops execWrapper
+    torch.multiprocessing.reductions rebuild_storage_filename
+    torch.ops load_library
+    torch.package PackageImporter
+    torch.serialization load
+    torch.storage _load_from_bytes
+    torch.nn.cpp ModuleWrapper
+    torch.nn.functional os
+    torch.nn.modules.module warnings
+    torch.ao.quantization.fx.graph_module ObservedGraphModule
+    torch.utils._config_module ConfigModule.load_config
+    torch.utils.bottleneck.__main__ run_autograd_prof run_cprofile
+    torch.utils.collect_env run
+    torch.utils.cpp_extension load load_inline
+    torch.utils.data.datapipes.utils.decoder basichandlers
+    torch.utils.model_zoo load_url
+    tensorflow load_library load_op_library py_function
+    tensorflow.python.framework.load_library load_op_library
+    tensorflow.keras.models load_model
+    keras.models load_model
+    keras.src.layers.core.lambda_layer Lambda
+    keras.utils get_file
+    paddle load
+    mxnet.ndarray load
+    onnxruntime InferenceSession
+    jax.experimental.host_callback call
+    joblib load
+    joblib._parallel_backends LokyBackend
+    sklearn.utils gen_batches
+    scipy.io loadmat
+    pandas eval read_csv read_pickle
+    pandas.core.computation.eval eval
+    pandas.io.pickle read_pickle
+    dill load loads
+    dill._dill _create_function _import_module _load_type
+    cloudpickle loads
+    cloudpickle.cloudpickle _builtin_type _make_function subimport
+    numba.core.serialize _rebuild_function
+    pip main
+    pip._internal main
+    pip._internal.cli.main main
+    setuptools sandbox.run_setup
+    setuptools._distutils.spawn spawn
+    pkg_resources run_script
+    wheel.cli main
+    requests get
+    requests.api get post
+    urllib3 PoolManager
+    aiohttp ClientSession
+    jinja2 Environment Template
+    jinja2.sandbox SandboxedEnvironment
+    flask Flask
+    django.core.management execute_from_command_line
+    ray remote
+    dask compute
+    fsspec open
+    huggingface_hub hf_hub_download
+    transformers AutoModel pipeline
+    transformers.dynamic_module_utils get_class_from_dynamic_module
+    datasets load_dataset
+    accelerate.utils.other load
+    deepspeed init_inference
+    lightning.pytorch Trainer
+    pytorch_lightning.core.saving load_from_checkpoint
+    torchvision.io read_file
+    torchaudio load
+    fastai.learner load_learner
+    h5py File
+    PIL.Image open
+    cv2 imread imwrite
+    matplotlib.pyplot savefig
+    IPython embed
+    IPython.utils.process system
+    jupyter_client KernelManager
+    click edit launch
+    tqdm.contrib.telegram tqdm
+    fire Fire
+    invoke run
+    omegaconf OmegaConf
+    hydra.utils instantiate
+    """
+)
+
+DISGUISES_OF_KNOWN = [
+    ("torch.serialization", "os.system"),
+    ("torch._utils", "os"),
+    ("torch._utils", "_rebuild_tensor_v2.__globals__"),
+    ("torch._utils", "_rebuild_tensor_v2 "),
+    ("torch._utils", " _rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_tensor_v2\0"),
+    ("torch._utils", "_rebuild_tensor_v2\n"),
+    ("torch._utils", "_REBUILD_TENSOR_V2"),
+    ("torch._utils.", "_rebuild_tensor_v2"),
+    ("torch._utils\0", "_rebuild_tensor_v2"),
+    ("torch._utils _rebuild_tensor_v2", ""),
+    ("torch", "_utils._rebuild_tensor_v2"),
+    ("torch.nn", "modules.linear.Linear"),
+    ("torch.nn.modules.linear.Linear", "forward"),
+    ("torch.nn.modules.linear", "Linear.__init__.__globals__"),
+    ("torch.nn.modules", "linear Linear"),
+    ("collections", "OrderedDict.__reduce_ex__"),
+    ("collections", "abc.sys.modules"),
+    ("collections", "_sys"),
+    ("collections", ""),
+    ("builtins", "set.__class__.__base__.__subclasses__"),
+    ("builtins", "getattr.__call__"),
+    ("builtins.", "dict"),
+    ("builtins", "unicode"),
+    ("copy_reg", "_reconstructor.__globals__"),
+    ("pathlib", "os.system"),
+    ("pathlib._local", "io.open"),
+    ("os.", "system"),
+    ("os..", "system"),
+    ("os.path", "os.system"),
+    ("os.path.", ""),
+    ("os.no_such_module", "f"),
+    ("numpy.f2py\u200b", "run"),
+    ("sys.", "modules"),
+]
+
+DISGUISES_OF_NOBODY = [
+    ("", ""),
+    ("", "system"),
+    (".", "system"),
+    (".os", "system"),
+    ("OS", "system"),
+    ("Torch._utils", "_rebuild_tensor_v2"),
+    (" os", "system"),
+    ("os ", "system"),
+    ("os\0", "system"),
+    ("os\n", "system"),
+    ("\u043es", "system"),  # a Cyrillic o
+    ("\uff4f\uff53", "system"),  # full-width letters, which only source code folds
+    ("o\u00ads", "system"),
+    ("collections OrderedDict", ""),
+    ("\ud800", "\udfff"),
+    ("x" * 1_000_000, "y" * 1_000_000),
+    ("a." * 500_000, "." * 500_000),
+]
+
+STRANGERS = each(
+    """
+    __main__ Net Config.helper
+    __torch__ Model
+    my_project.models.unet UNet
+    models.yolo Model
+    ultralytics.nn.tasks DetectionModel
+    osx system
+    torchy Linear
+    """
+)
+
+
+@pytest.mark.parametrize(("module", "name"), SAVED_MODULE + HONEST + PYTHON_2)
+def test_honest_globals_are_plain(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.PLAIN
+
+
+@pytest.mark.parametrize(("module", "name"), GADGETS)
+def test_gadgets_are_dangerous(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.DANGEROUS
+
+
+@pytest.mark.parametrize(("module", "name"), DISGUISES_OF_KNOWN)
+def test_no_spelling_makes_a_known_package_plain(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.DANGEROUS
+
+
+@pytest.mark.parametrize(("module", "name"), DISGUISES_OF_NOBODY, ids=lambda text: ascii(text)[:40])
+def test_what_only_resembles_a_known_package_is_unknown(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.UNKNOWN
+
+
+@pytest.mark.parametrize(("module", "name"), STRANGERS)
+def test_modules_that_nobody_knows_are_unknown(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    each(
+        """
+        builtins eval getattr type
+        __builtin__ eval getattr type
+        _codecs encode
+        copyreg _reconstructor
+        copy_reg _reconstructor
+        numpy bool_ float64 int64 matrix record void
+        numpy.ma MaskedArray
+        numpy.ma.core MaskedArray
+        pytorch_lightning.callbacks.model_checkpoint ModelCheckpoint
+        """
+    ),
+)
+def test_calls_of_some_globals_need_a_shape(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.SHAPED
+
+
+def test_every_known_package_is_dangerous() -> None:
+    assert {trust(package, "no_such_name") for package in KNOWN} == {Trust.DANGEROUS}
+    assert {trust(f"{package}.sub.module", "no_such_name") for package in KNOWN} == {Trust.DANGEROUS}
+
+
+def test_every_entry_of_a_list_means_what_the_list_says() -> None:
+    assert {trust(*pair) for pair in PLAIN} == {Trust.PLAIN}
+    assert {trust(*pair) for pair in SHAPED} == {Trust.SHAPED}
+
+
+@pytest.mark.parametrize("file", ["packages.txt", "plain.txt", "shaped.txt", "stdlib.txt"])
+def test_lists_are_ascii_and_hold_nothing_twice(file: str) -> None:
+    lines = entries(file)
+    assert all(line.isascii() and line == line.strip() for line in lines)
+    assert sorted(set(lines)) == sorted(lines)
+
+
+def test_plain_names_are_undotted_and_stand_in_no_other_list() -> None:
+    assert not [pair for pair in PLAIN if "." in pair[1]]
+    assert not set(PLAIN) & set(SHAPED)
+
+
+def test_top_level_names_have_no_dots() -> None:
+    assert not [name for name in KNOWN if not name.isidentifier()]
+
+
+def test_the_common_globals_stand_in_the_lists_too() -> None:
+    assert set(PLAIN) >= under_test._COMMON
+    assert set(SHAPED) >= under_test._COMMON_SHAPED
+
+
+def test_an_ordinary_checkpoint_reads_no_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(under_test, "_NAMES", tmp_path / "absent")
+    under_test._pairs.cache_clear()
+    ordinary = each(
+        """
+        collections OrderedDict
+        torch FloatStorage HalfStorage LongStorage
+        torch._utils _rebuild_parameter _rebuild_tensor_v2
+        """
+    )
+    assert {trust(*pair) for pair in ordinary} == {Trust.PLAIN}
+    assert trust("_codecs", "encode") is Trust.SHAPED
+
+
+modules_of_known = st.builds(
+    lambda root, rest: f"{root}{rest}",
+    st.sampled_from(KNOWN),
+    st.just("") | st.text().map(lambda text: f".{text}"),
+)
+
+
+@given(modules_of_known, st.text())
+def test_known_packages_are_never_unknown(module: str, name: str) -> None:
+    assert trust(module, name) is not Trust.UNKNOWN
+
+
+@given(st.text(), st.text())
+def test_any_text_has_a_meaning(module: str, name: str) -> None:
+    assert isinstance(trust(module, name), Trust)
+
+
+@given(st.sampled_from(PLAIN), st.text(min_size=1), st.sampled_from(["module", "name"]), st.booleans())
+def test_a_plain_pair_with_anything_added_is_not_plain(
+    pair: tuple[str, str], extra: str, where: str, in_front: bool
+) -> None:
+    module, name = pair
+    old = module if where == "module" else name
+    new = extra + old if in_front else old + extra
+    changed = (new, name) if where == "module" else (module, new)
+    assert (trust(*changed) is Trust.PLAIN) == (changed in PLAIN)
+
+
+@given(st.sampled_from([*PLAIN, *SHAPED]), st.text())
+def test_dotted_names_are_dangerous_or_unknown(pair: tuple[str, str], attribute: str) -> None:
+    module, name = pair
+    assert trust(module, f"{name}.{attribute}") in {Trust.DANGEROUS, Trust.UNKNOWN}
