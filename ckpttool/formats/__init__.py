@@ -13,7 +13,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.interface import Format, Probe
 
-FORMATS = ("pytorch_zip:PytorchZip",)
+FORMATS = ("pytorch_zip:PytorchZip", "safetensors:Safetensors")
 """Where each format's class lies in this package."""
 
 ENTRY_POINTS = "ckpttool.formats"

@@ -60,12 +60,12 @@ def named(found: list[tuple[Path, TensorParts]], bare: bool) -> tuple[Tensor, ..
     tensors = []
     is_state_dict = bare and all(len(path) <= 1 for path, _ in found)
     for path, parts in found:
-        role = Role.WEIGHTS if is_state_dict else role_of(path, parts.shape)
+        guessed = Role.WEIGHTS if is_state_dict else role_of(path, parts.shape)
         tensor = Tensor(
             path or ("tensor",),
             parts.dtype,
             parts.shape,
-            role,
+            parts.role or guessed,
             parts.values,
             parts.extent,
             parts.storage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -140,6 +140,22 @@ class Unit:
     members: tuple[str, ...]
     format: Format | None
 
+    def files(self) -> Iterator[str]:
+        """Yield the paths of all its files, those in its directories included; no link is followed."""
+        directory = os.path.dirname(self.path.rstrip(os.sep))
+        for name in self.members:
+            path = os.path.join(directory, name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                for parent, _, names in os.walk(path):
+                    yield from (os.path.join(parent, one) for one in sorted(names))
+            else:
+                yield path
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all its files; what has vanished counts none."""
+        return sum(os.path.getsize(path) for path in self.files() if os.path.exists(path))
+
 
 class Format(ABC):
     """One kind of checkpoint.
@@ -165,6 +181,19 @@ class Format(ABC):
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.
         """
+
+    def open_unit(self, unit: Unit) -> Checkpoint:
+        """Return the checkpoint that discovery found; see ``open``.
+
+        Raises:
+            CheckpointError: It can't be read, or its structure is wrong.
+        """
+        probe = Probe(unit.path)
+        try:
+            return self.open(probe)
+        except BaseException:
+            probe.close()
+            raise
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         """Return the checkpoints in a directory that consist of several of its entries."""

@@ -5,6 +5,7 @@ Source: NumPy ``numpy/_core/src/multiarray/methods.c`` (``__reduce__``), ``descr
 
 from __future__ import annotations
 
+import codecs
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -14,14 +15,15 @@ from typing import Any, Literal
 from ckpttool.checkpoint import Extent, Values
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.trees import Leaf
+from ckpttool.formats.trees import Leaf, plain
 from ckpttool.wire.pickled import Call, Global, Payload
-from ckpttool.wire.source import Contiguous, InMemory, swap_width
+from ckpttool.wire.source import Contiguous, InMemory, Source, swap_width, swapped
 from ckpttool.wire.strided import Strided
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
-_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool "}
+_BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
 _SCALARS = {
     "float16": "e",
     "float32": "f",
@@ -42,15 +44,57 @@ ByteOrder = Literal["little", "big"]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Array bytes that lie in the pickle as text, decoded when they are read."""
+    """Array bytes that lie in the pickle as text, decoded when they are read; ``nbytes`` once decoded."""
 
     payload: Payload
+    nbytes: int
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        return InMemory(self.payload.read(), self.swap).blocks(limit)
+        step = max(16, limit - limit % 16)
+        ready = b""
+        for data in self._decoded(step):
+            ready += data
+            while len(ready) >= step:
+                yield swapped(memoryview(ready)[:step], self.swap)
+                ready = ready[step:]
+        if ready:
+            yield swapped(memoryview(ready), self.swap)
+
+    def _decoded(self, step: int) -> Iterator[bytes]:
+        source, end = self.payload.source, self.payload.offset + self.payload.nbytes
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        done = 0
+        for start in range(self.payload.offset, end, step):
+            length = min(step, end - start)
+            try:
+                data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
+            except UnicodeError as error:
+                found = f"array bytes that are no 8-bit text: {error.reason}"
+                raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
+            done += len(data)
+            yield data
+        if done != self.nbytes:
+            found = f"{done:,} bytes of an array"
+            raise DamagedCheckpoint(source.path, found, expected=f"{self.nbytes:,}", code="tensor-damaged")
 
     def once(self) -> Decoded:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """Array bytes in Fortran order that can't be read in any other; gathered in memory."""
+
+    stored: Decoded
+    element: DType
+    shape: tuple[int, ...]
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        data = b"".join(map(bytes, self.stored.blocks(limit)))
+        return InMemory(_transposed(data, self.element, self.shape, True)).blocks(limit)
+
+    def once(self) -> Reordered:
         return self
 
 
@@ -72,14 +116,14 @@ def numpy_leaf(call: Call, path: str, make: Callable[..., Any]) -> Leaf[Any] | N
         if function.name == "scalar" and function.module in _MULTIARRAY:
             return Leaf(plain=_scalar(call))
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
-            _, shape, dtype, fortran, data = call.state
+            shape, dtype, fortran, data = tuple(call.state)[-4:]
         elif function.name == "_frombuffer" and function.module in _NUMERIC:
             data, dtype, shape, order = call.args
             fortran = order == "F"
         else:
             return None
         return _array(path, dtype, shape, bool(fortran), data, make)
-    except (TypeError, ValueError, struct.error) as error:
+    except (IndexError, TypeError, ValueError, struct.error) as error:
         message = f"arguments that make no array: {error}"
         raise DamagedCheckpoint(path, message, where=str(function), code="tensor-damaged") from error
 
@@ -89,38 +133,55 @@ def _array(
 ) -> Leaf[Any] | None:
     described = _described(dtype)
     if described is None or not isinstance(shape, tuple):
-        return Leaf(plain=f"<a NumPy array of {_spelled(dtype)}, shape {shape}>")
+        # An array of objects holds them in a list, for whoever walks the tree.
+        return None if isinstance(data, list) else Leaf(plain=f"<a NumPy array of {_spelled(dtype)}>")
     element, byteorder = described
     if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"shape {shape}")
+        raise ValueError(f"shape {plain(shape)}")
+    content = _content(data)
     nbytes = element.nbytes(math.prod(shape))
-    swap = swap_width(element.word_bytes, byteorder)
-    stored = data.nbytes if isinstance(data, Payload) else len(_bytes(data))
-    if isinstance(data, Payload) and data.kind == "latin1":
-        stored = nbytes if nbytes <= stored <= 2 * nbytes else stored
+    stored = content.nbytes if isinstance(content, Payload) else len(content)
+    if isinstance(content, Payload) and content.kind == "latin1" and nbytes <= stored <= 2 * nbytes:
+        stored = nbytes
     if stored != nbytes:
-        raise ValueError(f"{stored:,} bytes for shape {shape} of {element.name}, which takes {nbytes:,}")
-    extent = None
-    values: Values
-    if isinstance(data, Payload) and data.kind != "latin1":
-        extent = Extent(path, data.offset, nbytes)
-        if fortran and len(shape) > 1:
-            values = Strided(data.source, data.offset, element.itemsize, shape, _fortran_strides(shape), swap)
-            return Leaf((((), make(element, shape, values, None, extent, byteorder)),))
-        values = Contiguous(data.source, data.offset, nbytes, swap)
-    elif isinstance(data, Payload):
-        values = Decoded(data, swap)
-    else:
-        values = InMemory(_transposed(_bytes(data), element, shape, fortran), swap)
-    return Leaf((((), make(element, shape, values, extent, extent, byteorder)),))
+        raise ValueError(f"{stored:,} bytes for an array that takes {nbytes:,}")
+    values, extent = _values(path, content, element, byteorder, shape, fortran and len(shape) > 1)
+    in_order = None if isinstance(values, Strided) else extent
+    return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
 
 
-def _bytes(data: object) -> bytes:
-    """Return array bytes, which Python 2 wrote as 8-bit text and protocol 5 as a call of bytearray."""
-    if isinstance(data, Call) and data.is_of("builtins", "bytearray") and data.args:
-        data = data.args[0]
+def _values(
+    path: str, data: bytes | Payload, element: DType, byteorder: ByteOrder, shape: Any, fortran: bool
+) -> tuple[Values, Extent | None]:
+    """Return where the elements come from, and where they lie in the file in one piece."""
+    swap = swap_width(element.word_bytes, byteorder)
+    if not isinstance(data, Payload):
+        return InMemory(_transposed(data, element, shape, fortran), swap), None
+    if data.kind == "latin1":
+        decoded = Decoded(data, element.nbytes(math.prod(shape)), swap)
+        return (Reordered(decoded, element, shape) if fortran else decoded), None
+    # What had to be inflated lies in memory, and nowhere in the file.
+    extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
+    if fortran:
+        strides = _fortran_strides(shape)
+        return Strided(data.source, data.offset, element.itemsize, shape, strides, swap), extent
+    return Contiguous(data.source, data.offset, data.nbytes, swap), extent
+
+
+def _content(data: object) -> bytes | Payload:
+    """Return array bytes, which Python 2 wrote as 8-bit text, and old protocols as calls.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    while isinstance(data, Call) and isinstance(data.function, Global):
+        if data.function not in _BYTES or len(data.args) > 2:
+            break
+        data = data.args[0] if data.args else b""
     if isinstance(data, str):
         return data.encode("latin-1")
+    if isinstance(data, Payload) and data.kind != "text":
+        return data
     if not isinstance(data, bytes):
         raise TypeError("no bytes")
     return data
@@ -148,8 +209,15 @@ def _scalar(call: Call) -> object:
     code = _SCALARS.get(element.name)
     if code is None:
         return f"<a NumPy scalar of {element.name}>"
-    (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _bytes(call.args[1]))
+    (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _scalar_bytes(call.args[1]))
     return shortest(number) if element.name in ("float16", "float32") else number
+
+
+def _scalar_bytes(data: object) -> bytes:
+    content = _content(data)
+    if isinstance(content, Payload):
+        raise TypeError(f"{content.nbytes:,} bytes of a scalar")
+    return content
 
 
 def shortest(number: float) -> float:
@@ -171,8 +239,7 @@ def _described(dtype: object) -> tuple[DType, ByteOrder] | None:
         return _extension(text)
     if not isinstance(text, str) or text[:1] not in _KINDS or not text[1:].isdigit():
         return None
-    bits = 8 * int(text[1:])
-    name = "bool" if text[0] == "b" else f"{_KINDS[text[0]]}{bits}"
+    name = "bool" if text == "b1" else f"{_KINDS[text[0]]}{8 * int(text[1:])}"
     element = BY_NAME.get(name)
     return None if element is None else (element, "big" if order == ">" else "little")
 

@@ -16,7 +16,8 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects, storage_dtype
 from ckpttool.formats.trees import flatten
 from ckpttool.report import Finding, error, note, warning
-from ckpttool.wire.judgement import Judged, read_pickles
+from ckpttool.wire.judgement import Judged, keeping, read_pickles
+from ckpttool.wire.source import reader_from
 from ckpttool.wire.zipped import MAX_INFLATED, STORED, Archive, Member
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
@@ -37,9 +38,10 @@ class PytorchZip(Format):
     def open(self, probe: Probe) -> Checkpoint:
         records = Records(probe.archive, probe.path)
         judged = records.judged_pickle("data.pkl")
-        resolve = StorageRecords(records, "data")
-        objects = TorchObjects(probe.path, resolve)
-        flat = flatten(judged.pickles[0].root, objects.leaf, probe.path)
+        with keeping(judged.safety):
+            resolve = StorageRecords(records, "data")
+            objects = TorchObjects(probe.path, resolve)
+            flat = flatten(judged.pickles[0].root, objects.leaf, probe.path)
         findings = (*records.findings(), *resolve.findings(), *trailing(judged))
         return assemble(
             probe=probe,
@@ -136,14 +138,11 @@ class Records:
         types = element_types(tensors)
         has_checksums = self.archive.has_checksums
         for member in self.archive.members:
-            extent = Extent(self.path, member.payload, member.stored)
+            extent = Extent(self.path, member.payload, member.size)
             crc = member.crc32 if has_checksums else None
             dtype = types.get((member.payload, member.stored)) if member.method == STORED else None
-            if member.method == STORED:
-                yield Span(extent, member.name, self.archive.source.read_into, crc, dtype, self.byteorder)
-            else:
-                content = self.archive.content(member)
-                yield Span(Extent(self.path, 0, member.size), member.name, content.read_into, crc)
+            read = reader_from(self.archive.content(member), self.archive.offset(member))
+            yield Span(extent, member.name, read, crc, dtype, self.byteorder)
 
 
 def element_types(tensors: list[tuple[Any, TensorParts]]) -> dict[tuple[int, int], DType]:

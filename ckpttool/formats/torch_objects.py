@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ckpttool.checkpoint import Extent, Path, Values
+from ckpttool.checkpoint import Extent, Path, Role, Values
 from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.numpy_objects import numpy_leaf
-from ckpttool.formats.trees import Leaf, plain
+from ckpttool.formats.trees import Leaf, plain, references
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.source import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach
 
 MAX_AXES = 64
+MAX_NESTING = 50
+"""How deep tensors may lie in tensors: a parameter holds a tensor, which holds attributes."""
+MAX_MODULE_NESTING = 500
+MAX_MODULES = 1_000_000
+MAX_TENSORS = 5_000_000
 _MAX_INT64 = (1 << 63) - 1
 
 _COMPONENTS = {
@@ -47,7 +52,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """What a format knows of a tensor before it has a name."""
+    """What a format knows of a tensor before it has a name; the role only where the object itself tells it."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -56,6 +61,7 @@ class TensorParts:
     storage: Extent | None = None
     byteorder: Literal["little", "big"] = "little"
     identity: object = None
+    role: Role | None = None
 
 
 Resolve = Callable[[Any], Storage]
@@ -69,20 +75,35 @@ class TorchObjects:
         self._path = path
         self._resolve = resolve
         self._seen: dict[int, Leaf[TensorParts] | None] = {}
+        self._checked: set[int] = set()
+        self._depth = 0
+        self._tensors = 0
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
         """Return the tensors that a node stands for, or None where it is no tensor.
 
         Raises:
             DamagedCheckpoint: A tensor contradicts itself, or its storage.
+            LimitExceeded: Tensors nest too deep, or shared ones make too many.
         """
         if isinstance(node, Persistent):
             return self._bare_storage(node)
         if not isinstance(node, Call):
             return None
         if id(node) not in self._seen:
-            self._seen[id(node)] = self._read(node)
+            self._seen[id(node)] = self._bounded(node)
         return self._seen[id(node)]
+
+    def _bounded(self, call: Call) -> Leaf[TensorParts] | None:
+        if self._depth >= MAX_NESTING:
+            raise self.exceeded(f"tensors nested more than {MAX_NESTING} deep")
+        self._depth += 1
+        found = self._read(call)
+        self._depth -= 1
+        self._tensors += len(found.tensors) if found else 0
+        if self._tensors > MAX_TENSORS:
+            raise self.exceeded(f"more than {MAX_TENSORS:,} tensors")
+        return found
 
     def _read(self, call: Call) -> Leaf[TensorParts] | None:
         function = call.function
@@ -92,7 +113,7 @@ class TorchObjects:
         if rebuild is not None:
             try:
                 return rebuild(self, call)
-            except (IndexError, KeyError, TypeError, ValueError) as error:
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise self._damaged(call, f"arguments that rebuild no tensor: {error}") from error
         return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts)
 
@@ -116,13 +137,15 @@ class TorchObjects:
         if len(shape) != len(strides) or len(shape) > MAX_AXES:
             raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
         if not all(_is_count(number) for number in numbers) or math.prod(shape) > _MAX_INT64:
-            raise self._bounds(storage, f"shape {shape}, strides {strides}, offset {offset}")
+            told = f"shape {plain(shape)}, strides {plain(strides)}, offset {plain(offset)}"
+            raise self._bounds(storage, told)
         last = dtype.nbytes(offset + reach(shape, strides))
         if last > storage.nbytes and math.prod(shape):
             raise self._bounds(storage, f"bytes up to {last:,} of a storage of {storage.nbytes:,}")
         start = storage.offset + dtype.nbytes(offset)
         swap = swap_width(dtype.word_bytes, storage.byteorder)
-        nbytes = dtype.nbytes(math.prod(shape))
+        count = math.prod(shape)
+        nbytes = dtype.nbytes(count)
         extent = None
         values: Values
         if is_contiguous(shape, strides) or nbytes == 0 or dtype.bits < 8:
@@ -130,7 +153,7 @@ class TorchObjects:
             extent = storage.extent and Extent(storage.extent.file, start, nbytes)
         else:
             values = Strided(storage.source, start, dtype.itemsize, shape, strides, swap)
-        identity = (storage.key, dtype.name, offset, shape, strides)
+        identity = (storage.key, dtype.name, start, shape, strides)
         return TensorParts(dtype, shape, values, extent, storage.extent, storage.byteorder, identity)
 
     def _bounds(self, storage: Storage, found: str) -> DamagedCheckpoint:
@@ -141,8 +164,21 @@ class TorchObjects:
             code="tensor-bounds",
         )
 
+    def exceeded(self, found: str) -> LimitExceeded:
+        """Return the error that says which limit was passed."""
+        return LimitExceeded(self._path, found)
+
     def _damaged(self, call: Call, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self._path, found, where=str(call.function), code="tensor-damaged")
+
+    def check_references(self, node: object) -> None:
+        """Require that whatever a node refers to is there.
+
+        Raises:
+            DamagedCheckpoint: It isn't.
+        """
+        for reference in references(node, self._checked):
+            self.leaf(reference)
 
     # What torch._utils rebuilds ---------------------------------------------------------------------
 
@@ -177,6 +213,19 @@ class TorchObjects:
         if found is None:
             raise TypeError("no tensor")
         return found
+
+    def _with_state(self, call: Call) -> Leaf[TensorParts]:
+        found = self._first(call)
+        return replace(found, tensors=(*found.tensors, *self._attributes(call.args[3])))
+
+    def _attributes(self, state: Any) -> Iterator[tuple[Path, TensorParts]]:
+        """Yield the tensors among the attributes of a tensor; some subclasses keep their data there."""
+        attributes = state[0] if isinstance(state, tuple) and state else state
+        if isinstance(attributes, dict):
+            for name, node in attributes.items():
+                found = self.leaf(node)
+                for path, parts in found.tensors if found else ():
+                    yield (str(plain(name)), *path), parts
 
     def _quantized(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])
@@ -224,23 +273,17 @@ class TorchObjects:
     def _from_type(self, call: Call) -> Leaf[TensorParts]:
         """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
         function, kind, args, state = call.args[:4]
-        found = self.leaf(Call(function, args if isinstance(args, tuple) else (args,)))
+        # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
+        found = self._bounded(Call(function, args if isinstance(args, tuple) else (args,)))
         if found is None:
             raise TypeError("no tensor")
-        if found.tensors and found.tensors[0][1].values is not None:
-            return found
-        attributes = state[0] if isinstance(state, tuple) else state
-        if not isinstance(attributes, dict):
-            return found
-        below = [(name, self.leaf(node)) for name, node in attributes.items()]
-        tensors = [(name, leaf.tensors[0][1]) for name, leaf in below if leaf is not None and leaf.tensors]
-        told = {
-            "class": str(plain(kind)),
-            "global_shape": list(found.tensors[0][1].shape) if found.tensors else None,
-        }
-        if [name for name, _ in tensors] == ["_local_tensor"]:
-            return Leaf((((), tensors[0][1]),), told)
-        return Leaf(tuple(((str(name),), parts) for name, parts in tensors), told)
+        below = tuple(self._attributes(state))
+        if not found.tensors or found.tensors[0][1].values is not None or not below:
+            return replace(found, tensors=(*found.tensors, *below))
+        told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
+        if [path for path, _ in below] == [("_local_tensor",)]:
+            return Leaf((((), below[0][1]),), told)
+        return Leaf(below, told)
 
     def _wrapper(self, call: Call) -> Leaf[TensorParts]:
         return Leaf((((), TensorParts(torch_dtype(call.args[1]), sizes(call.args[2]))),))
@@ -251,7 +294,7 @@ _REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorPar
     ("torch._utils", "_rebuild_tensor_v2"): TorchObjects._tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): TorchObjects._tensor_v3,
     ("torch._utils", "_rebuild_parameter"): TorchObjects._first,
-    ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._first,
+    ("torch._utils", "_rebuild_parameter_with_state"): TorchObjects._with_state,
     ("torch._utils", "_rebuild_device_tensor_from_numpy"): TorchObjects._first,
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): TorchObjects._first,
     ("torch._utils", "_rebuild_xla_tensor"): TorchObjects._first,
@@ -261,6 +304,8 @@ _REBUILDERS: dict[tuple[str, str], Callable[[TorchObjects, Call], Leaf[TensorPar
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): TorchObjects._meta,
     ("torch._utils", "_rebuild_wrapper_subclass"): TorchObjects._wrapper,
     ("torch._tensor", "_rebuild_from_type_v2"): TorchObjects._from_type,
+    ("torch.nn.parameter", "Parameter"): TorchObjects._first,
+    ("torch.autograd.variable", "Variable"): TorchObjects._first,
     ("torch.nested._internal.nested_tensor", "_rebuild_njt"): TorchObjects._jagged,
 }
 
@@ -369,35 +414,52 @@ class SignFlipped:
 def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
 
-    Names are the dotted paths of ``_modules`` keys; buffers that are not persistent are left out.
+    Names are the dotted paths of ``_modules`` keys; buffers that are not persistent are left out. What the
+    module refers to besides its state dict is checked all the same.
+
+    Raises:
+        LimitExceeded: Modules nest too deep, or hold themselves.
     """
     if not _is_module(call):
         return None
     tensors: list[tuple[Path, TensorParts]] = []
-    pending: list[tuple[str, Call]] = [("", call)]
     classes: dict[str, str] = {}
-    visited = 0
-    while pending:
-        prefix, module = pending.pop()
-        visited += 1
-        if visited > 1_000_000:
-            raise ValueError("more than a million modules")
+    for prefix, module in _modules(objects, call):
         classes[prefix.rstrip(".")] = str(plain(module.function))
-        hidden = module.state.get("_non_persistent_buffers_set") or ()
-        for kind in ("_parameters", "_buffers"):
-            for name, node in module.state[kind].items():
-                found = (
-                    None if node is None or (kind == "_buffers" and name in hidden) else objects.leaf(node)
-                )
-                if found is not None:
-                    tensors += [((f"{prefix}{name}", *path), parts) for path, parts in found.tensors]
-        children = [(f"{prefix}{name}.", child) for name, child in module.state["_modules"].items()]
-        pending += [
-            (name, child)
-            for name, child in reversed(children)
+        for name, node in _state_items(module.state):
+            found = objects.leaf(node)
+            for path, parts in found.tensors if found else ():
+                tensors.append(((prefix + name, *path), replace(parts, role=Role.WEIGHTS)))
+    objects.check_references(call)
+    return Leaf(tuple(tensors), {"<class>": classes[""], "modules": classes})
+
+
+def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
+    """Yield all modules with their dotted prefixes, parents first."""
+    pending = [("", 0, root)]
+    count = 0
+    while pending:
+        prefix, depth, module = pending.pop()
+        count += 1
+        if depth > MAX_MODULE_NESTING or count > MAX_MODULES:
+            raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
+        yield prefix, module
+        children = [
+            (f"{prefix}{plain(name)}.", depth + 1, child)
+            for name, child in module.state["_modules"].items()
             if isinstance(child, Call) and _is_module(child)
         ]
-    return Leaf(tuple(tensors), {"<class>": classes[""], "modules": classes})
+        pending += reversed(children)
+
+
+def _state_items(state: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield what a module's own part of the state dict holds: parameters, then persistent buffers."""
+    for name, node in state["_parameters"].items():
+        yield str(plain(name)), node
+    hidden = state.get("_non_persistent_buffers_set")
+    for name, node in state["_buffers"].items():
+        if not isinstance(hidden, set | frozenset | list | tuple) or name not in hidden:
+            yield str(plain(name)), node
 
 
 def _is_module(call: Call) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
-from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 
 MAX_VISITS = 5_000_000
 MAX_DEPTH = 500
 _MAX_TEXT = 4096
 _MAX_INTEGER_BITS = 4096
+_MAX_KEY_BITS = 64
 _SHOWN_ARGS = 8
 
 T = TypeVar("T")
@@ -53,13 +54,23 @@ class _Open:
     key: Any
 
 
-def flatten(root: object, leaf: Callable[[object], Leaf[T] | None], where: str) -> Flat[T]:
+def _itself(node: object) -> object:
+    return node
+
+
+def flatten(
+    root: object,
+    leaf: Callable[[object], Leaf[T] | None],
+    where: str,
+    unwrap: Callable[[object], object] = _itself,
+) -> Flat[T]:
     """Take a tree apart, without recursion.
 
     Args:
         root: What the interpreter built.
         leaf: Says what a node is, or None where it is no tensor.
         where: The file, for errors.
+        unwrap: Says what a node stands for, where it merely wraps another.
 
     Raises:
         LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
@@ -71,6 +82,7 @@ def flatten(root: object, leaf: Callable[[object], Leaf[T] | None], where: str) 
 
     def enter(node: object, path: Path, key: Any) -> object:
         """Return the plain form of a node, or open it where it is a container."""
+        node = unwrap(node)
         found = leaf(node)
         if found is not None:
             flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
@@ -113,6 +125,8 @@ def flatten(root: object, leaf: Callable[[object], Leaf[T] | None], where: str) 
 
 
 def _path_part(key: Any) -> str | int:
+    if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
+        return str(plain(key))
     return key if type(key) in (str, int) else str(plain(key))
 
 
@@ -130,7 +144,7 @@ def _children(node: object) -> Iterator[tuple[Any, Any]] | None:
 
 
 def _order(item: object) -> tuple[str, str]:
-    return type(item).__name__, repr(item)[:_MAX_TEXT] if isinstance(item, str | int | float) else ""
+    return type(item).__name__, repr(plain(item)) if isinstance(item, str | int | float) else ""
 
 
 def _call_children(call: Call) -> Iterator[tuple[Any, Any]] | None:
@@ -140,11 +154,52 @@ def _call_children(call: Call) -> Iterator[tuple[Any, Any]] | None:
         state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
     if isinstance(state, dict):
         return iter([*state.items(), *call.pairs, *enumerate(call.items)])
+    if _is_object_array(call):
+        return iter(enumerate(state[4]))
     if call.pairs or call.items:
         return iter([*call.pairs, *enumerate(call.items)])
     if call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple):
         return iter(enumerate(call.args[0]))
     return None
+
+
+def _is_object_array(call: Call) -> bool:
+    """Tell whether a call is a NumPy array of Python objects, which are a list at the end of its state."""
+    if not isinstance(call.function, Global) or call.function.name != "_reconstruct":
+        return False
+    return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
+
+
+def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
+    """Yield every reference in what the interpreter built, each node looked into once.
+
+    ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
+    """
+    seen = set() if visited is None else visited
+    pending: list[object] = [root]
+    while pending:
+        node = pending.pop()
+        parts = _parts(node)
+        if parts is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Persistent):
+            yield node
+        pending.extend(parts)
+
+
+def _parts(node: object) -> Iterable[object] | None:
+    """Return all that a node holds, or None where it can't hold anything."""
+    if isinstance(node, Call):
+        pairs = [part for pair in node.pairs for part in pair]
+        return [node.function, node.args, node.kwargs, node.state, *node.items, *pairs]
+    if isinstance(node, Mapped):
+        return [node.state, *node.keys(), *node.values()]
+    if isinstance(node, dict):
+        return [*node.keys(), *node.values()]
+    if isinstance(node, list | tuple | set | frozenset):
+        return node
+    return (node.id,) if isinstance(node, Persistent) else None
 
 
 def _closed(opened: _Open) -> object:
@@ -158,7 +213,7 @@ def _closed(opened: _Open) -> object:
     if isinstance(node, Call):
         if node.is_of("torch", "Size"):
             return list(left.values())
-        return {"<class>": str(node.function), **_with_text_keys(left)}
+        return {"<class>": str(plain(node.function)), **_with_text_keys(left)}
     return _with_text_keys(left)
 
 
@@ -199,7 +254,8 @@ def _described_call(call: Call) -> str:
     if call.is_of("torch", "device"):
         return ":".join(str(plain(arg)) for arg in call.args)
     shown = ", ".join(
-        repr(arg) if isinstance(arg, str | int | float | None) else "…" for arg in call.args[:_SHOWN_ARGS]
+        repr(plain(arg)) if isinstance(arg, str | int | float | None) else "…"
+        for arg in call.args[:_SHOWN_ARGS]
     )
     function = call.function if isinstance(call.function, Global) else "…"
     return f"{function}({shown[:200]})"

@@ -21,6 +21,7 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
 from ckpttool.wire.source import Readable
+from ckpttool.wire.trust import Trust, modern, trust
 
 MAX_OPCODES = 10_000_000
 MAX_NODES = 5_000_000
@@ -38,17 +39,6 @@ _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _HASH_MODULUS = (1 << 61) - 1
 
 
-WATCHED = frozenset(
-    Global(module, name)
-    for module, name in (
-        ("builtins", "getattr"),
-        ("builtins", "eval"),
-        ("_codecs", "encode"),
-        ("copyreg", "_reconstructor"),
-    )
-)
-
-_PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MAPPINGS = frozenset(
     {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
 )
@@ -75,6 +65,7 @@ class Interpreter:
         self._nodes = 0
         self._memory = 0
         self._hashes: dict[int, tuple[object, int]] = {}
+        self._shaped: dict[Global, int] = {}  # how often each lies on the stack or in an object
         self.frame_end = 0
 
     def run(self) -> Pickle:
@@ -205,9 +196,12 @@ class Interpreter:
     def recall(self, index: int) -> None:
         """Push what the memo holds."""
         try:
-            self.stack.append(self.memo[index])
+            node = self.memo[index]
         except KeyError:
             raise self.damaged(f"the memo has no entry {index}") from None
+        if self._shaped and isinstance(node, Global) and node in self._shaped:
+            self._shaped[node] += 1
+        self.stack.append(node)
 
     def to_mark(self) -> list[Any]:
         """Return what was pushed since the last mark, and forget the mark."""
@@ -229,6 +223,8 @@ class Interpreter:
         elif isinstance(key, list | dict | set | bytearray):
             raise self.damaged(f"a {type(key).__name__} as a key")
         elif key is None or isinstance(key, bool | Global | Call | Persistent | Payload):
+            if isinstance(key, Global) and key in self._shaped:
+                self._shaped[key] -= 1  # a class as a key is called by nobody
             return key
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
@@ -273,11 +269,15 @@ class Interpreter:
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        module = _PYTHON_2_MODULES.get(module, module)
+        module, name = modern(module, name)
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
+            if trust(module, name) is Trust.SHAPED:
+                self._shaped[found] = 0
+        if found in self._shaped:
+            self._shaped[found] += 1
         self.grow(found)
 
     def call(self, function: object, args: object, kwargs: object = None) -> None:
@@ -286,7 +286,8 @@ class Interpreter:
         if not isinstance(function, Global):
             self.misused(f"{_kind(function)} is called")
         call = Call(function, args, kwargs)
-        if function in WATCHED:
+        if isinstance(function, Global) and function in self._shaped:
+            self._shaped[function] -= 1
             self.pickle.watched.append((self.position, call))
         self.grow(self._plain(call))
 
@@ -342,6 +343,9 @@ class Interpreter:
         self.pickle.misuse.append((self.position, sentence))
 
     def _finished(self) -> Pickle:
+        for name, uses in self._shaped.items():
+            if uses > 0:
+                self.misused(f"{name} is handed on instead of called")
         self.pickle.root = self.stack.pop()
         self.pickle.end = self.position
         return self.pickle

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.report import Finding, Severity, error, warning
+from ckpttool.report import Finding, error, warning
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
 from ckpttool.wire.source import Readable
@@ -75,9 +78,14 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     return tuple(dict.fromkeys(findings))
 
 
-def is_unsafe(findings: tuple[Finding, ...]) -> bool:
-    """Tell whether anything dangerous was found."""
-    return any(finding.severity is Severity.ERROR for finding in findings)
+@contextmanager
+def keeping(safety: tuple[Finding, ...]) -> Iterator[None]:
+    """Let damage that is found after a pickle was read not hide what the pickle could run."""
+    try:
+        yield
+    except DamagedCheckpoint as failure:
+        failure.safety = tuple(dict.fromkeys((*safety, *failure.safety)))
+        raise
 
 
 def _judge_name(name: Global, where: str | None) -> Finding | None:
@@ -96,19 +104,40 @@ def _is_harmless(call: Call) -> bool:
     args = call.args
     if call.kwargs or not isinstance(call.function, Global):
         return False
-    name = call.function.name
-    if name == "encode":
-        return len(args) == 2 and isinstance(args[0], str | Payload) and args[1] == "latin1"
-    if name == "getattr":
-        return len(args) == 2 and _is_plain_attribute(args[0], args[1])
-    if name == "eval":
-        return len(args) == 2 and args[0] == "data" and _is_paddle_tensor(args[1])
+    shape = _HARMLESS_ARGUMENTS.get((call.function.module, call.function.name))
+    return shape is not None and shape(args)
+
+
+def _is_latin1(args: tuple[Any, ...]) -> bool:
+    return len(args) == 2 and isinstance(args[0], str | Payload) and args[1] == "latin1"
+
+
+def _is_bare_object(args: tuple[Any, ...]) -> bool:
     return (
         len(args) == 3
         and isinstance(args[0], Global)
         and args[1] == Global("builtins", "object")
         and args[2] is None
     )
+
+
+def _is_attribute(args: tuple[Any, ...]) -> bool:
+    return len(args) == 2 and _is_plain_attribute(args[0], args[1])
+
+
+def _is_paddle_eval(args: tuple[Any, ...]) -> bool:
+    return len(args) == 2 and args[0] == "data" and _is_paddle_tensor(args[1])
+
+
+_HARMLESS_ARGUMENTS: dict[tuple[str, str], Callable[[tuple[Any, ...]], bool]] = {
+    ("_codecs", "encode"): _is_latin1,
+    ("builtins", "getattr"): _is_attribute,
+    ("builtins", "eval"): _is_paddle_eval,
+    ("builtins", "type"): lambda args: args == (None,),
+    ("copyreg", "_reconstructor"): _is_bare_object,
+}
+
+_READS_FILES = frozenset({"from_file", "frombuffer"})
 
 
 def _is_plain_attribute(target: object, attribute: object) -> bool:

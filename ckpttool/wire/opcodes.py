@@ -299,7 +299,8 @@ def _pop_mark(vm: Interpreter) -> None:
 
 @_opcode(0x32)  # 2
 def _dup(vm: Interpreter) -> None:
-    vm.stack.append(vm.stack[-1])
+    vm.remember(-1)
+    vm.recall(-1)
 
 
 @_opcode(0x71)  # q
@@ -390,10 +391,15 @@ def _newobj_ex(vm: Interpreter) -> None:
     vm.call(function, args, kwargs)
 
 
+_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
+
+
 @_opcode(0x62)  # b
 def _build(vm: Interpreter) -> None:
     state = vm.stack.pop()
     target = vm.stack[-1]
+    if isinstance(state, dict) and not state.keys().isdisjoint(_MEMORY_VIEWS):
+        vm.misused("an object that lets NumPy view any memory is made")
     if not isinstance(target, Call | Mapped):
         what = f"the name {target}" if isinstance(target, Global) else f"a {type(target).__name__.lower()}"
         vm.misused(f"a state is set on {what}")

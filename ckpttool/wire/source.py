@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -164,6 +164,11 @@ class Buffer:
 
 
 Readable: TypeAlias = Source | Buffer
+
+
+def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:
+    """Return what fills a buffer from an offset that counts from ``base``, in bytes."""
+    return lambda offset, buffer: source.read_into(base + offset, buffer)
 
 
 @dataclass(frozen=True, slots=True)

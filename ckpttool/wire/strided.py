@@ -88,7 +88,8 @@ class Strided:
         view: np.ndarray[Any, Any] = np.lib.stride_tricks.as_strided(
             box, [shape[a] for a in order], steps, writeable=False
         )
-        return view.transpose(np.argsort(order))
+        box_in_order: np.ndarray[Any, Any] = view.transpose(np.argsort(order))
+        return box_in_order
 
     def _split(self, order: list[int], shape: tuple[int, ...]) -> int:
         """Return how many of the axes, widest stride first, are walked; the rest is read in one run."""

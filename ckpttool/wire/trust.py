@@ -104,7 +104,7 @@ def trust(module: str, name: str) -> Trust:
     A dotted name, which protocol 4 looks up attribute by attribute, is never plain, and a module that
     belongs to a known package is never unknown.
     """
-    spelled = _modern(module, name)
+    spelled = modern(module, name)
     if spelled in _COMMON:
         return Trust.PLAIN
     if spelled in _COMMON_SHAPED:
@@ -116,7 +116,7 @@ def trust(module: str, name: str) -> Trust:
     return Trust.DANGEROUS if module.partition(".")[0] in _known_packages() else Trust.UNKNOWN
 
 
-def _modern(module: str, name: str) -> Global:
+def modern(module: str, name: str) -> Global:
     """Return the global as Python 3 spells it; protocols up to 2 use the names of Python 2."""
     renamed = _PYTHON_2_GLOBALS.get((module, name))
     return renamed or (_PYTHON_2_MODULES.get(module, module), name)

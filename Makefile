@@ -1,0 +1,53 @@
+# Each target sets up what it needs, in .venv, on a fresh clone with Python 3.10 or newer.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: demo test check bench docs clean
+.DEFAULT_GOAL := help
+
+help:            ## what there is
+	@grep -E '^[a-z]+: .*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+demo: $(VENV)/.base      ## inspect, verify and prune shipped checkpoints
+	@BIN=$(BIN) sh tests/demo.sh
+
+test: $(VENV)/.test      ## the whole suite, frameworks included
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+check: $(VENV)/.test     ## formatting, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.test     ## speed and memory against the peers, as ratios
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+docs: $(VENV)/.docs      ## pictures, reference pages and the site
+	$(BIN)/python docs/pictures.py
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.python pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+# PyTorch first and alone: under the pin no other package can bring a build with CUDA.
+$(VENV)/.test: $(VENV)/.base pyproject.toml constraints.txt
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,101 @@
+"""The command line: one file a command. Parse, one call, render, exit.
+
+``main`` is the one place where errors become exit codes: 0 all is as you would wish, 1 something needs a
+look, 2 it could not be done.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from ckpttool.cli import inspect, verify
+from ckpttool.cli.output import say_error
+from ckpttool.errors import CheckpointError, UsageError
+
+FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
+_CLICK_ERROR: type[Exception] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+
+app = typer.Typer(
+    name="ckpttool",
+    help="Tell what a machine-learning checkpoint is and whether it is intact, and keep directories tidy.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"ckpttool {version('ckpttool')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _ckpttool(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    pass
+
+
+for _command in (inspect.inspect, verify.verify):
+    app.command()(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    # Checkpoints are large trees that live until the end: looking for cycles among them costs a third.
+    gc.set_threshold(100_000, 50, 100)
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    try:
+        status = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except (CheckpointError, UsageError) as error:
+        return _failed(error)
+    except (KeyboardInterrupt, typer.Abort):
+        say_error("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing may be written when Python closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FOUND_SOMETHING
+    except _CLICK_ERROR as error:
+        return _misused(error)
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is one line too
+        return _failed(
+            error, f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
+        )
+
+
+def _failed(error: Exception, text: str | None = None) -> int:
+    if os.environ.get("CKPTTOOL_DEBUG") == "1":
+        raise error
+    say_error(text or str(error))
+    return COULD_NOT
+
+
+def _misused(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    message: str = error.format_message()  # type: ignore[attr-defined]  # every ClickException has it
+    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return COULD_NOT
+    hint = f" (see '{context.command_path} --help')" if context is not None else ""
+    say_error(f"{message.rstrip('.')}{hint}")
+    return COULD_NOT

@@ -1,0 +1,91 @@
+"""``ckpttool inspect``: what is it?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.options import Json
+from ckpttool.cli.output import has_colour, say_warning, width
+
+if TYPE_CHECKING:
+    from ckpttool.ops.inspect import Inspection
+
+
+def inspect(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", show_default=False, help="Files, directories, indexes.")
+    ],
+    json: Json = False,
+    all: Annotated[bool, typer.Option("--all", help="Show every tensor, not just the first 40.")] = False,
+    filter: Annotated[
+        str | None,
+        typer.Option(
+            "--filter", metavar="GLOB", help="Show tensors with matching names.", show_default=False
+        ),
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read the values: min, max, mean, std, zeros, NaN, Inf.")
+    ] = False,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            "--field", metavar="KEY", help="Print one value, such as training.epoch.", show_default=False
+        ),
+    ] = None,
+) -> int:
+    """Tell what a checkpoint is: format, size, epoch, loss, parameters, tensors."""
+    from ckpttool.ops.inspect import inspect as inspect_one
+    from ckpttool.report import has_errors
+
+    inspections = [inspect_one(_one(str(path)), filter=filter, stats=stats) for path in paths]
+    if field is not None:
+        print("\n".join(_field(inspection, field) for inspection in inspections))
+    elif json:
+        from ckpttool.render.json import dumps, inspect_document
+
+        print(dumps(inspect_document(inspections)))
+    else:
+        from ckpttool.render.text import inspect_text
+
+        shown = (
+            inspect_text(one, all_tensors=all, colour=has_colour(sys.stdout), width=width(sys.stdout))
+            for one in inspections
+        )
+        print("\n\n".join(shown))
+    return int(any(has_errors(inspection.findings) for inspection in inspections))
+
+
+def _one(path: str) -> str:
+    """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
+    from ckpttool.series.order import newest_in
+
+    chosen = newest_in(path)
+    if chosen.others:
+        say_warning(f"{path}: {chosen.others + 1} checkpoints; this is the newest, {chosen.path}")
+    return chosen.path
+
+
+def _field(inspection: Inspection, key: str) -> str:
+    """Return one value of the JSON document by its dotted key.
+
+    Raises:
+        UsageError: There is no such key.
+    """
+    import json
+
+    from ckpttool.errors import UsageError
+    from ckpttool.render.json import finite, inspect_document
+
+    (value,) = inspect_document([inspection])["checkpoints"]
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, dict) and part in value:
+            value = value[part]
+        else:
+            raise UsageError(f"no field {key}: {part} is not there")
+    return value if isinstance(value, str) else json.dumps(finite(value))

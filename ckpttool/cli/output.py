@@ -1,0 +1,71 @@
+"""What goes to stdout and to stderr, and in what colour."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from ckpttool.render.escape import printable
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import FileEntry
+    from ckpttool.ops.verify import Advance
+
+
+def say(text: str) -> None:
+    """Write a line to stderr: warnings, notes, prompts."""
+    print(text, file=sys.stderr)
+
+
+def say_error(text: str) -> None:
+    """Write an error as its one line on stderr."""
+    say(f"ckpttool: error: {printable(text)}")
+
+
+def say_warning(text: str) -> None:
+    """Write a warning as one line on stderr."""
+    say(f"ckpttool: warning: {printable(text)}")
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Tell whether colour may be written: to terminals, unless NO_COLOR is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width(stream: TextIO) -> int:
+    """Return how many columns a text may take."""
+    if not stream.isatty():
+        return 120
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Advance]:
+    """Show a progress bar of ``total`` bytes on a terminal, and nothing elsewhere."""
+    if not sys.stderr.isatty() or total < 1 << 28:
+        yield lambda nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+def total_bytes(files: Sequence[FileEntry]) -> int:
+    """Return the bytes of files."""
+    return sum(entry.nbytes for entry in files)

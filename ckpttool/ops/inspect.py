@@ -1,0 +1,127 @@
+"""What is it? Everything that can be told of a checkpoint without reading its values."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.formats import open_checkpoint
+from ckpttool.report import Finding
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A tensor's values in numbers; NaN and infinities are counted, and left out of the rest.
+
+    ``minimum`` and the others are None where no finite value is left.
+    """
+
+    count: int
+    nan: int
+    infinite: int
+    zeros: int
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    std: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The answer to ``inspect``.
+
+    Attributes:
+        checkpoint: The checkpoint, closed: its facts are there, its values can't be read any more.
+        tensors: Those that were asked for.
+        statistics: By tensor name, where they were asked for.
+    """
+
+    checkpoint: Checkpoint
+    tensors: tuple[Tensor, ...]
+    statistics: Mapping[str, Statistics] | None = None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is wrong or remarkable, in structure and in safety."""
+        return self.checkpoint.findings + self.checkpoint.safety
+
+
+def inspect(path: str, *, filter: str | None = None, stats: bool = False) -> Inspection:
+    """Return what a checkpoint is.
+
+    Args:
+        path: A file, directory or index.
+        filter: Glob that the names of the tensors must match.
+        stats: Whether to read the values and compute statistics of the numeric ones.
+
+    Raises:
+        CheckpointError: It is none, or can't be read.
+    """
+    with open_checkpoint(path) as checkpoint:
+        return inspection(checkpoint, filter=filter, stats=stats)
+
+
+def inspection(checkpoint: Checkpoint, *, filter: str | None = None, stats: bool = False) -> Inspection:
+    """Return what an open checkpoint is; see ``inspect``."""
+    tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
+    # What a closed file can't tell any more is asked now.
+    _ = checkpoint.metadata, checkpoint.training
+    statistics = {t.name: statistics_of(t) for t in tensors if _is_numeric(t)} if stats else None
+    return Inspection(checkpoint, tensors, statistics)
+
+
+def _is_numeric(tensor: Tensor) -> bool:
+    return (
+        tensor.values is not None
+        and tensor.dtype.numpy is not None
+        and tensor.dtype.kind in ("float", "integer", "boolean")
+    )
+
+
+def statistics_of(tensor: Tensor) -> Statistics:
+    """Return a real tensor's statistics, in one pass, in float64 and bounded memory.
+
+    Blocks are merged by Chan's method, so that the variance doesn't cancel.
+
+    Raises:
+        CheckpointError: Its values can't be read.
+    """
+    import numpy as np
+
+    from ckpttool.dtypes import numpy_dtype
+
+    dtype = numpy_dtype(tensor.dtype)
+    count = nan = infinite = zeros = kept = 0
+    low, high, mean, squares = math.inf, -math.inf, 0.0, 0.0
+    for block in tensor.blocks():
+        values = _widened(
+            np.frombuffer(block, dtype) if tensor.dtype.bits >= 8 else tensor.array().reshape(-1)
+        )
+        finite = values[np.isfinite(values)]
+        count += values.size
+        nan += int(np.count_nonzero(np.isnan(values)))
+        infinite += int(np.count_nonzero(np.isinf(values)))
+        zeros += int(np.count_nonzero(values == 0))
+        if finite.size:
+            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+            block_mean = float(finite.mean())
+            delta, total = block_mean - mean, kept + finite.size
+            squares += float(((finite - block_mean) ** 2).sum()) + delta**2 * kept * finite.size / total
+            mean += delta * finite.size / total
+            kept = total
+        if tensor.dtype.bits < 8:
+            break
+    if not kept:
+        return Statistics(count, nan, infinite, zeros, None, None, None, None)
+    return Statistics(count, nan, infinite, zeros, low, high, mean, math.sqrt(squares / kept))
+
+
+def _widened(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.astype("float64")

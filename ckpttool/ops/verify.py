@@ -1,0 +1,302 @@
+"""Is it intact, sane and safe? Each byte is read once, for its checksum and its values together.
+
+A check passes only for what it looked at: what a format can't tell is skipped, and says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from ckpttool.checkpoint import Checkpoint, Span, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats import detect, suffix_format, unrecognised
+from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.report import Finding, Severity, error, has_errors, warning
+from ckpttool.wire.scan import Scanned, Specials, count_specials, scan
+
+CHECKS = ("structure", "checksum", "values", "safety")
+QUICK_CHECKS = ("structure", "safety")
+
+Advance = Callable[[int], None]
+
+
+class Status(str, enum.Enum):
+    """How a check went; skipped is not passed."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class Safety(str, enum.Enum):
+    """What loading it with its own framework could run."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: ``detail`` says what was looked at, or why nothing was."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdict on one checkpoint; ``nbytes`` is the size of its files, in bytes."""
+
+    path: str
+    format: str | None
+    variant: str | None
+    safety: Safety
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
+    nbytes: int = 0
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether no check of integrity failed; safety has a verdict of its own."""
+        return all(check.status is not Status.FAILED for check in self.checks if check.name != "safety")
+
+    @property
+    def is_fine(self) -> bool:
+        """Tell whether it is valid, and nothing dangerous is in it."""
+        return self.is_valid and self.safety is not Safety.UNSAFE
+
+
+def default_jobs() -> int:
+    """Return the number of processors that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def verify(
+    path: str | os.PathLike[str] | Unit,
+    *,
+    only: Collection[str] = CHECKS,
+    strict: bool = False,
+    jobs: int | None = None,
+    advance: Advance = lambda nbytes: None,
+) -> Verification:
+    """Return the verdict on one checkpoint. A damaged one is invalid, not an error.
+
+    Args:
+        path: A file, directory or index; or a unit that discovery found.
+        only: The checks to run.
+        strict: Whether warnings fail their check.
+        jobs: Number of threads; by default the processors that this process may use.
+        advance: Called with the bytes read, from any thread.
+
+    Raises:
+        NotACheckpoint: Nothing is recognised there.
+        CheckpointError: It can't be read at all.
+    """
+    unit = path if isinstance(path, Unit) else None
+    name = unit.path if unit else os.fspath(path)  # type: ignore[arg-type]
+    format = unit.format if unit else None
+    try:
+        format = format or _recognised(name)
+        with format.open_unit(unit or Unit(name, (), format)) as checkpoint:
+            return _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run()
+    except (DamagedCheckpoint, Unsupported) as failure:
+        hint = format or suffix_format(os.path.basename(name))
+        return _beyond_opening(name, hint, failure, only)
+
+
+def _recognised(path: str) -> Format:
+    probe = Probe(path)
+    try:
+        format = detect(probe)
+        if format is None:
+            raise unrecognised(probe)
+        return format
+    finally:
+        probe.close()
+
+
+def _beyond_opening(
+    path: str, format: Format | None, failure: CheckpointError, only: Collection[str]
+) -> Verification:
+    """Return the verdict on what can't be opened; what was seen before the damage still counts."""
+    seen = getattr(failure, "safety", ())
+    where = failure.where if failure.path == path else f"{os.path.basename(failure.path)}: {failure.where}"
+    findings = (error(failure.code, failure.reason, where), *seen)
+    reason = "the structure is damaged"
+    checks = [Check(name, Status.SKIPPED, reason if name in only else "not asked for") for name in CHECKS]
+    checks[0] = Check("structure", Status.FAILED, failure.reason)
+    safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
+    if safety is Safety.UNSAFE and "safety" in only:
+        checks[-1] = Check("safety", Status.FAILED, _counted(len(seen), "finding"))
+    nbytes = os.path.getsize(path) if os.path.isfile(path) else 0
+    return Verification(path, format.name if format else None, None, safety, tuple(checks), findings, nbytes)
+
+
+class _Verifier:
+    """Runs the checks on one open checkpoint and collects what they find."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, only: Collection[str], strict: bool, jobs: int, advance: Advance
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._only = only
+        self._fatal = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+        self._jobs = jobs
+        self._advance = advance
+        self._findings: list[Finding] = []
+        self._scanned: list[Scanned] = []
+
+    def run(self) -> Verification:
+        """Return the verdict."""
+        if {"checksum", "values"} & set(self._only):
+            self._scanned = scan(
+                self._checkpoint.spans(),
+                jobs=self._jobs,
+                checksum="checksum" in self._only,
+                values="values" in self._only,
+                advance=self._advance,
+            )
+        runs = (self._structure, self._checksum, self._values, self._safety)
+        checks = tuple(
+            run() if name in self._only else Check(name, Status.SKIPPED, "not asked for")
+            for name, run in zip(CHECKS, runs, strict=True)
+        )
+        found = self._checkpoint
+        return Verification(
+            found.path,
+            found.format,
+            found.variant,
+            self._verdict(),
+            checks,
+            tuple(self._findings),
+            found.nbytes,
+        )
+
+    def _verdict(self) -> Safety:
+        severities = {finding.severity for finding in self._checkpoint.safety}
+        if "safety" not in self._only:
+            return Safety.UNKNOWN
+        if Severity.ERROR in severities:
+            return Safety.UNSAFE
+        return Safety.UNKNOWN if Severity.WARNING in severities else Safety.SAFE
+
+    def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
+        """Record findings and return the check that made them."""
+        found = tuple(findings)
+        self._findings.extend(found)
+        failures = sum(finding.severity in self._fatal for finding in found)
+        if failures:
+            return Check(name, Status.FAILED, f"{_counted(failures, 'finding')} in {detail}")
+        return Check(name, Status.PASSED, detail)
+
+    def _structure(self) -> Check:
+        files = _counted(len(self._checkpoint.files), "file")
+        return self._check(
+            "structure", self._checkpoint.findings, f"{files}, {len(self._checkpoint):,} tensors"
+        )
+
+    def _checksum(self) -> Check:
+        failures = [s for s in self._scanned if s.failure is not None]
+        covered = [s for s in self._scanned if s.span.crc32 is not None]
+        findings = [_unreadable(scanned) for scanned in failures]
+        if not covered and not findings:
+            return Check("checksum", Status.SKIPPED, self._without_checksums())
+        findings += [_mismatch(s) for s in covered if s.failure is None and not s.matches]
+        bare = sorted({os.path.basename(s.span.extent.file) for s in self._scanned if s.span.crc32 is None})
+        none = (
+            f"; {', '.join(bare)} carries none"
+            if len(bare) == 1
+            else f"; {len(bare)} files carry none"
+            if bare
+            else ""
+        )
+        return self._check("checksum", findings, f"{_counted(len(covered), 'record')}{none}")
+
+    def _without_checksums(self) -> str:
+        if self._checkpoint.format == "pytorch" and self._checkpoint.variant == "zip":
+            return "the file was saved without checksums"
+        kind = " ".join(filter(None, (self._checkpoint.format, self._checkpoint.variant)))
+        return f"{kind} files carry no checksums"
+
+    def _values(self) -> Check:
+        tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
+        if not tensors:
+            return Check("values", Status.SKIPPED, "no tensor holds values")
+        findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
+        findings += self._unfinished_training()
+        return self._check("values", findings, _counted(len(tensors), "tensor"))
+
+    def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return the tensors that the pass over the file has not shown to be finite."""
+        clean = {
+            _place(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
+        }
+        broken = {_place(s.span) for s in self._scanned if s.failure is not None}
+        doubtful = []
+        for tensor in tensors:
+            place = tensor.storage and (tensor.storage.file, tensor.storage.offset, tensor.storage.nbytes)
+            if tensor.dtype.float_code is None or place in broken or tensor.shares_with is not None:
+                continue
+            if place not in clean or clean[place] is not tensor.dtype:
+                doubtful.append(tensor)
+        return doubtful
+
+    def _specials(self, tensor: Tensor) -> list[Finding]:
+        assert tensor.values is not None  # selected by the caller
+        try:
+            specials = count_specials(tensor.values, tensor.dtype)
+        except CheckpointError as failure:
+            return [error(failure.code, failure.reason, tensor.name)]
+        return special_findings(specials, tensor)
+
+    def _unfinished_training(self) -> list[Finding]:
+        loss = self._checkpoint.training.loss
+        if loss is None or loss - loss == 0:
+            return []
+        return [
+            warning(
+                "loss-not-finite",
+                f"the recorded loss is {loss}",
+                self._checkpoint.training.origin.get("loss"),
+            )
+        ]
+
+    def _safety(self) -> Check:
+        if not self._checkpoint.safety:
+            return Check("safety", Status.PASSED, "loading it runs nothing")
+        return self._check("safety", self._checkpoint.safety, "what loading it could run")
+
+
+def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
+    """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
+    findings = []
+    if specials.nan:
+        findings.append(error("nan", f"{specials.nan:,} of {tensor.size:,} values are NaN", tensor.name))
+    if specials.infinite:
+        message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
+        findings.append(warning("infinity", message, tensor.name))
+    return findings
+
+
+def _place(span: Span) -> tuple[str, int, int]:
+    return span.extent.file, span.extent.offset, span.extent.nbytes
+
+
+def _mismatch(scanned: Scanned) -> Finding:
+    stated, found = scanned.span.crc32 or 0, scanned.crc32 or 0
+    return error("checksum-mismatch", f"CRC-32 is {found:08x} instead of {stated:08x}", scanned.span.where)
+
+
+def _unreadable(scanned: Scanned) -> Finding:
+    assert scanned.failure is not None  # selected by the caller
+    return error(scanned.failure.code, scanned.failure.reason, scanned.span.where)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,148 @@
+"""The documents that scripts read; docs/contract.md lists their keys."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
+from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.ops.verify import Verification
+from ckpttool.report import Finding
+
+
+def dumps(document: Mapping[str, Any]) -> str:
+    """Return a document as JSON text; NaN and infinities become strings."""
+    try:
+        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with the floats that JSON lacks spelled as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:
+    """Return the document of ``inspect``."""
+    return {
+        "schema": "ckpttool.inspect/1",
+        "checkpoints": [_inspected(inspection) for inspection in inspections],
+    }
+
+
+def _inspected(inspection: Inspection) -> dict[str, Any]:
+    found = inspection.checkpoint
+    return {
+        "path": found.path,
+        "format": found.format,
+        "variant": found.variant,
+        "complete": found.complete,
+        "granularity": found.granularity.value,
+        "bytes": found.nbytes,
+        "files": [_file(entry) for entry in found.files],
+        "producer": {"framework": found.producer.framework, "version": found.producer.version},
+        "training": training(found.training),
+        "parameters": found.parameters,
+        "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
+        "values": found.metadata,
+        "findings": [finding(one) for one in inspection.findings],
+        "safety": _safety_word(found),
+    }
+
+
+def _safety_word(found: Checkpoint) -> str:
+    severities = {one.severity.value for one in found.safety}
+    return "unsafe" if "error" in severities else "unknown" if "warning" in severities else "safe"
+
+
+def _file(entry: FileEntry) -> dict[str, Any]:
+    return {"path": entry.path, "bytes": entry.nbytes}
+
+
+def training(state: TrainingState) -> dict[str, Any]:
+    """Return a training state as the documents have it."""
+    return {
+        "epoch": state.epoch,
+        "step": state.step,
+        "loss": state.loss,
+        "learning_rate": state.learning_rate,
+        "metrics": dict(state.metrics),
+        "best": state.best,
+        "saved_at": state.saved_at,
+        "seed": state.seed,
+        "hyper_parameters": dict(state.hyper_parameters),
+        "origin": dict(state.origin),
+    }
+
+
+def _tensor(tensor: Tensor, statistics: Mapping[str, Statistics] | None) -> dict[str, Any]:
+    extent = tensor.extent
+    told: dict[str, Any] = {
+        "name": tensor.name,
+        "path": list(tensor.path),
+        "role": tensor.role.value,
+        "dtype": tensor.dtype.name,
+        "shape": list(tensor.shape),
+        "bytes": tensor.nbytes,
+        "file": extent.file if extent else None,
+        "offset": extent.offset if extent else None,
+        "shares_with": tensor.shares_with,
+    }
+    if tensor.key is not None:
+        told["key"] = tensor.key
+    if statistics is not None and tensor.name in statistics:
+        told["stats"] = _statistics(statistics[tensor.name])
+    return told
+
+
+def _statistics(found: Statistics) -> dict[str, Any]:
+    return {
+        "min": found.minimum,
+        "max": found.maximum,
+        "mean": found.mean,
+        "std": found.std,
+        "zeros": found.zeros,
+        "nan": found.nan,
+        "inf": found.infinite,
+    }
+
+
+def finding(one: Finding) -> dict[str, Any]:
+    """Return a finding as the documents have it."""
+    return {"code": one.code, "severity": one.severity.value, "message": one.message, "where": one.where}
+
+
+def verify_document(verifications: list[Verification]) -> dict[str, Any]:
+    """Return the document of ``verify``."""
+    is_valid = all(verification.is_valid for verification in verifications)
+    return {
+        "schema": "ckpttool.verify/1",
+        "verdict": "valid" if is_valid else "invalid",
+        "checkpoints": [_verified(verification) for verification in verifications],
+    }
+
+
+def _verified(verification: Verification) -> dict[str, Any]:
+    return {
+        "path": verification.path,
+        "format": verification.format,
+        "variant": verification.variant,
+        "verdict": "valid" if verification.is_valid else "invalid",
+        "safety": verification.safety.value,
+        "bytes": verification.nbytes,
+        "checks": [
+            {"name": check.name, "status": check.status.value, "detail": check.detail}
+            for check in verification.checks
+        ],
+        "findings": [finding(one) for one in verification.findings],
+    }

@@ -1,0 +1,265 @@
+"""One pass over byte ranges: checksums and values together, on several threads.
+
+Ranges are cut into pieces, so that one large record keeps all threads busy; the checksums of its pieces
+are combined. The threads run at memory speed because the checksum and NumPy release the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from isal import isal_zlib
+
+from ckpttool.checkpoint import Span, Values
+from ckpttool.dtypes import DType, FloatCode
+from ckpttool.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PIECE_BYTES = 1 << 25
+CHUNK_BYTES = 1 << 18
+"""What is read, summed and tested at once: it has to stay in a processor's own cache."""
+
+_CRC32_POLYNOMIAL = 0xEDB88320
+
+
+@dataclass(slots=True)
+class Scanned:
+    """What a pass over one span found.
+
+    Attributes:
+        crc32: Checksum of the bytes; None where reading them failed.
+        is_suspicious: Whether any element, read as the span's type, is NaN or infinite.
+        failure: Why reading failed.
+    """
+
+    span: Span
+    crc32: int | None = None
+    is_suspicious: bool = False
+    failure: CheckpointError | None = None
+
+    @property
+    def matches(self) -> bool:
+        """Tell whether the bytes have the checksum that the format states for them."""
+        return self.span.crc32 is None or self.crc32 == self.span.crc32
+
+
+@dataclass(slots=True)
+class _Piece:
+    scanned: Scanned
+    start: int
+    nbytes: int
+    crc32: int = 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """The pieces still to do; threads take them in file order."""
+
+    pieces: Iterator[_Piece]
+    advance: Callable[[int], None]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    error: BaseException | None = None
+
+    def next(self) -> _Piece | None:
+        with self.lock:
+            return None if self.error else next(self.pieces, None)
+
+
+def scan(
+    spans: Iterable[Span],
+    *,
+    jobs: int,
+    checksum: bool = True,
+    values: bool = True,
+    advance: Callable[[int], None] = lambda nbytes: None,
+) -> list[Scanned]:
+    """Read all spans once and return what was found, in their order.
+
+    Args:
+        spans: What to read.
+        jobs: Number of threads.
+        checksum: Whether to compute the checksums of spans that have one.
+        values: Whether to test the values of spans that have a type.
+        advance: Called with the bytes done, from any thread.
+    """
+    results = [Scanned(span) for span in spans]
+    pieces = [piece for scanned in results for piece in _cut(scanned)]
+    progress = _Progress(iter(pieces), advance)
+    threads = min(jobs, len(pieces))
+    others = [
+        threading.Thread(target=_work, args=(progress, checksum, values), daemon=True)
+        for _ in range(threads - 1)
+    ]
+    for thread in others:
+        thread.start()
+    _work(progress, checksum, values)
+    for thread in others:
+        thread.join()
+    if progress.error is not None:
+        raise progress.error
+    _combine(pieces)
+    return results
+
+
+def _cut(scanned: Scanned) -> Iterator[_Piece]:
+    """Cut a span into pieces; each starts at a multiple of every element's size."""
+    nbytes = scanned.span.extent.nbytes
+    for start in range(0, max(nbytes, 1), PIECE_BYTES):
+        yield _Piece(scanned, start, min(PIECE_BYTES, nbytes - start))
+
+
+def _work(progress: _Progress, checksum: bool, values: bool) -> None:
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    tests: dict[tuple[str, str], Callable[[int], bool]] = {}
+    try:
+        while (piece := progress.next()) is not None:
+            _scan_piece(piece, buffer, tests, checksum, values)
+            progress.advance(piece.nbytes)
+    except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, which raises it
+        progress.error = error
+
+
+def _scan_piece(
+    piece: _Piece,
+    buffer: memoryview,
+    tests: dict[tuple[str, str], Callable[[int], bool]],
+    checksum: bool,
+    values: bool,
+) -> None:
+    scanned, span = piece.scanned, piece.scanned.span
+    test = _test_of(span, buffer, tests) if values else None
+    wants_checksum = checksum and span.crc32 is not None
+    if test is None and not wants_checksum:
+        return
+    for start in range(piece.start, piece.start + piece.nbytes, CHUNK_BYTES):
+        chunk = buffer[: min(CHUNK_BYTES, piece.start + piece.nbytes - start)]
+        try:
+            span.read(start, chunk)
+        except CheckpointError as failure:
+            scanned.failure = failure
+            return
+        if wants_checksum:
+            piece.crc32 = isal_zlib.crc32(chunk, piece.crc32)
+        if test is not None and not scanned.is_suspicious and test(len(chunk)):
+            scanned.is_suspicious = True
+
+
+def _test_of(
+    span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
+) -> Callable[[int], bool] | None:
+    """Return what tells whether the first bytes of the buffer hold a NaN or an infinity."""
+    if span.dtype is None or span.dtype.float_code is None or span.extent.nbytes == 0:
+        return None
+    key = (span.dtype.name, span.byteorder)
+    if key not in tests:
+        tests[key] = _tester(span.dtype, span.byteorder, buffer)
+    return tests[key]
+
+
+def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int], bool]:
+    """Return a test of the first bytes of a buffer that allocates nothing."""
+    import numpy as np
+
+    code = dtype.float_code
+    assert code is not None  # the caller asked
+    width = code.word_bytes
+    if width >= 4 and byteorder == "little":
+        floats: np.ndarray[Any, Any] = np.frombuffer(buffer, f"<f{width}")
+        finite = np.empty(len(floats), bool)
+
+        def has_other_than_finite(nbytes: int) -> bool:
+            count = nbytes // width
+            return not np.isfinite(floats[:count], out=finite[:count]).all()
+
+        return has_other_than_finite
+    order = "<" if byteorder == "little" else ">"
+    words: np.ndarray[Any, Any] = np.frombuffer(buffer, f"{order}u{width}")
+    masked = np.empty(len(words), f"u{width}")
+
+    def has_code(nbytes: int) -> bool:
+        count = nbytes // width
+        found = np.bitwise_and(words[:count], words.dtype.type(code.mask), out=masked[:count])
+        return _any_special(found, code)
+
+    return has_code
+
+
+def _any_special(masked: np.ndarray[Any, Any], code: FloatCode) -> bool:
+    if code.infinity is not None:
+        return bool(masked.size and masked.max() >= code.infinity)
+    return bool((masked == code.first_nan).any())
+
+
+def _combine(pieces: list[_Piece]) -> None:
+    """Set the checksum of each span from those of its pieces, which lie one behind the other."""
+    for piece in pieces:
+        scanned = piece.scanned
+        if scanned.failure is not None:
+            scanned.crc32 = None
+        elif piece.start == 0:
+            scanned.crc32 = piece.crc32
+        elif scanned.crc32 is not None:
+            scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes)
+
+
+def combined_crc32(first: int, second: int, nbytes: int) -> int:
+    """Return the CRC-32 of two byte strings from theirs; ``nbytes`` is the length of the second.
+
+    Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
+
+    Source: zlib ``crc32.c``, ``crc32_combine``.
+    """
+    # The map for one zero bit; row i is the image of bit i.
+    rows = [_CRC32_POLYNOMIAL] + [1 << bit for bit in range(31)]
+    for _ in range(3):
+        rows = _squared(rows)
+    while nbytes:
+        if nbytes & 1:
+            first = _image(rows, first)
+        nbytes >>= 1
+        rows = _squared(rows)
+    return first ^ second
+
+
+def _image(rows: list[int], bits: int) -> int:
+    image = 0
+    for row in rows:
+        if bits & 1:
+            image ^= row
+        bits >>= 1
+    return image
+
+
+def _squared(rows: list[int]) -> list[int]:
+    return [_image(rows, row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """How many elements are no numbers."""
+
+    nan: int = 0
+    infinite: int = 0
+
+
+def count_specials(values: Values, dtype: DType) -> Specials:
+    """Return how many stored elements are NaN, and how many infinite; a complex one counts by its parts."""
+    import numpy as np
+
+    code = dtype.float_code
+    if code is None:
+        return Specials()
+    nan = infinite = 0
+    for block in values.once().blocks(CHUNK_BYTES):
+        words: np.ndarray[Any, Any] = np.frombuffer(block, f"<u{code.word_bytes}") & np.array(
+            code.mask, f"<u{code.word_bytes}"
+        )
+        nan += int(np.count_nonzero((words >= code.first_nan) & (words <= code.last_nan)))
+        if code.infinity is not None:
+            infinite += int(np.count_nonzero(words == code.infinity))
+    return Specials(nan, infinite)
