@@ -24,6 +24,7 @@ check: $(VENV)/.test     ## formatting, lint, types, layers
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.test     ## speed and memory against the peers, as ratios
+	$(BIN)/python -m compileall -q ckpttool tests/benchmarks
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
 docs: $(VENV)/.docs      ## pictures, reference pages and the site
@@ -37,6 +38,7 @@ $(VENV)/.python:
 
 $(VENV)/.base: $(VENV)/.python pyproject.toml
 	$(PIP) --editable .
+	$(BIN)/python -m compileall -q ckpttool
 	@touch $@
 
 # PyTorch first and alone: under the pin no other package can bring a build with CUDA.

@@ -2,29 +2,34 @@
 
 ``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)`` and ``verify(path)`` return
 frozen results, the same that the command line shows.
+
+The names are imported when they are first used: `import ckpttool` costs nothing.
 """
 
 from __future__ import annotations
 
-from ckpttool.checkpoint import Checkpoint, Tensor, TrainingState
-from ckpttool.errors import (
-    AccessDenied,
-    AmbiguousFormat,
-    CheckpointError,
-    DamagedCheckpoint,
-    LimitExceeded,
-    MissingPackage,
-    NotACheckpoint,
-    NotDownloaded,
-    NotFound,
-    Truncated,
-    Unsupported,
-    UsageError,
-)
-from ckpttool.formats import open_checkpoint
-from ckpttool.ops.inspect import Inspection, inspect
-from ckpttool.ops.verify import Verification, verify
-from ckpttool.report import Finding, Severity
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint, Tensor, TrainingState
+    from ckpttool.errors import (
+        AccessDenied,
+        AmbiguousFormat,
+        CheckpointError,
+        DamagedCheckpoint,
+        LimitExceeded,
+        MissingPackage,
+        NotACheckpoint,
+        NotDownloaded,
+        NotFound,
+        Truncated,
+        Unsupported,
+        UsageError,
+    )
+    from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.inspect import Inspection, inspect
+    from ckpttool.ops.verify import Verification, verify
+    from ckpttool.report import Finding, Severity
 
 __all__ = [
     "AccessDenied",
@@ -50,3 +55,24 @@ __all__ = [
     "open_checkpoint",
     "verify",
 ]
+
+_HOMES = {
+    "checkpoint": ("Checkpoint", "Tensor", "TrainingState"),
+    "formats": ("open_checkpoint",),
+    "ops.inspect": ("Inspection", "inspect"),
+    "ops.verify": ("Verification", "verify"),
+    "report": ("Finding", "Severity"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'ckpttool' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"ckpttool.{_HOME_OF.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,10 +1,67 @@
-"""Names and the fields in them: epoch, step, date, time, metrics."""
+"""Names and the fields in them: epoch, step, date, time, metrics.
+
+A field is blanked only where its name says what it is. What tells siblings apart, such as a fold, a seed or
+a learning rate, stays, since names that are equal once they are blanked are taken for one series.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+
+LOOK_BACK = 48
+"""How many characters before a number may hold its key; it bounds the work on hostile names."""
+
+MAX_DIGITS = 18
+"""Longer numbers are no epoch and no step; they would not fit into 64 bits."""
+
+_FLAGS = re.ASCII | re.IGNORECASE
+_SEP = r"[-_=.: (\[]{0,2}"
+_SUFFIX = re.compile(r"\.(?!(?:e|ep|epoch|s|step|it|iter)[0-9])[a-z]{1,12}[0-9]?$", _FLAGS)
+_SHARD = re.compile(r"(?<![0-9])[0-9]+[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
+_DATE = re.compile(
+    r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
+    r"(?:[-_t @.]?([01][0-9]|2[0-3])([-_:.h]?)([0-5][0-9])(?:\6([0-5][0-9]))?)?(?![0-9])",
+    _FLAGS,
+)
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[-+][0-9]+)?", _FLAGS)
+
+_EPOCH = re.compile(rf"(?:epochs?|(?:^|[^a-z])ep){_SEP}$", _FLAGS)
+_STEP = re.compile(
+    rf"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iterations?|iters?|itr|it|updates?){_SEP}$", _FLAGS
+)
+_TOTAL = re.compile(rf"(?:num|total|max|warmup|n)[-_]?(?:epochs?|steps?|iterations?|iters?){_SEP}$", _FLAGS)
+_EPOCH_BEHIND = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", _FLAGS)
+_STEP_BEHIND = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", _FLAGS)
+_LETTER = re.compile(r"(?:^|[-_. ])([es])$", _FLAGS)
+_THOUSANDS = {"k": 1_000, "m": 1_000_000}
+_THOUSAND = re.compile(r"([km])(?![a-z0-9])", _FLAGS)
+
+_WORDS = re.compile(rf"((?:[a-z][a-z0-9]*[-_/])*[a-z][a-z0-9]*){_SEP}$", _FLAGS)
+_METRIC = re.compile(
+    r"[a-z]*(?:loss|accuracy|error|score)|acc[15]?|err|top[15]|f1|auc|auroc|bleu4?|rouge[12l]?|m?ap(?:50|75)?|"
+    r"m?iou|psnr|ssim|perplexity|ppl|[wc]er|r2|r?mse|mae|dice|precision|recall|fid|reward|mrr|ndcg|kappa|"
+    r"mcc|elbo|nll|bpc|metric",
+    _FLAGS,
+)
+_QUALIFIER = re.compile(
+    r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]", _FLAGS
+)
+_PLAIN_WORD = re.compile(
+    rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
+)
+_SIBLING = re.compile(
+    r"(?:^|[^a-z])(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|gpu|device|worker|node|host|job|task|"
+    r"sub|subj|subject|patient|v|ver|version|rev|part|shard|expert|member|ensemble|head|heads|layer|layers|"
+    r"stage|phase|level|size|bs|batch|batchsize|dim|hidden|width|depth|lr|wd|config|cfg|variant|group|class|"
+    rf"domain|client|agent|env|trainer|pserver|[knx]){_SEP}$",
+    _FLAGS,
+)
+_AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
+_TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", _FLAGS)
+_TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", _FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,16 +70,207 @@ class NameFields:
 
     Attributes:
         blank: The name with all recognised fields replaced by ``*``: what a series has in common.
+        saved_at: ISO 8601.
+        number: The last number of a name that has no other field: it orders, whatever it counts.
     """
 
     blank: str
-    epoch: int | None = None
+    epoch: int | float | None = None
     step: int | None = None
     saved_at: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    number: int | None = None
 
 
 def parse_name(name: str) -> NameFields:
     """Return the fields of a checkpoint's file or directory name."""
-    match = re.search(r"epoch[_=-]?(\d+)", name)
-    return NameFields(name, int(match[1]) if match else None)
+    return _Reading(name).fields()
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number in a name, as it is written; a sign in front of it belongs to its span."""
+
+    text: str
+    start: int
+    end: int
+
+    @property
+    def value(self) -> int | float | None:
+        if len(self.text) > MAX_DIGITS:
+            return None
+        return int(self.text) if self.text.isdigit() else float(self.text)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.text.isdigit()
+
+
+class _Reading:
+    """One name on its way to its fields: what was recognised so far."""
+
+    def __init__(self, name: str) -> None:
+        suffix = _SUFFIX.search(name, max(0, len(name) - LOOK_BACK))
+        self.name = name
+        self.end = suffix.start() if suffix and suffix.start() else len(name)
+        self.spans: list[tuple[int, int]] = []
+        self.epoch: int | float | None = None
+        self.step: int | None = None
+        self.saved_at: str | None = None
+        self.metrics: dict[str, float] = {}
+        self.number: int | None = None
+        self.decimals: list[tuple[int, int]] = []
+        self.rest = list(self._numbers())
+
+    def fields(self) -> NameFields:
+        """Return what is recognised, the surest first."""
+        for recognise in (self._keyed, self._keyed_behind, self._lettered, self._unnamed):
+            self.rest = [number for number in self.rest if not recognise(number)]
+        if self.spans == self.decimals:
+            self._last_number()
+        return NameFields(self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number)
+
+    def _numbers(self) -> Iterator[_Number]:
+        """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
+        start = 0
+        for begin, end in sorted([*self._dates(), *self._shards()]):
+            yield from self._between(start, begin)
+            start = max(start, end)
+        yield from self._between(start, self.end)
+
+    def _between(self, start: int, end: int) -> Iterator[_Number]:
+        for match in _NUMBER.finditer(self.name, start, max(start, end)):
+            yield _Number(match[0], match.start(), match.end())
+
+    def _dates(self) -> Iterator[tuple[int, int]]:
+        for match in _DATE.finditer(self.name, 0, self.end):
+            year, _, month, day, hour, _, minute, second = match.groups()
+            before = self._before(match.start())
+            if _EPOCH.search(before) or _STEP.search(before):
+                continue
+            try:
+                when = datetime(
+                    int(year), int(month), int(day), int(hour or 0), int(minute or 0), int(second or 0)
+                )
+            except ValueError:  # the 31st of February
+                continue
+            if self.saved_at is None:
+                self.saved_at = when.isoformat() if hour else when.date().isoformat()
+            self.spans.append(match.span())
+            yield match.span()
+
+    def _shards(self) -> Iterator[tuple[int, int]]:
+        for match in _SHARD.finditer(self.name, 0, self.end):
+            before = self._before(match.start())
+            if not _EPOCH.search(before) and not _STEP.search(before):
+                yield match.span()
+
+    def _before(self, start: int) -> str:
+        return self.name[max(0, start - LOOK_BACK) : start]
+
+    def _keyed(self, number: _Number) -> bool:
+        """Take ``epoch_3``, ``step=100``, ``val_loss=0.32``."""
+        before = self._before(number.start)
+        if _TOTAL.search(before):
+            return False
+        if _EPOCH.search(before):
+            return self._is_epoch(number)
+        if _STEP.search(before):
+            return self._is_step(number)
+        return self._measured(number, before)
+
+    def _is_epoch(self, number: _Number) -> bool:
+        self.epoch = number.value if self.epoch is None else self.epoch
+        return self._take(number.start, number.end)
+
+    def _is_step(self, number: _Number) -> bool:
+        thousand = _THOUSAND.match(self.name, number.end, self.end)
+        value = number.value
+        if value is not None and self.step is None:
+            count = value * (_THOUSANDS[thousand[1].lower()] if thousand else 1)
+            self.step = int(count) if count == count // 1 else None
+        return self._take(number.start, thousand.end() if thousand else number.end)
+
+    def _measured(self, number: _Number, before: str) -> bool:
+        words = _WORDS.search(before)
+        name = _metric_name(words[1]) if words else None
+        if name is None:
+            return False
+        is_negative = before.endswith(("=-", ":-", "_-"))
+        value = number.value
+        if value is not None:
+            self.metrics.setdefault(name, -float(value) if is_negative else float(value))
+        return self._take(number.start - is_negative, number.end)
+
+    def _keyed_behind(self, number: _Number) -> bool:
+        """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
+        if not number.is_whole:
+            return False
+        if self.epoch is None and _EPOCH_BEHIND.match(self.name, number.end, self.end):
+            return self._is_epoch(number)
+        if self.step is None and _STEP_BEHIND.match(self.name, number.end, self.end):
+            return self._is_step(number)
+        return False
+
+    def _lettered(self, number: _Number) -> bool:
+        """Take ``e0007`` and ``s00002500``, but not ``e1_…`` and ``s1_…``: experiments and subjects."""
+        letter = _LETTER.search(self._before(number.start))
+        if letter is None or not number.is_whole or self.name[number.end : number.end + 1].isalpha():
+            return False
+        is_first = number.start == 1
+        if letter[1] in "eE":
+            is_meant = self.epoch is None and (not is_first or number.end == self.end)
+            return is_meant and self._is_epoch(number)
+        is_meant = self.step is None and not is_first and (len(number.text) > 3 or self.epoch is not None)
+        return is_meant and self._is_step(number)
+
+    def _unnamed(self, number: _Number) -> bool:
+        """Take a decimal that follows a field or another number: a metric that the name doesn't name."""
+        if number.is_whole:
+            return False
+        before = self._before(number.start)
+        if not _AFTER_NUMBER.search(before) and not _PLAIN_WORD.search(before):
+            return False
+        self.decimals.append((number.start, number.end))
+        return self._take(number.start, number.end)
+
+    def _last_number(self) -> None:
+        trainer = _TRAINER.fullmatch(self.name)
+        if trainer:
+            self.step = int(trainer[1])
+            self.spans = [trainer.span(1)]
+            return
+        for number in reversed(self.rest):
+            if self._is_position(number):
+                value = number.value
+                self.number = value if isinstance(value, int) else None
+                self._take(number.start, number.end)
+                return
+
+    def _is_position(self, number: _Number) -> bool:
+        before = self._before(number.start)
+        is_token = _TOKEN_BEFORE.search(before) and not self.name[number.end : number.end + 1].isalpha()
+        return number.is_whole and bool(is_token) and not _SIBLING.search(before)
+
+    def _take(self, start: int, end: int) -> bool:
+        self.spans.append((start, end))
+        return True
+
+    def _blank(self) -> str:
+        parts, start = [], 0
+        for begin, end in sorted(self.spans):
+            parts.append(self.name[start:begin])
+            start = end
+        return "*".join([*parts, self.name[start:]])
+
+
+def _metric_name(words: str) -> str | None:
+    """Return the metric that words before a number name: their last word, and what qualifies it."""
+    *qualifiers, last = re.split(r"([-_/])", words)
+    if not _METRIC.fullmatch(last):
+        return None
+    name = last
+    while len(qualifiers) >= 2 and (_QUALIFIER.fullmatch(qualifiers[-2]) or _METRIC.fullmatch(qualifiers[-2])):
+        name = qualifiers[-2] + qualifiers[-1] + name
+        qualifiers = qualifiers[:-2]
+    return name

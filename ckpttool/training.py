@@ -25,10 +25,12 @@ _TRAINING = re.compile(
     re.IGNORECASE,
 )
 _WEIGHTS = re.compile(
-    r"model|state_dict|net|module|param|weight|encoder|decoder|generator|discriminator|backbone|ema|"
+    r"model|state_dict|net|module|param|weight|encoder|decoder|generator|discriminator|backbone|"
     r"teacher|student|critic|actor|policy|head|bias|running_",
     re.IGNORECASE,
 )
+
+_AVERAGE = re.compile(r"(^|_)(ema|swa|shadow|averaged)(_|$)", re.IGNORECASE)
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
@@ -46,13 +48,14 @@ _STEP = (
     "it",
 )
 _LOSS = ("loss", "train_loss", "training_loss", "last_loss", "epoch_loss")
+_OTHER_LOSSES = ("val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "best_loss")
 _RATE = ("learning_rate", "lr", "current_lr")
 _SEED = ("seed", "random_seed", "manual_seed")
 _WHEN = ("saved_at", "created_at", "timestamp", "date", "datetime", "time", "date_saved")
 _HYPER = ("hyper_parameters", "hparams", "hyperparameters", "args", "config", "cfg", "opt")
 _NESTED = ("training", "train_state", "trainer_state", "state", "meta", "metadata", "info", "extra")
 _METRIC = re.compile(
-    r"loss|acc|f1|auc|bleu|rouge|(^|_)m?ap($|_)|iou|psnr|ssim|perplexity|ppl|(^|_)[wc]er$|score|metric|error|"
+    r"loss|(^|_)acc(uracy)?($|_|\d)|accuracy|(^|_)f1|auc|bleu|rouge|(^|_)m?ap($|_)|iou|psnr|ssim|perplexity|ppl|(^|_)[wc]er$|score|metric|error|"
     r"(^|_)r2$|mse|mae|dice|precision|recall|fid",
     re.IGNORECASE,
 )
@@ -60,10 +63,15 @@ _METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "eval
 
 
 def role_of(path: Path, shape: tuple[int, ...]) -> Role:
-    """Return what a tensor serves, from its keys: the outermost that tells decides."""
+    """Return what a tensor serves, from its keys: the outermost that tells decides.
+
+    A moving average of the weights is no second set of them.
+    """
     for key in path:
         if not isinstance(key, str):
             continue
+        if len(path) > 1 and _AVERAGE.search(key):
+            return Role.OTHER
         if _OPTIMIZER.search(key):
             return Role.OPTIMIZER
         if _TRAINING.search(key) and not (len(path) == 1 and "." in key):
@@ -103,7 +111,9 @@ def training_state(
         _from_keys(found, prefix, level, scalars or {})
     _from_lightning(found, metadata, scalars or {})
     _from_param_groups(found, metadata)
+    _from_settings(found)
     _from_name(found, name)
+    _from_other_losses(found)
     return TrainingState(metrics=found.metrics, origin=found.origin, **found.answers)
 
 
@@ -155,8 +165,6 @@ def _hyper_parameters(found: _Gathered, prefix: str, level: Mapping[str, Any]) -
             found.give("hyper_parameters", told, f"key {prefix}{name}")
             for seed in _SEED:
                 found.give("seed", _integer(value.get(seed)), f"key {prefix}{name}.{seed}")
-            for rate in _RATE:
-                found.give("learning_rate", _number(value.get(rate)), f"key {prefix}{name}.{rate}")
 
 
 def _metrics(found: _Gathered, prefix: str, level: Mapping[str, Any], tensors: Mapping[str, Scalar]) -> None:
@@ -211,6 +219,20 @@ def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
             if isinstance(groups, list) and groups and isinstance(groups[0], Mapping):
                 place = f"{key}.{index}" if isinstance(value, list) else key
                 found.give("learning_rate", _number(groups[0].get("lr")), f"key {place}.param_groups[0].lr")
+
+
+def _from_settings(found: _Gathered) -> None:
+    """Take the learning rate that the run began with, where no current one is known."""
+    settings, origin = found.answers.get("hyper_parameters", {}), found.origin.get("hyper_parameters")
+    for rate in _RATE:
+        found.give("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
+
+
+def _from_other_losses(found: _Gathered) -> None:
+    """Where the training loss is not recorded, take another one; the origin says which."""
+    for metric in _OTHER_LOSSES:
+        if metric in found.metrics:
+            found.give("loss", found.metrics[metric], found.origin[f"metrics.{metric}"])
 
 
 def _from_name(found: _Gathered, name: str) -> None:

@@ -37,7 +37,11 @@ def inspect(
         ),
     ] = None,
 ) -> int:
-    """Tell what a checkpoint is: format, size, epoch, loss, parameters, tensors."""
+    """Tell what a checkpoint is.
+
+    Format, size, epoch, step, loss, parameters, and the tensors by module; no framework is imported and
+    nothing in the file is run. Of a directory of several, the newest is shown.
+    """
     from ckpttool.ops.inspect import inspect as inspect_one
     from ckpttool.report import has_errors
 

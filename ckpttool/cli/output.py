@@ -31,13 +31,15 @@ def say_warning(text: str) -> None:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Tell whether colour may be written: to terminals, unless NO_COLOR is set."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Tell whether colour may be written: to terminals or under FORCE_COLOR, and never with NO_COLOR."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def width(stream: TextIO) -> int:
     """Return how many columns a text may take."""
-    if not stream.isatty():
+    if not stream.isatty() and "COLUMNS" not in os.environ:
         return 120
     import shutil
 

@@ -44,7 +44,11 @@ def verify(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Check a checkpoint: its structure, every checksum, the values, and what loading it could run."""
+    """Check that it is intact, sane and safe.
+
+    Structure, every checksum, NaN and infinities, and what loading it could run. A directory stands for all
+    checkpoints in it. Exit status: 0 all is well, 1 invalid or unsafe, 2 not a checkpoint.
+    """
     from ckpttool.formats.discovery import Walk
 
     checks = _checks(quick, only)

@@ -13,7 +13,17 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.interface import Format, Probe
 
-FORMATS = ("pytorch_zip:PytorchZip", "safetensors:Safetensors")
+FORMATS = (
+    "pytorch_zip:PytorchZip",
+    "pytorch_legacy:PytorchLegacy",
+    "pytorch_tar:PytorchTar",
+    "torchscript:TorchScript",
+    "plain_pickle:PlainPickle",
+    "safetensors:Safetensors",
+    "sharded:ShardedSafetensors",
+    "sharded:ShardedPytorch",
+    "hf_trainer:HfTrainer",
+)
 """Where each format's class lies in this package."""
 
 ENTRY_POINTS = "ckpttool.formats"

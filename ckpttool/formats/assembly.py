@@ -58,7 +58,7 @@ def named(found: list[tuple[Path, TensorParts]], bare: bool) -> tuple[Tensor, ..
     """
     first: dict[object, str] = {}
     tensors = []
-    is_state_dict = bare and all(len(path) <= 1 for path, _ in found)
+    is_state_dict = bare and all(len(path) <= 1 for path, parts in found if parts.role is None)
     for path, parts in found:
         guessed = Role.WEIGHTS if is_state_dict else role_of(path, parts.shape)
         tensor = Tensor(

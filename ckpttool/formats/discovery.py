@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import detect, formats, suffix_format
-from ckpttool.formats.interface import Probe, Unit, scan
+from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -78,7 +78,7 @@ def _in_directory(directory: str, root: str, walk: Walk, depth: int) -> Iterator
         walk.on_error(error)
         return
     claimed: set[str] = set()
-    for format in formats():
+    for format in (format for format in formats() if isinstance(format, SetFormat)):
         for unit in format.units(directory, entries):
             if claimed.isdisjoint(unit.members):
                 claimed.update(unit.members)

@@ -96,7 +96,7 @@ class Probe:
         Of a zip whose directory is lost, only the first record is known.
         """
         if isinstance(self._archive, Archive):
-            names = [member.name for member in self._archive.members]
+            names = list(self._archive.names)
         elif self._archive is None:
             names = []
         else:
@@ -195,6 +195,10 @@ class Format(ABC):
             probe.close()
             raise
 
+
+class SetFormat(Format):
+    """A format whose checkpoints consist of several entries of a directory, which may hold more."""
+
+    @abstractmethod
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
-        """Return the checkpoints in a directory that consist of several of its entries."""
-        return ()
+        """Return the checkpoints of this format among the entries of a directory."""

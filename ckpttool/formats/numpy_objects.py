@@ -21,9 +21,11 @@ from ckpttool.wire.source import Contiguous, InMemory, Source, swap_width, swapp
 from ckpttool.wire.strided import Strided
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
+_MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
-_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool "}
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 _BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
+_BOOL = Call(Global("numpy", "dtype"), ("b1",))
 _SCALARS = {
     "float16": "e",
     "float32": "f",
@@ -70,7 +72,7 @@ class Decoded:
             try:
                 data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
             except UnicodeError as error:
-                found = f"array bytes that are no 8-bit text: {error.reason}"
+                found = f"array bytes that are no 8-bit text: {error}"
                 raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
             done += len(data)
             yield data
@@ -115,6 +117,8 @@ def numpy_leaf(call: Call, path: str, make: Callable[..., Any]) -> Leaf[Any] | N
     try:
         if function.name == "scalar" and function.module in _MULTIARRAY:
             return Leaf(plain=_scalar(call))
+        if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
+            return _masked(path, call.state, make)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
             shape, dtype, fortran, data = tuple(call.state)[-4:]
         elif function.name == "_frombuffer" and function.module in _NUMERIC:
@@ -148,6 +152,17 @@ def _array(
     values, extent = _values(path, content, element, byteorder, shape, fortran and len(shape) > 1)
     in_order = None if isinstance(values, Strided) else extent
     return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
+
+
+def _masked(path: str, state: Any, make: Callable[..., Any]) -> Leaf[Any] | None:
+    """Return a masked array: its values, and which of them are hidden."""
+    _, shape, dtype, fortran, data, mask, _ = state
+    values = _array(path, dtype, shape, bool(fortran), data, make)
+    if values is None or not values.tensors:
+        return values
+    hidden = _array(path, _BOOL, shape, bool(fortran), mask, make)
+    below = hidden.tensors if hidden is not None else ()
+    return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)))
 
 
 def _values(
@@ -237,10 +252,11 @@ def _described(dtype: object) -> tuple[DType, ByteOrder] | None:
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
     if isinstance(text, Global):
         return _extension(text)
+    if text == "b1":
+        return BY_NAME["bool"], "little"
     if not isinstance(text, str) or text[:1] not in _KINDS or not text[1:].isdigit():
         return None
-    name = "bool" if text == "b1" else f"{_KINDS[text[0]]}{8 * int(text[1:])}"
-    element = BY_NAME.get(name)
+    element = BY_NAME.get(f"{_KINDS[text[0]]}{8 * int(text[1:])}")
     return None if element is None else (element, "big" if order == ">" else "little")
 
 

@@ -68,8 +68,8 @@ class Records:
         self.archive = archive
         self.path = path
         self.by_name: dict[str, Member] = {}
-        self._findings: list[Finding] = list(archive.findings)
         roots = {member.name.partition("/")[0] for member in archive.members}
+        self._findings: list[Finding] = list(archive.findings)
         if len(roots) != 1:
             found = f"{len(roots)} root directories"
             raise DamagedCheckpoint(

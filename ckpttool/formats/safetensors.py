@@ -8,7 +8,6 @@ Source: huggingface/safetensors, ``safetensors/src/tensor.rs`` and the format se
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -20,26 +19,19 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
 from ckpttool.training import training_state
-from ckpttool.wire.source import Contiguous, Source
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.source import Contiguous, Source, reader_from
 
 MAX_HEADER = 100_000_000
 """The longest header in bytes, as in tensor.rs."""
-
-MAX_VALUES = 10_000_000
-"""The most JSON values in one text; a header of ``MAX_HEADER`` bytes about real tensors has as many."""
-
-MAX_DEPTH = 127
-"""How deep JSON may be nested; serde_json, which the library uses, has the same limit."""
 
 MAX_AXES = 64
 """The most axes of a tensor that NumPy and PyTorch can hold."""
 
 _MAX_U64 = (1 << 64) - 1
 _LENGTH = struct.Struct("<Q")
-_LENGTH_DIGITS = len(str(_MAX_U64))
 _BLANKS = " \t\n\r"
 _OBJECT_START = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*["}]')
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _FIELDS = ("dtype", "shape", "data_offsets")
 _METADATA = "__metadata__"
 _OPTIMIZER = re.compile(r"(optim(izer)?s?|opt_state)([._]|$)")
@@ -96,88 +88,8 @@ class Safetensors(Format):
 def _spans(source: Source, tensors: tuple[Tensor, ...]) -> Iterator[Span]:
     for tensor in tensors:
         if tensor.extent is not None:
-            yield Span(tensor.extent, tensor.name, source.read_into, None, tensor.dtype)
-
-
-class Doubled(dict[str, Any]):
-    """A JSON object in which ``key`` stands twice; the last value has it."""
-
-    key: str
-
-
-_CONTAINERS = frozenset({dict, list, Doubled})
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) == len(pairs):
-        return found
-    doubled, seen = Doubled(found), set[str]()
-    doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-    return doubled
-
-
-def _number(digits: str) -> int | float:
-    """Return an integer where 64 bits can hold it, a float elsewhere, as the library's parser does."""
-    return float(digits) if len(digits) > _LENGTH_DIGITS or digits == "-0" else int(digits)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
-
-
-def parse_json(path: str, data: bytes, what: str, *, constants: bool = False) -> Any:
-    """Return what JSON text in UTF-8 holds; an object with a key twice is a ``Doubled``.
-
-    Args:
-        path: The file, for errors.
-        data: The text.
-        what: What the text is, for errors and their codes: ``header``, ``index``.
-        constants: Whether NaN and Infinity, which Python writes, are accepted.
-
-    Raises:
-        DamagedCheckpoint: It is not JSON.
-        LimitExceeded: It holds too many values, or is nested too deep.
-    """
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as failure:
-        found = f"a {what} that is not UTF-8 at its byte {failure.start:,}"
-        raise DamagedCheckpoint(path, found, code=f"{what}-not-utf8") from failure
-    values = sum(map(text.count, "[{,"))
-    if values > MAX_VALUES:
-        raise LimitExceeded(path, f"a {what} of {values:,} JSON values", expected=f"at most {MAX_VALUES:,}")
-    constant = float if constants else _no_constant
-    deep = LimitExceeded(
-        path, f"a {what} nested over {MAX_DEPTH} deep", expected="less", code=f"{what}-too-deep"
-    )
-    try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_int=_number, parse_constant=constant)
-        if _is_deeper(tree, MAX_DEPTH):
-            raise deep
-        if _SURROGATE.search(text):
-            json.dumps(tree, ensure_ascii=False).encode()
-    except RecursionError as failure:
-        raise deep from failure
-    except ValueError as failure:
-        found = f"a {what} that is no JSON: {failure}"
-        raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
-    return tree
-
-
-def _is_deeper(tree: object, limit: int) -> bool:
-    """Tell whether containers are nested more than ``limit`` deep."""
-    level = [tree] if type(tree) in _CONTAINERS else []
-    for _ in range(limit):
-        if not level:
-            return False
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if type(child) in _CONTAINERS
-        ]
-    return bool(level)
+            read = reader_from(source, tensor.extent.offset)
+            yield Span(tensor.extent, tensor.name, read, None, tensor.dtype)
 
 
 def _damaged(path: str, where: str, found: str, code: str, expected: str | None = None) -> DamagedCheckpoint:

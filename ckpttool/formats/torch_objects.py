@@ -6,7 +6,7 @@ Source: PyTorch ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """What a format knows of a tensor before it has a name; the role only where the object itself tells it."""
+    """What a format knows of a tensor before it has a name; a role only where the object itself tells it."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -118,8 +118,6 @@ class TorchObjects:
         return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts)
 
     def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
-        if not isinstance(node.id, tuple) or not node.id or node.id[0] != "storage":
-            return None
         storage = self._resolve(node.id)
         dtype = storage.dtype or BY_TORCH["uint8"]
         parts = self.view(storage, dtype, 0, (storage.nbytes // dtype.itemsize,), (1,))
@@ -140,12 +138,11 @@ class TorchObjects:
             told = f"shape {plain(shape)}, strides {plain(strides)}, offset {plain(offset)}"
             raise self._bounds(storage, told)
         last = dtype.nbytes(offset + reach(shape, strides))
-        if last > storage.nbytes and math.prod(shape):
+        if last > storage.nbytes and 0 not in shape:
             raise self._bounds(storage, f"bytes up to {last:,} of a storage of {storage.nbytes:,}")
         start = storage.offset + dtype.nbytes(offset)
         swap = swap_width(dtype.word_bytes, storage.byteorder)
-        count = math.prod(shape)
-        nbytes = dtype.nbytes(count)
+        nbytes = dtype.nbytes(math.prod(shape))
         extent = None
         values: Values
         if is_contiguous(shape, strides) or nbytes == 0 or dtype.bits < 8:
@@ -216,7 +213,7 @@ class TorchObjects:
 
     def _with_state(self, call: Call) -> Leaf[TensorParts]:
         found = self._first(call)
-        return replace(found, tensors=(*found.tensors, *self._attributes(call.args[3])))
+        return _with_attributes(found, self._attributes(call.args[3]))
 
     def _attributes(self, state: Any) -> Iterator[tuple[Path, TensorParts]]:
         """Yield the tensors among the attributes of a tensor; some subclasses keep their data there."""
@@ -277,9 +274,10 @@ class TorchObjects:
         found = self._bounded(Call(function, args if isinstance(args, tuple) else (args,)))
         if found is None:
             raise TypeError("no tensor")
-        below = tuple(self._attributes(state))
+        known = {parts.identity for _, parts in found.tensors if parts.identity is not None}
+        below = tuple(item for item in self._attributes(state) if item[1].identity not in known)
         if not found.tensors or found.tensors[0][1].values is not None or not below:
-            return replace(found, tensors=(*found.tensors, *below))
+            return _with_attributes(found, below)
         told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
         if [path for path, _ in below] == [("_local_tensor",)]:
             return Leaf((((), below[0][1]),), told)
@@ -371,6 +369,14 @@ def _quantizer_fields(scheme: object) -> tuple[str, ...]:
     if str(scheme).startswith("per_channel"):
         return ("scales", "zero_points", "axis")
     return ("scale", "zero_point")
+
+
+def _with_attributes(
+    found: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
+) -> Leaf[TensorParts]:
+    """Return a tensor with those that hang on it, which are no part of a model's state."""
+    told = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
+    return replace(found, tensors=(*found.tensors, *told))
 
 
 def _resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:

@@ -12,10 +12,14 @@ from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 
 MAX_VISITS = 5_000_000
 MAX_DEPTH = 500
+MAX_REPEATS = 500_000
+"""How often containers may be met again: what is shared is told at each place, and can multiply at will."""
 _MAX_TEXT = 4096
 _MAX_INTEGER_BITS = 4096
 _MAX_KEY_BITS = 64
 _SHOWN_ARGS = 8
+
+_SCALARS = frozenset({int, float, str, bool, type(None)})
 
 T = TypeVar("T")
 
@@ -75,53 +79,73 @@ def flatten(
     Raises:
         LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
     """
-    flat: Flat[T] = Flat()
-    stack: list[_Open] = []
-    entered: set[int] = set()
-    visits = 0
+    return _Flattening(leaf, where, unwrap).run(root)
 
-    def enter(node: object, path: Path, key: Any) -> object:
+
+class _Flattening(Generic[T]):
+    """A tree on its way of being taken apart."""
+
+    def __init__(
+        self, leaf: Callable[[object], Leaf[T] | None], where: str, unwrap: Callable[[object], object]
+    ) -> None:
+        self._leaf, self._where, self._unwrap = leaf, where, unwrap
+        self._flat: Flat[T] = Flat()
+        self._stack: list[_Open] = []
+        self._entered: set[int] = set()
+        self._known: set[int] = set()
+        self._visits = self._repeats = 0
+
+    def run(self, root: object) -> Flat[T]:
+        form = self._enter(root, (), None)
+        while self._stack:
+            current = self._stack[-1]
+            if self._descend(current):
+                continue
+            self._stack.pop()
+            self._entered.discard(id(current.node))
+            form = _closed(current)
+            if self._stack:
+                self._stack[-1].twin[current.key] = form
+        self._flat.plain = None if form is _GONE else form
+        return self._flat
+
+    def _descend(self, current: _Open) -> bool:
+        """Visit the children that are left, up to one that must be opened; tell whether there was one."""
+        depth = len(self._stack)
+        for key, child in current.children:
+            self._visits += 1
+            if self._visits > MAX_VISITS:
+                raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
+            form = self._enter(child, (*current.path, _path_part(key)), key)
+            if len(self._stack) > depth:
+                return True
+            current.twin[key] = form
+        return False
+
+    def _enter(self, node: object, path: Path, key: Any) -> object:
         """Return the plain form of a node, or open it where it is a container."""
-        node = unwrap(node)
-        found = leaf(node)
+        node = self._unwrap(node)
+        found = self._leaf(node)
         if found is not None:
-            flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
+            self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
             return _GONE if found.plain is None else found.plain
         parts = _children(node)
         if parts is None:
             return plain(node)
-        if id(node) in entered:
+        if id(node) in self._entered:
             return "<a cycle>"
-        if len(stack) >= MAX_DEPTH:
-            raise LimitExceeded(where, f"objects nested more than {MAX_DEPTH} deep")
-        entered.add(id(node))
-        stack.append(_Open(path, node, {}, parts, key))
+        self._open(node, path, key, parts)
         return None
 
-    top = enter(root, (), None)
-    if not stack:
-        flat.plain = None if top is _GONE else top
-        return flat
-    while stack:
-        current = stack[-1]
-        depth = len(stack)
-        for key, child in current.children:
-            visits += 1
-            if visits > MAX_VISITS:
-                raise LimitExceeded(where, f"a tree of more than {MAX_VISITS:,} objects")
-            form = enter(child, (*current.path, _path_part(key)), key)
-            if len(stack) > depth:
-                break
-            current.twin[key] = form
-        else:
-            stack.pop()
-            entered.discard(id(current.node))
-            form = _closed(current)
-            if stack:
-                stack[-1].twin[current.key] = form
-            else:
-                flat.plain = None if form is _GONE else form
-    return flat
+    def _open(self, node: object, path: Path, key: Any, parts: Iterator[tuple[Any, Any]]) -> None:
+        if len(self._stack) >= MAX_DEPTH:
+            raise LimitExceeded(self._where, f"objects nested more than {MAX_DEPTH} deep")
+        self._repeats += id(node) in self._known
+        if self._repeats > MAX_REPEATS:
+            raise LimitExceeded(self._where, f"more than {MAX_REPEATS:,} repetitions of shared objects")
+        self._known.add(id(node))
+        self._entered.add(id(node))
+        self._stack.append(_Open(path, node, {}, parts, key))
 
 
 def _path_part(key: Any) -> str | int:
@@ -170,8 +194,8 @@ def _is_object_array(call: Call) -> bool:
     return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
 
 
-def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
-    """Yield every reference in what the interpreter built, each node looked into once.
+def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
+    """Yield every node that can hold others in what the interpreter built, each once.
 
     ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
     """
@@ -180,12 +204,15 @@ def references(root: object, visited: set[int] | None = None) -> Iterator[Persis
     while pending:
         node = pending.pop()
         parts = _parts(node)
-        if parts is None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Persistent):
+        if parts is not None and id(node) not in seen:
+            seen.add(id(node))
             yield node
-        pending.extend(parts)
+            pending.extend(parts)
+
+
+def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
+    """Yield every reference in what the interpreter built, as ``nodes`` does."""
+    return (node for node in nodes(root, visited) if isinstance(node, Persistent))
 
 
 def _parts(node: object) -> Iterable[object] | None:

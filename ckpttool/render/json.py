@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
-from ckpttool.ops.inspect import Inspection, Statistics
-from ckpttool.ops.verify import Verification
-from ckpttool.report import Finding
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
+    from ckpttool.ops.inspect import Inspection, Statistics
+    from ckpttool.ops.verify import Verification
+    from ckpttool.report import Finding
 
 
 def dumps(document: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -68,12 +69,12 @@ class Archive:
     """An opened zip.
 
     Attributes:
-        members: All records, in the order of the file.
-        findings: Where the descriptions of a record disagree, and bytes that nothing declares.
+        findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
+            once ``members`` has been asked for.
     """
 
     def __init__(self, source: Readable) -> None:
-        """Read the directory and every local header.
+        """Read the directory.
 
         Raises:
             Truncated: There is no end-of-central-directory record.
@@ -81,9 +82,23 @@ class Archive:
         """
         self.source = source
         self.findings: list[Finding] = []
-        directory = find_directory(source, self.findings)
-        members = sorted(read_directory(source, directory), key=lambda member: member.header)
-        self.members = tuple(locate(source, members, directory.offset, self.findings))
+        self._directory = find_directory(source, self.findings)
+        self._listed = read_directory(source, self._directory)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Yield the names of all records, as the directory lists them."""
+        return (member.name for member in self._listed)
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        """Return all records in the order of the file, having compared every local header.
+
+        Raises:
+            DamagedCheckpoint: A record lies outside the file or over another one.
+        """
+        in_file_order = sorted(self._listed, key=lambda member: member.header)
+        return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
 
     @cached_property
     def has_checksums(self) -> bool:

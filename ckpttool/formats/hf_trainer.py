@@ -1,0 +1,299 @@
+"""A directory of the Hugging Face Trainer as one checkpoint: weights, optimizer, scheduler, random states.
+
+``trainer_state.json``, which is written last, says where in the run it was saved. A part that is missing or
+damaged is a finding, and the others stay readable.
+
+Source: huggingface/transformers ``trainer.py`` (``_save_checkpoint``) and ``trainer_callback.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
+from ckpttool.formats.interface import Format, Probe, Unit, scan
+from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
+from ckpttool.report import Finding, warning
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.source import Source
+
+STATE = "trainer_state.json"
+ARGUMENTS = "training_args.bin"
+
+_CONFIGS = ("config.json", "adapter_config.json")
+_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safetensors|bin)")
+_RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
+_WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
+_NUMBERED = re.compile(r"checkpoint-(\d{1,18})")
+_DURATION = re.compile(r"eval_(\w+_)?(runtime|model_preparation_time|\w+_per_second)")
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+class HfTrainer(Format):
+    """A directory like ``checkpoint-500`` that ``transformers.Trainer`` wrote."""
+
+    name: ClassVar[str] = "safetensors"
+    specialises = (ShardedSafetensors, ShardedPytorch)
+
+    def matches(self, probe: Probe) -> bool:
+        entries = probe.entries
+        is_numbered = _NUMBERED.fullmatch(_own_name(probe.path)) is not None
+        if STATE not in entries and not is_numbered:
+            return False
+        if any(_NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
+            return False  # the run's own directory: a final model beside many checkpoints
+        can_resume = any(map(_RESUMED.fullmatch, entries)) or (is_numbered and ARGUMENTS in entries)
+        if STATE in entries:
+            return is_numbered or can_resume or bool(_weights(probe.path, entries))
+        return can_resume and bool(_weights(probe.path, entries))
+
+    def open(self, probe: Probe) -> Checkpoint:
+        directory, entries = probe.path, probe.entries
+        state = _read_json(directory, STATE, "state") if STATE in entries else {}
+        with Gathered("part") as parts:
+            if STATE not in entries:
+                parts.fault("missing", "there is none; the save was interrupted before its end", STATE)
+            told: dict[str, Any] = {key: value for key, value in state.items() if key != "log_history"}
+            told = {"trainer_state": told, **_configs(parts, directory, entries)}
+            weights = _weights(directory, entries)
+            tensors = _add_weights(parts, told, weights, entries)
+            taken = {name for unit in weights for name in unit.members}
+            tensors += _add_others(parts, told, directory, [n for n in _loadable(entries) if n not in taken])
+            parts.findings += _disagreement(_own_name(directory), state)
+            parts.findings += _unread(directory, entries)
+            return Checkpoint(
+                path=directory,
+                format=_weights_format(parts, weights),
+                variant="trainer",
+                tensors=tuple(tensors),
+                files=tuple(_files(directory)),
+                spans=parts.spans,
+                metadata=lambda: told,
+                training=lambda: training_of(state, told.get("training_args", {}), _own_name(directory)),
+                producer=Producer("transformers", _version(told.get("config", {}))),
+                findings=tuple(parts.findings),
+                safety=tuple(parts.safety),
+                complete=parts.complete,
+                close=parts.keep(),
+            )
+
+
+def _own_name(path: str) -> str:
+    return os.path.basename(os.path.abspath(path))
+
+
+def _stem(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _version(config: Mapping[str, Any]) -> str | None:
+    version = config.get("transformers_version")
+    return version if isinstance(version, str) else None
+
+
+def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
+    """Return the object in a JSON file; ``what`` it is goes into errors and their codes.
+
+    Raises:
+        DamagedCheckpoint: It holds anything else.
+    """
+    path = os.path.join(directory, name)
+    with Source(path) as source:
+        if source.size > MAX_HEADER:
+            raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
+        told = parse_json(path, source.read(0, source.size), what, constants=True)
+    if not isinstance(told, dict):
+        found = f"the {what} has type {type(told).__name__}"
+        raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
+    if isinstance(told, Doubled):
+        raise DamagedCheckpoint(path, f"{told.key!r} stands twice", code="duplicate-key")
+    return told
+
+
+def _configs(parts: Gathered, directory: str, entries: Entries) -> dict[str, Any]:
+    """Return the configurations that lie in a directory, by the stems of their names."""
+    found = {}
+    for name in _CONFIGS:
+        if name in entries:
+            try:
+                found[_stem(name)] = _read_json(directory, name, "config")
+            except DamagedCheckpoint as failure:
+                parts.fault("damaged", failure.reason, name)
+    return found
+
+
+def _weights(directory: str, entries: Entries) -> list[Unit]:
+    """Return the sets of weights in a directory, the one that transformers would load first."""
+    units = [*ShardedSafetensors().units(directory, entries), *ShardedPytorch().units(directory, entries)]
+    for name, entry in entries.items():
+        if _WEIGHTS.fullmatch(name) and entry.is_file():
+            units.append(Unit(os.path.join(directory, name), (name,), None))
+    return sorted(units, key=_rank)
+
+
+def _rank(unit: Unit) -> tuple[bool, bool, bool]:
+    name = os.path.basename(unit.path)
+    return name.startswith("adapter_model"), "safetensors" not in name, name.endswith(".json")
+
+
+def _weights_format(parts: Gathered, weights: list[Unit]) -> str:
+    """Return the format of the weights; PyTorch's for a directory without any, whose other parts have it."""
+    for unit in weights:
+        name = os.path.basename(unit.path)
+        part = parts.parts.get(name)
+        if part is not None:
+            return part.format
+        return "safetensors" if "safetensors" in name else "pytorch"
+    return "pytorch"
+
+
+def _add_weights(
+    parts: Gathered, told: dict[str, Any], weights: list[Unit], entries: Entries
+) -> list[Tensor]:
+    """Open all sets of weights, and return the tensors of the first."""
+    if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
+        parts.fault("missing", "no model.safetensors, pytorch_model.bin or adapter_model", None)
+    tensors: list[Tensor] = []
+    for unit in weights:
+        name = os.path.basename(unit.path)
+        part = parts.add(name, partial(unit.format.open_unit, unit) if unit.format else _file_of(unit.path))
+        if unit is not weights[0]:
+            used = os.path.basename(weights[0].path)
+            message = f"a second set of weights; only the tensors of {used} are listed"
+            parts.findings.append(warning("weights-twice", message, name))
+        elif part is not None:
+            tensors += (replace(tensor, role=Role.WEIGHTS) for tensor in part.tensors)
+        if part is not None and part.metadata:
+            told[_key(name, told)] = dict(part.metadata)
+    return tensors
+
+
+def _file_of(path: str) -> Callable[[], Checkpoint]:
+    return partial(open_file, path)
+
+
+def _loadable(entries: Entries) -> list[str]:
+    """Return the files in a directory that a framework could load, by their names."""
+    return [name for name, entry in entries.items() if name.endswith(_SUFFIXES) and entry.is_file()]
+
+
+def _add_others(parts: Gathered, told: dict[str, Any], directory: str, names: list[str]) -> list[Tensor]:
+    """Open what else a framework could load, and return its tensors, each below the stem of its file."""
+    tensors: list[Tensor] = []
+    for name in names:
+        path, key = os.path.join(directory, name), _key(name, told)
+        if not (_RESUMED.fullmatch(name) or name == ARGUMENTS) and not _is_recognised(path):
+            message = "no format recognises it, so it was not checked"
+            parts.findings.append(warning("part-unrecognised", message, name))
+        elif (part := parts.add(name, _file_of(path))) is not None:
+            tensors += (_below(key, tensor) for tensor in part.tensors)
+            told[key] = dict(part.metadata)
+    return tensors
+
+
+def _key(name: str, told: Mapping[str, Any]) -> str:
+    """Return the stem of a file's name, or all of it where another file has taken the stem."""
+    return name if _stem(name) in told else _stem(name)
+
+
+def _below(key: str, tensor: Tensor) -> Tensor:
+    owner = None if tensor.shares_with is None else f"{key}.{tensor.shares_with}"
+    role = Role.OPTIMIZER if key.startswith("optimizer") else Role.TRAINING
+    return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
+
+
+def _is_recognised(path: str) -> bool:
+    from ckpttool.formats import detect
+
+    probe = Probe(path)
+    try:
+        return detect(probe) is not None
+    except NotACheckpoint:
+        return False
+    finally:
+        probe.close()
+
+
+def _disagreement(name: str, state: Mapping[str, Any]) -> Iterator[Finding]:
+    numbered = _NUMBERED.fullmatch(name)
+    if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
+        message = (
+            f"the directory has the number {numbered[1]}, and global_step is {state['global_step']!r:.40}"
+        )
+        yield warning("step-disagrees", message, STATE)
+
+
+def _unread(directory: str, entries: Entries) -> Iterator[Finding]:
+    """Yield a warning for each directory inside with files that a framework could load."""
+    for name, entry in entries.items():
+        if entry.is_dir(follow_symlinks=False):
+            count = sum(file.path.endswith(_SUFFIXES) for file in _files(os.path.join(directory, name)))
+            if count:
+                yield warning("part-not-checked", f"files in it that were not checked: {count:,}", name)
+
+
+def _files(directory: str) -> Iterator[FileEntry]:
+    """Yield every regular file in a directory and those in it; no link to a directory is followed."""
+    pending = [directory]
+    while pending:
+        for entry in scan(pending.pop()).values():
+            if entry.is_dir(follow_symlinks=False):
+                pending.append(entry.path)
+            elif entry.is_file():
+                yield file_entry(entry.path)
+
+
+def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: str) -> TrainingState:
+    """Return the training state that Trainer recorded; of what it logs, the last value of each kind.
+
+    Args:
+        state: The content of ``trainer_state.json``.
+        arguments: The plain data of ``training_args.bin``.
+        name: The name of the directory.
+    """
+    logged: dict[str, Any] = {}
+    history = state.get("log_history")
+    for entry in history if isinstance(history, list) else ():
+        logged.update(entry if isinstance(entry, dict) else {})
+    numbered = _NUMBERED.fullmatch(name)
+    found: dict[str, tuple[Any, str]] = {
+        "epoch": (_number(state.get("epoch")), f"{STATE} epoch"),
+        "step": (_integer(state.get("global_step")), f"{STATE} global_step"),
+        "loss": (_number(logged.get("loss")), f"{STATE} log_history loss"),
+        "learning_rate": (_number(logged.get("learning_rate")), f"{STATE} log_history learning_rate"),
+        "best": (_number(state.get("best_metric")), f"{STATE} best_metric"),
+        "seed": (_integer(arguments.get("seed")), f"{ARGUMENTS} seed"),
+    }
+    if found["step"][0] is None and numbered:
+        found["step"] = (int(numbered[1]), f"name {name}")
+    hyper_parameters = {key: value for key, value in arguments.items() if key != "<class>"}
+    if hyper_parameters:
+        found["hyper_parameters"] = (hyper_parameters, ARGUMENTS)
+    metrics = {
+        key: number for key in logged if _is_metric(key) and (number := _number(logged[key])) is not None
+    }
+    origin = {field: where for field, (value, where) in found.items() if value is not None}
+    origin |= {f"metrics.{key}": f"{STATE} log_history {key}" for key in metrics}
+    return TrainingState(metrics=metrics, origin=origin, **{field: found[field][0] for field in found})
+
+
+def _is_metric(key: str) -> bool:
+    return key.startswith("eval_") and _DURATION.fullmatch(key) is None
+
+
+def _number(value: object) -> float | int | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,116 @@
+"""Checkpoints that lie in several files, each of which a format reads by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Span
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
+from ckpttool.formats.interface import Probe, SetFormat
+from ckpttool.report import Finding, error, warning
+
+
+class Gathered:
+    """The files of a checkpoint that lies in several, as far as they open, and what was found in them.
+
+    A context manager that closes them where opening fails halfway.
+    """
+
+    def __init__(self, kind: str) -> None:
+        """Begin without files; ``kind`` is what one is called in codes: ``shard``, ``part``."""
+        self.parts: dict[str, Checkpoint] = {}
+        self.findings: list[Finding] = []
+        self.safety: list[Finding] = []
+        self.complete = True
+        self._kind = kind
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Gathered:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._opened.close()
+
+    def fault(self, what: str, message: str, where: str | None) -> None:
+        """Note an error because of which the checkpoint is not complete."""
+        self.findings.append(error(f"{self._kind}-{what}", message, where))
+        self.complete = False
+
+    def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
+        """Open a file; where it is damaged, note an error and return None.
+
+        Raises:
+            CheckpointError: The operating system refuses it.
+        """
+        try:
+            part = self._opened.enter_context(open())
+        except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
+            self._lost(name, failure)
+            return None
+        self.parts[name] = part
+        self.findings += (placed(finding, name) for finding in part.findings)
+        self.safety += (placed(finding, name) for finding in part.safety)
+        self.complete &= part.complete
+        return part
+
+    def _lost(self, name: str, failure: CheckpointError) -> None:
+        place = "" if failure.where is None else f"{failure.where}: "
+        self.fault("damaged", f"{place}{failure.reason}", name)
+        self.safety += (placed(finding, name) for finding in getattr(failure, "safety", ()))
+        if not name.endswith(".safetensors"):
+            message = "it could not be read, so what loading it would run is not known"
+            self.safety.append(warning("not-scanned", message, name))
+
+    def spans(self) -> Iterator[Span]:
+        """Iterate over every byte range worth scanning, file after file."""
+        for name, part in self.parts.items():
+            for span in part.spans():
+                yield replace(span, where=f"{name}: {span.where}")
+
+    def keep(self) -> Callable[[], None]:
+        """Return what closes the files; leaving the context does so no more."""
+        return self._opened.pop_all().close
+
+
+def placed(finding: Finding, name: str) -> Finding:
+    """Return a finding that says in which file it is."""
+    return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")
+
+
+def open_file(path: str) -> Checkpoint:
+    """Return the checkpoint that one regular file holds by itself, whatever its name says.
+
+    Raises:
+        DamagedCheckpoint: It is none, or another index, which might lead back here.
+        CheckpointError: It can't be read.
+    """
+    from ckpttool.formats import detect, unrecognised
+
+    if not os.path.isfile(path):
+        raise DamagedCheckpoint(path, "not a regular file")
+    probe = Probe(path)
+    try:
+        format = detect(probe)
+        if format is None:
+            raise unrecognised(probe)
+        if isinstance(format, SetFormat):
+            raise DamagedCheckpoint(path, "an index", expected="a file with tensors")
+        return format.open(probe)
+    except BaseException:
+        probe.close()
+        raise
+
+
+def file_entry(path: str) -> FileEntry:
+    """Return a file with its size in bytes.
+
+    Raises:
+        CheckpointError: It has vanished, or can't be looked at.
+    """
+    try:
+        return FileEntry(path, os.stat(path).st_size)
+    except OSError as failure:
+        raise from_os_error(failure, path) from failure

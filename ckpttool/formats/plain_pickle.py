@@ -1,0 +1,168 @@
+"""Plain pickles of arrays and values, as scripts write them without a framework.
+
+Source: CPython ``Lib/pickle.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.assembly import assemble
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.pytorch_legacy import Pickles, has_legacy_magic, read_legacy, told_by_errors
+from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.trees import Flat, Leaf, flatten, nodes, plain, references
+from ckpttool.report import Finding, error, warning
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.opcodes import TABLE
+from ckpttool.wire.pickled import Call, Payload, Persistent
+from ckpttool.wire.source import Buffer, Readable
+
+MAX_TRIED = 1 << 26
+"""The most bytes of a file that are interpreted to see whether they are a pickle without a header."""
+MAX_INNER = 1 << 28
+"""The most bytes of one storage that lies inside a pickle as text."""
+
+_PROTO = 0x80
+_PROTOCOLS = range(2, 6)
+# How pickles of containers and objects start in protocols 0 and 1.
+_FIRST_OPCODES = frozenset(b"(]})c")
+
+
+class PlainPickle(Format):
+    """A file that Python's ``pickle`` wrote."""
+
+    name: ClassVar[str] = "pickle"
+    suffixes = (".pkl", ".pickle")
+
+    def matches(self, probe: Probe) -> bool:
+        head = probe.head
+        if len(head) < 3 or has_legacy_magic(head):
+            return False
+        if head[0] == _PROTO:
+            return head[1] in _PROTOCOLS and TABLE[head[2]] is not None and not _is_safetensors(head)
+        return head[0] in _FIRST_OPCODES and _is_headless(probe.source)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        source = probe.source
+        judged = read_pickles(source, 0, source.size)
+        roots = [pickle.root for pickle in judged.pickles]
+        root = roots[0] if len(roots) == 1 else roots
+        objects = _PickleObjects(source, judged.safety)
+        with told_by_errors(objects.found):
+            flat = flatten(root, objects.leaf, probe.path)
+        return assemble(
+            probe=probe,
+            format=self.name,
+            variant=None,
+            flat=flat,
+            files=(FileEntry(probe.path, source.size),),
+            spans=lambda: _spans(source, flat),
+            producer=Producer(_framework(root)),
+            findings=(*_behind(judged.trailing), *_unresolved(root)),
+            safety=tuple(objects.found),
+        )
+
+
+def _is_safetensors(head: bytes) -> bool:
+    """Tell whether the first bytes are the length of a header in JSON that follows them."""
+    return head[4:9] == b"\0\0\0\0{"
+
+
+def _is_headless(source: Readable) -> bool:
+    """Tell whether a whole file is pickles of containers or objects, in protocols that have no header."""
+    if source.size > MAX_TRIED:
+        return False
+    try:
+        judged = read_pickles(source, 0, source.size)
+    except CheckpointError:
+        return False
+    root = judged.pickles[0].root
+    return not judged.trailing and isinstance(root, dict | list | tuple | set | Call)
+
+
+def _behind(trailing: int) -> Iterator[Finding]:
+    if trailing:
+        yield error("trailing-bytes", f"{trailing:,} bytes behind the last pickle are no pickle")
+
+
+def _unresolved(root: object) -> Iterator[Finding]:
+    """Yield what refers to something outside the file: the pickle was written by a library's own saver."""
+    count = sum(1 for _ in references(root))
+    if count:
+        yield warning("outside-reference", f"{count:,} references to what is not in the file")
+
+
+def _framework(root: object) -> str | None:
+    """Return what wrote the tensors in a pickle, where any lie in it."""
+    functions = {str(node.function) for node in nodes(root) if isinstance(node, Call)}
+    if any(name.startswith("torch.") for name in functions):
+        return "pytorch"
+    return "numpy" if any(name.startswith("numpy.") for name in functions) else None
+
+
+def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
+    """Yield the values that lie in one piece, in the order of the file; a pickle has no checksums."""
+    spans: dict[Extent, Span] = {}
+    for path, parts in flat.tensors:
+        if parts.storage is not None and parts.storage not in spans:
+            where = ".".join(map(str, path))
+            span = Span(parts.storage, where, source.read_into, None, parts.dtype, parts.byteorder)
+            spans[parts.storage] = span
+    yield from sorted(spans.values(), key=lambda span: span.extent.offset)
+
+
+class _PickleObjects(TorchObjects):
+    """Reads arrays, and tensors whose storages lie in the pickle as files of the old format."""
+
+    def __init__(self, source: Readable, found: tuple[Finding, ...]) -> None:
+        super().__init__(source.path, self._outside)
+        self._path = source.path
+        self._inner: dict[int, Storage] = {}
+        self.found = dict.fromkeys(found)
+
+    def _outside(self, persistent_id: Any) -> Storage:
+        found = "a tensor whose values are not in the file"
+        raise DamagedCheckpoint(self._path, found, where=str(plain(persistent_id)), code="storage-missing")
+
+    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+        return None
+
+    def _storage(self, node: object) -> Storage:
+        if not isinstance(node, Call) or not node.is_of("torch.storage", "_load_from_bytes"):
+            return super()._storage(node)
+        if id(node) not in self._inner:
+            self._inner[id(node)] = self._read_inner(node.args[0])
+        return self._inner[id(node)]
+
+    def _read_inner(self, content: object) -> Storage:
+        """Return the storage in a file that lies in the pickle as bytes.
+
+        Raises:
+            TypeError: There is none.
+        """
+        source, start, end = self._inner_bytes(content)
+        pickles = Pickles(source)
+        pickles.found = self.found
+        legacy = read_legacy(pickles, start, end)
+        if not isinstance(legacy.root, Persistent) or legacy.end != end:
+            raise TypeError("bytes that hold no storage")
+        found = legacy.storages(legacy.root.id)
+        return replace(found, key=f"{len(self._inner)}/{found.key}")
+
+    def _inner_bytes(self, content: object) -> tuple[Readable, int, int]:
+        """Return where the bytes can be read, and from which offset to which."""
+        if isinstance(content, bytes):
+            return Buffer(self._path, content), 0, len(content)
+        if not isinstance(content, Payload) or content.kind == "text":
+            raise TypeError("no bytes")
+        if content.kind != "latin1":
+            return content.source, content.offset, content.offset + content.nbytes
+        if content.nbytes > MAX_INNER:
+            raise LimitExceeded(self._path, f"a storage of {content.nbytes:,} bytes of text")
+        data = content.read()
+        return Buffer(self._path, data), 0, len(data)

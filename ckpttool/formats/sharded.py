@@ -1,0 +1,370 @@
+"""Sets of shards behind an index: what is written when one file would be too large.
+
+The index, ``model.safetensors.index.json``, maps each tensor to the file that holds it. A shard that is
+missing, one too many, of another save, or damaged is told apart, and all others stay readable.
+
+Source: huggingface/transformers ``modeling_utils.py`` and huggingface/huggingface_hub ``serialization/``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotDownloaded,
+)
+from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
+from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.training import training_state
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.source import Source
+
+SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
+INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
+
+_KINDS = {"safetensors": "safetensors", "bin": "pytorch", "pt": "pytorch", "pth": "pytorch"}
+_MAPPED = re.compile(rb'\.(safetensors|bin|pt|pth)"\s*[,}]')
+_DRIVE = re.compile(r"[A-Za-z]:")
+_MAX_SHARDS = 10_000
+_MAX_SHOWN = 100  # characters of a value that is no name
+_MAX_NAME = 255  # bytes, on every file system in use
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
+_COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What is known of a set of shards.
+
+    Attributes:
+        path: Where the index lies, or should.
+        files: Names of the shards, below the directory of the index, without those that are refused.
+        weight_map: The shard of each tensor; None where there is no index.
+        metadata: What else the index says.
+        findings: What is wrong with it.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str] | None
+    metadata: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+
+def read_index(path: str) -> Index:
+    """Return what an index file says.
+
+    Raises:
+        DamagedCheckpoint: It is no JSON, or maps nothing.
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        data = source.read(0, min(source.size, MAX_HEADER + 1))
+    if len(data) > MAX_HEADER:
+        raise DamagedCheckpoint(path, "an index of over 100 MB", expected="less", code="limit-exceeded")
+    if data.startswith(_LFS_POINTER):
+        raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
+    told = parse_json(path, data, "index", constants=True)
+    weight_map = told.get("weight_map") if isinstance(told, dict) else None
+    metadata = told.get("metadata") if isinstance(told, dict) else None
+    if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
+        found = "an index without a weight_map from names to files"
+        raise DamagedCheckpoint(path, found, code="index-malformed")
+    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
+    if len(names) > _MAX_SHARDS:
+        raise LimitExceeded(path, f"{len(names):,} shards", expected=f"at most {_MAX_SHARDS:,}")
+    refused = {shown: why for shown, name in names.items() if (why := refusal(name))}
+    findings = (
+        *(
+            error("duplicate-key", f"{part.key!r} stands twice", os.path.basename(path))
+            for part in (told, weight_map, metadata)
+            if isinstance(part, Doubled)
+        ),
+        *(error("shard-path", f"{why}; it was not opened", shown) for shown, why in refused.items()),
+    )
+    files = tuple(sorted(names.keys() - refused.keys()))
+    return Index(path, files, weight_map, metadata or {}, findings)
+
+
+def refusal(name: object) -> str | None:
+    """Return why a file name that stands in a file is never followed, or None."""
+    if not isinstance(name, str):
+        return f"no name but a value of type {type(name).__name__}"
+    if "\0" in name or "\\" in name or _DRIVE.match(name):
+        return "a name with NUL, a backslash or a drive"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "a path that does not lie below the directory of the index"
+    return "a name that is too long" if max(map(len, map(os.fsencode, parts))) > _MAX_NAME else None
+
+
+def kind_of(name: str, head: bytes) -> str | None:
+    """Return the format of the shards behind an index, from its first bytes or else its name; or None."""
+    if b"\0" in head or not head.lstrip().startswith(b"{"):
+        return None
+    found = _MAPPED.search(head.partition(b'"weight_map"')[2])
+    return _KINDS[found[1].decode()] if found else _named_kind(name)
+
+
+def _named_kind(name: str) -> str | None:
+    match = INDEX.fullmatch(name)
+    return _KINDS.get(match["suffix"] or "") if match else None
+
+
+def indexes(directory: str, entries: Entries) -> dict[str, str]:
+    """Return the formats of the indexes in a directory by name; a damaged index counts by its name."""
+    found = {}
+    for name, entry in entries.items():
+        if INDEX.fullmatch(name) and entry.is_file():
+            kind = kind_of(name, _head(os.path.join(directory, name))) or _named_kind(name)
+            found.update({name: kind} if kind else {})
+    return found
+
+
+def _head(path: str) -> bytes:
+    try:
+        with Source(path) as source:
+            return source.read(0, min(HEAD_BYTES, source.size))
+    except CheckpointError:
+        return b""
+
+
+def _mapped(path: str) -> tuple[str, ...]:
+    try:
+        return read_index(path).files
+    except CheckpointError:
+        return ()
+
+
+def members(index_path: str, mapped: Iterable[str], entries: Entries) -> list[str]:
+    """Return the shards in a directory that an index names, and those that are named like them."""
+    mapped = set(mapped)
+    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
+    index = INDEX.fullmatch(os.path.basename(index_path))
+    if not schemes and index:
+        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
+    return [name for name in entries if name in mapped or _scheme(name) in schemes]
+
+
+def _scheme(name: str) -> tuple[str, str] | None:
+    """Return what the shards of one set have in common, stem and suffix; None for any other file."""
+    match = SHARD.fullmatch(name)
+    return (match["stem"], match["suffix"]) if match else None
+
+
+class Sharded(SetFormat):
+    """Shards of one format; opened by their index, or by a directory that holds just this set."""
+
+    def matches(self, probe: Probe) -> bool:
+        if probe.is_directory:
+            return self._index_in(probe) is not None
+        return kind_of(probe.name, probe.head) == self.name
+
+    def open(self, probe: Probe) -> Checkpoint:
+        name = self._index_in(probe) if probe.is_directory else None
+        probe.close()
+        index = read_index(os.path.join(probe.path, name) if name else probe.path)
+        return open_set(self.name, probe, index)
+
+    def open_unit(self, unit: Unit) -> Checkpoint:
+        if os.path.lexists(unit.path):
+            return super().open_unit(unit)
+        found = error("index-missing", "there is no index", os.path.basename(unit.path))
+        index = Index(unit.path, tuple(sorted(unit.members)), None, {}, (found,))
+        return open_set(self.name, unit, index)
+
+    def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
+        seen: set[str] = set()
+        for name, kind in indexes(directory, entries).items():
+            if kind == self.name:
+                path = os.path.join(directory, name)
+                found = members(path, _mapped(path), entries)
+                seen.update(found)
+                yield Unit(path, (name, *found), self)
+        orphans = defaultdict(list)
+        for name in entries.keys() - seen:
+            match = SHARD.fullmatch(name)
+            if match and _KINDS[match["suffix"]] == self.name and int(match["total"]) > 1:
+                orphans[match["stem"], match["suffix"]].append(name)
+        for (stem, suffix), names in sorted(orphans.items()):
+            yield Unit(os.path.join(directory, f"{stem}.{suffix}.index.json"), tuple(sorted(names)), self)
+
+    def _index_in(self, probe: Probe) -> str | None:
+        """Return the name of the index in a directory that holds it alone, and no other set of weights."""
+        found = indexes(probe.path, probe.entries)
+        if list(found.values()) != [self.name]:
+            return None
+        (name,) = found
+        own = set(members(name, (), probe.entries))
+        others = {other for other in _weights_in(probe.path, probe.entries) if other not in own}
+        if others:
+            others -= set(_mapped(os.path.join(probe.path, name)))
+        return None if others else name
+
+
+def _weights_in(directory: str, entries: Entries) -> Iterator[str]:
+    """Yield what looks like weights in a directory and, as relative paths, in those inside."""
+    for name, entry in entries.items():
+        if entry.is_file() and name.lower().endswith(_WEIGHTS) and not _COMPANION.match(name):
+            yield name
+        elif entry.is_dir(follow_symlinks=False) and not name.startswith("."):
+            for parent, _, names in os.walk(entry.path):
+                below = os.path.relpath(parent, directory).replace(os.sep, "/")
+                yield from (f"{below}/{inner}" for inner in names if inner.lower().endswith(_WEIGHTS))
+
+
+class ShardedSafetensors(Sharded):
+    """A set of safetensors files."""
+
+    name: ClassVar[str] = "safetensors"
+    suffixes = (".safetensors.index.json",)
+
+
+class ShardedPytorch(Sharded):
+    """A set of files that ``torch.save`` wrote."""
+
+    name: ClassVar[str] = "pytorch"
+    suffixes = (".bin.index.json",)
+
+
+def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
+    """Return the checkpoint that the shards of an index make, as many of them as there are.
+
+    Args:
+        format: What the shards should be.
+        asked: How the user named it.
+        index: What is known of the set.
+
+    Raises:
+        CheckpointError: The operating system refuses to open a shard.
+    """
+    directory = os.path.dirname(index.path)
+    with Gathered("shard") as shards:
+        _add_shards(shards, index, format)
+        whole = isinstance(asked, Probe) and asked.is_directory
+        shards.findings += _beside(index, scan(directory or os.curdir), whole)
+        tensors = tuple(_mapped_tensors(shards, index))
+        if shards.complete:
+            shards.findings += _check_total(index, tensors)
+        metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
+        metadata |= index.metadata
+        paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
+        name = os.path.basename(os.path.normpath(asked.path))
+        return Checkpoint(
+            path=asked.path,
+            format=format,
+            variant="sharded",
+            tensors=tensors,
+            files=tuple(file_entry(path) for path in paths if os.path.isfile(path)),
+            spans=shards.spans,
+            metadata=lambda: metadata,
+            training=lambda: training_state(metadata, {}, name),
+            producer=next((part.producer for part in shards.parts.values()), Producer()),
+            findings=tuple(shards.findings),
+            safety=tuple(shards.safety),
+            complete=shards.complete,
+            close=shards.keep(),
+        )
+
+
+def _add_shards(shards: Gathered, index: Index, format: str) -> None:
+    """Open all shards, and compare them with the index."""
+    shards.findings += index.findings
+    shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
+    if shards.complete or index.weight_map is None:
+        _check_numbers(shards, index)
+    wanted: dict[str, set[str]] = defaultdict(set)
+    for tensor, name in (index.weight_map or {}).items():
+        if isinstance(name, str):
+            wanted[name].add(tensor)
+    for name in index.files:
+        path = os.path.join(os.path.dirname(index.path), name)
+        if not os.path.exists(path):
+            shards.fault("missing", "there is no such file", name)
+        elif index.weight_map is not None and not _is_inside(path, index.path):
+            shards.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+        elif (part := shards.add(name, partial(open_file, path))) is not None:
+            if part.format != format:
+                shards.findings.append(error("shard-format", f"a {part.format} file, not {format}", name))
+            if index.weight_map is not None:
+                _compare(shards, name, part, wanted[name])
+
+
+def _check_numbers(shards: Gathered, index: Index) -> None:
+    """Compare what the names ``x-00001-of-00004`` say of each other."""
+    found = [match for name in index.files if (match := SHARD.fullmatch(name))]
+    totals = {int(match["total"]) for match in found}
+    if len(totals) > 1:
+        told = " and ".join(map(str, sorted(totals)[:4]))
+        shards.fault("count", f"the names of the shards speak of sets of {told}", None)
+    elif len({match["stem"] for match in found}) == 1 and len(found) == len(index.files) != min(totals):
+        if index.weight_map is None:
+            shards.fault("missing", f"{len(found):,} of {min(totals):,} shards are here", None)
+        else:
+            message = f"the index names {len(found):,} shards, and their names speak of {min(totals):,}"
+            shards.fault("count", message, os.path.basename(index.path))
+
+
+def _is_inside(path: str, index_path: str) -> bool:
+    """Tell whether a file lies beside the index, or beside what the index is a link to.
+
+    The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+    """
+    beside = os.path.realpath(os.path.dirname(index_path) or os.curdir)
+    bases = (beside, os.path.dirname(os.path.realpath(index_path)))
+    return any(os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep) for base in bases)
+
+
+def _compare(shards: Gathered, name: str, part: Checkpoint, wanted: set[str]) -> None:
+    """Compare the tensors that a shard holds with those that the index expects in it."""
+    lacking, foreign = sorted(wanted - part.keys()), sorted(part.keys() - wanted)
+    if lacking:
+        message = f"it lacks {len(lacking):,} tensors that the index maps to it, like {lacking[0]!r}"
+        shards.fault("stale", message, name)
+    if foreign:
+        message = f"it holds {len(foreign):,} tensors that the index does not map to it, like {foreign[0]!r}"
+        shards.findings.append(error("shard-stale", message, name))
+
+
+def _beside(index: Index, entries: Entries, whole: bool) -> Iterator[Finding]:
+    """Yield what lies beside the shards and is none; ``whole`` where the directory was asked for."""
+    if index.weight_map is not None:
+        named = set(index.files)
+        extra = (name for name in members(index.path, named, entries) if name not in named)
+        for name in extra:
+            yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
+    for name in entries if whole else ():
+        if _COMPANION.match(name) and name.endswith(_WEIGHTS):
+            yield note("not-part", "it lies beside the shards, and was not looked at", name)
+
+
+def _mapped_tensors(shards: Gathered, index: Index) -> Iterator[Tensor]:
+    """Yield the tensors of each shard, without those that the index maps to another."""
+    weight_map = index.weight_map or {}
+    for name, part in shards.parts.items():
+        yield from (tensor for tensor in part.tensors if weight_map.get(tensor.name, name) == name)
+
+
+def _check_total(index: Index, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
+    """Compare the ``total_size`` of the index with the tensors; tied ones may count once or each time."""
+    told = index.metadata.get("total_size")
+    total = sum(tensor.nbytes for tensor in tensors)
+    untied = sum(tensor.nbytes for tensor in tensors if tensor.shares_with is None)
+    if told is not None and told not in (total, untied):
+        message = f"total_size is {told!r:.40}, and the tensors have {total:,} bytes"
+        yield warning("shard-total-size", message, os.path.basename(index.path))

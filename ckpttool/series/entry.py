@@ -1,0 +1,223 @@
+"""A checkpoint as one member of a series: what can be told of it without reading a value."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotFound, from_os_error
+from ckpttool.formats import unrecognised
+from ckpttool.formats.interface import Probe, Unit
+from ckpttool.naming import NameFields, parse_name
+from ckpttool.report import Severity
+from ckpttool.series.files import Contents, contents
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A logical checkpoint that was found in a directory.
+
+    Attributes:
+        path: How the user would name it.
+        unit: What discovery found; its members go or stay together.
+        format: Name of the format; None where its content is none that is known.
+        contents: Its files, as they were when it was looked at.
+        fields: What its name says.
+        is_complete: False where a part is missing, or it can't be opened.
+        fault: What is wrong with it, ``damaged: …`` or ``incomplete: …``; None where it is sound.
+        epoch, step: From inside the checkpoint, else from its name.
+        inside: Epoch and step as the checkpoint itself has them.
+        saved_at: When it was saved, by its own account, in seconds since 1970.
+        signature: Hash of the names and shapes of its tensors; None where it isn't sound.
+        best_paths: What it calls the best checkpoint of its run.
+        holds_others: Whether other checkpoints lie inside its directory.
+        group: Key of the series it belongs to.
+    """
+
+    path: str
+    unit: Unit = field(repr=False)
+    format: str | None
+    contents: Contents = field(repr=False)
+    fields: NameFields = field(repr=False)
+    is_complete: bool = True
+    fault: str | None = None
+    epoch: Number | None = None
+    step: int | None = None
+    inside: tuple[Number | None, int | None] = (None, None)
+    saved_at: float | None = None
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    signature: str | None = None
+    best_paths: tuple[str, ...] = ()
+    holds_others: bool = False
+    group: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Tell whether it opens, is complete, and nothing is wrong in its structure."""
+        return self.fault is None
+
+    @property
+    def directory(self) -> str:
+        """Return the directory that it lies in."""
+        return os.path.dirname(self.unit.path) or os.curdir
+
+    @property
+    def name(self) -> str:
+        """Return the last part of its path."""
+        return os.path.basename(self.unit.path)
+
+    @property
+    def is_link(self) -> bool:
+        """Tell whether a part of it is a symlink: its bytes lie elsewhere."""
+        return any(os.path.islink(os.path.join(self.directory, name)) for name in self.unit.members)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all its files."""
+        return self.contents.nbytes
+
+    @property
+    def modified_ns(self) -> int:
+        """Return when its newest file was changed, in nanoseconds since 1970."""
+        return self.contents.modified_ns
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric's value where it is known and a number; ``loss`` is one too."""
+        value = self.metrics.get(name, self.loss if name == "loss" else None)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
+    """Return a checkpoint's entry, or None where it has vanished. What is wrong with it is in the entry.
+
+    It is opened and closed again; no value is read.
+    """
+    try:
+        found = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
+    except OSError as error:
+        failure = from_os_error(error, unit.path)
+        return None if isinstance(failure, NotFound) else _unsound(unit, Contents(), failure)
+    try:
+        with _opened(unit) as checkpoint:
+            return _sound(unit, found, checkpoint, holds_others)
+    except NotFound:
+        return None
+    except CheckpointError as failure:
+        return _unsound(unit, found, failure)
+
+
+def shown(path: str) -> str:
+    """Return a path as people write it: without a leading ``./``, unless it would look like an option."""
+    bare = path.removeprefix(os.curdir + os.sep)
+    return bare if bare and not bare.startswith("-") else path
+
+
+def _opened(unit: Unit) -> Checkpoint:
+    if unit.format is not None:
+        return unit.format.open_unit(unit)
+    probe = Probe(unit.path)
+    try:
+        raise unrecognised(probe)
+    finally:
+        probe.close()
+
+
+def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
+    kind = "damaged" if isinstance(failure, DamagedCheckpoint | NotACheckpoint) else "unreadable"
+    fields = parse_name(os.path.basename(unit.path))
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=unit.format.name if unit.format else None,
+        contents=found,
+        fields=fields,
+        is_complete=False,
+        fault=f"{kind}: {failure.reason}",
+        epoch=fields.epoch,
+        step=fields.step,
+        saved_at=_seconds(fields.saved_at),
+    )
+
+
+def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
+    training = checkpoint.training
+    fields = parse_name(os.path.basename(unit.path))
+    inside = _inside(training)
+    fault = _structural_fault(checkpoint)
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=checkpoint.format,
+        contents=found,
+        fields=fields,
+        is_complete=checkpoint.complete,
+        fault=fault,
+        epoch=fields.epoch if inside[0] is None else inside[0],
+        step=fields.step if inside[1] is None else inside[1],
+        inside=inside,
+        saved_at=_seconds(training.saved_at),
+        loss=training.loss,
+        metrics=training.metrics,
+        signature=signature(checkpoint) if fault is None else None,
+        best_paths=tuple(_best_paths(checkpoint)),
+        holds_others=holds_others,
+    )
+
+
+def _inside(training: TrainingState) -> tuple[Number | None, int | None]:
+    """Return epoch and step, unless they were taken from the name or are no numbers."""
+    is_named = {key: origin.startswith("name ") for key, origin in training.origin.items()}
+    epoch, step = training.epoch, training.step
+    if is_named.get("epoch") or epoch is None or not math.isfinite(epoch):
+        epoch = None
+    return epoch, None if is_named.get("step") else step
+
+
+def _structural_fault(checkpoint: Checkpoint) -> str | None:
+    errors = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
+    kind = "damaged" if checkpoint.complete else "incomplete"
+    if errors:
+        where = f"{errors[0].where}: " if errors[0].where else ""
+        return f"{kind}: {where}{errors[0].message}"
+    return None if checkpoint.complete else f"{kind}: a part of it is missing"
+
+
+def signature(checkpoint: Checkpoint) -> str:
+    """Return a hash of how much it holds, and of the names and shapes of its weights.
+
+    Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
+    history, doesn't count where there are weights.
+    """
+    import hashlib
+
+    weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
+    told = sorted(f"{tensor.path!r}{tensor.shape!r}" for tensor in weights or checkpoint.tensors)
+    text = "\n".join([checkpoint.granularity.value, *told])
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
+    callbacks = checkpoint.metadata.get("callbacks")
+    for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if isinstance(best, str) and best:
+            yield best
+
+
+def _seconds(when: str | None) -> float | None:
+    """Return a time in seconds since 1970; one without a zone is taken for UTC, which orders as well."""
+    if when is None:
+        return None
+    try:
+        parsed = datetime.fromisoformat(when.strip().replace("Z", "+00:00"))
+        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,123 @@
+"""Which files a checkpoint consists of, and how a change to one of them is noticed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a file was when it was looked at.
+
+    Attributes:
+        path: Relative to the directory in which its checkpoint lies.
+        size: In bytes.
+        links: How many names it has; others may come and go without a change to it.
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    links: int = field(default=1, compare=False)
+
+    @property
+    def identity(self) -> tuple[str, int, int, int]:
+        """Return what stays the same even if the file system is mounted anew."""
+        return self.path, self.inode, self.size, self.mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All files below some names of a directory, and the directories that they lie in."""
+
+    files: tuple[Fingerprint, ...] = ()
+    directories: tuple[str, ...] = ()
+
+    def is_same_as(self, other: Contents) -> bool:
+        """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""
+        return set(self.files) == set(other.files) and set(self.directories) == set(other.directories)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def modified_ns(self) -> int:
+        """Return when the newest file was changed, in nanoseconds since 1970."""
+        return max((file.mtime_ns for file in self.files), default=0)
+
+
+def contents(directory: str | int, members: Iterable[str]) -> Contents:
+    """Return what lies at some names of a directory; symlinks are looked at, never through.
+
+    Raises:
+        OSError: Something there can't be looked at, or vanished.
+    """
+    files: list[Fingerprint] = []
+    directories: list[str] = []
+    for path, status in _walk(directory, members):
+        if stat.S_ISDIR(status.st_mode):
+            directories.append(path)
+        else:
+            files.append(fingerprint(path, status))
+    return Contents(tuple(files), tuple(directories))
+
+
+def fingerprint(path: str, status: os.stat_result) -> Fingerprint:
+    """Return what a file is now, from its ``lstat``."""
+    return Fingerprint(
+        path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_nlink
+    )
+
+
+def _walk(directory: str | int, members: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield paths relative to a directory, given by its path or by its open descriptor."""
+    for name in members:
+        if isinstance(directory, int):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        else:
+            status = os.lstat(os.path.join(directory, name))
+        yield name, status
+        if stat.S_ISDIR(status.st_mode):
+            for inner, found in _below(directory, name):
+                yield os.path.join(name, inner), found
+
+
+def _below(directory: str | int, name: str) -> Iterator[tuple[str, os.stat_result]]:
+    if not isinstance(directory, int):
+        path = os.path.join(directory, name)
+        yield from _walk(path, sorted(os.listdir(path)))
+        return
+    with opened(name, directory) as descriptor:
+        yield from _walk(descriptor, sorted(os.listdir(descriptor)))
+
+
+@contextmanager
+def opened(path: str, parent: int | None = None) -> Iterator[int]:
+    """Open a directory and yield its descriptor; below ``parent`` no symlink is followed, at no step.
+
+    Raises:
+        OSError: There is none, or it is something else.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+    if parent is None:
+        descriptor = os.open(path, flags)
+    else:
+        descriptor = os.dup(parent)
+        for name in filter(None, path.split(os.sep)):
+            above = descriptor
+            try:
+                descriptor = os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), dir_fd=above)
+            finally:
+                os.close(above)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

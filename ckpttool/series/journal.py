@@ -1,0 +1,205 @@
+"""What a removal is about to do, written down first: a kill at any point loses nothing.
+
+A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints. Its ``journal.json`` appears whole, once
+all that will be removed is known; a directory without one is an attempt that touched nothing. What goes is
+renamed into it, and unlinked only there, so that no half of a checkpoint ever lies where one is looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.series.files import Contents, Fingerprint
+
+STAGE_PREFIX = ".ckpttool-"
+JOURNAL = "journal.json"
+SCHEMA = "ckpttool.journal/1"
+TEMPORARY = ".tmp"
+
+MAX_JOURNAL = 1 << 30
+"""Bytes; ten thousand checkpoints of a thousand files each take less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One checkpoint that goes.
+
+    Attributes:
+        path: How the user knows it.
+        members: Names in its directory, in the order in which they go: an index first, data last.
+        contents: Its files as they were when the plan was made.
+        survivors: Names in the directory, without which the removal isn't wanted any more.
+    """
+
+    path: str
+    members: tuple[str, ...]
+    contents: Contents
+    survivors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A pointer file in the directory that is to say something else: its name and its new text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """All that one removal does in one directory."""
+
+    removals: tuple[Removal, ...]
+    rewrites: tuple[Rewrite, ...] = ()
+
+
+def stages(directory: str) -> list[str]:
+    """Return the names of what removals left in a directory, finished or not.
+
+    Raises:
+        CheckpointError: The directory can't be read.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            found = [
+                entry.name
+                for entry in entries
+                if entry.name.startswith(STAGE_PREFIX) and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError as error:
+        raise from_os_error(error, directory) from error
+    return sorted(name for name in found if _is_stage(name))
+
+
+def _is_stage(name: str) -> bool:
+    identity = name.removeprefix(STAGE_PREFIX)
+    return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
+
+
+def waiting(directory: str) -> list[str]:
+    """Return the paths of the journals in a directory that the next prune has to settle."""
+    try:
+        paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
+    except CheckpointError:  # what can't be read holds nothing that we could settle
+        return []
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def half_removed(directory: str) -> frozenset[str]:
+    """Return the names that belong to checkpoints some part of which is gone already.
+
+    Raises:
+        DamagedCheckpoint: A journal can't be understood.
+    """
+    names: set[str] = set()
+    for path in waiting(directory):
+        stage = os.path.dirname(path)
+        for number, removal in enumerate(read(path).removals):
+            if _has_begun(os.path.join(stage, str(number))):
+                names.update(removal.members)
+    return frozenset(names)
+
+
+def _has_begun(place: str) -> bool:
+    try:
+        return bool(os.listdir(place))
+    except OSError:  # not begun, or gone altogether
+        return False
+
+
+def read(path: str) -> Journal:
+    """Return a journal; every name in it was checked to stay inside its directory.
+
+    Raises:
+        CheckpointError: It can't be read, or isn't one of ours.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_JOURNAL)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        return _journal(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, f"this journal can't be understood: {error}", expected="remove it once all is as it should be"
+        ) from error
+
+
+def dumps(journal: Journal) -> bytes:
+    """Return a journal as it is written."""
+    document = {
+        "schema": SCHEMA,
+        "rewrites": [{"name": one.name, "text": one.text} for one in journal.rewrites],
+        "removals": [
+            {
+                "path": one.path,
+                "members": one.members,
+                "directories": one.contents.directories,
+                "files": [
+                    (file.path, file.device, file.inode, file.size, file.mtime_ns)
+                    for file in one.contents.files
+                ],
+                "survivors": one.survivors,
+            }
+            for one in journal.removals
+        ],
+    }
+    return json.dumps(document).encode()
+
+
+def _journal(told: Mapping[str, Any]) -> Journal:
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"schema {told['schema']!r}")
+    return Journal(
+        tuple(_removal(one) for one in told["removals"]),
+        tuple(Rewrite(_name(one["name"]), _text(one["text"])) for one in told["rewrites"]),
+    )
+
+
+def _removal(told: Mapping[str, Any]) -> Removal:
+    members = tuple(_name(name) for name in told["members"])
+    files = tuple(
+        Fingerprint(_below(path, members), *(_count(number) for number in numbers))
+        for path, *numbers in told["files"]
+    )
+    directories = tuple(_below(path, members) for path in told["directories"])
+    survivors = tuple(_name(name) for name in told["survivors"])
+    return Removal(_text(told["path"]), members, Contents(files, directories), survivors)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _name(value: object) -> str:
+    name = _text(value)
+    if not is_name(name):
+        raise ValueError(f"{name!r} leads out of the directory")
+    return name
+
+
+def _below(value: object, members: tuple[str, ...]) -> str:
+    path = _text(value)
+    first, *rest = path.split(os.sep)
+    if first not in members or not all(map(is_name, rest)):
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a text names an entry of a directory, and nothing elsewhere."""
+    return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name

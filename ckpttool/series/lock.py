@@ -1,0 +1,80 @@
+"""One prune at a time in a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckpttool.errors import AccessDenied, from_os_error
+
+LOCK = ".ckpttool.lock"
+
+_OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Hold the lock of a directory; its file is gone afterwards.
+
+    A file system without locks is used without: every removal checks each file again anyway.
+
+    Raises:
+        AccessDenied: Another prune holds it, or its file can't be written.
+    """
+    path = os.path.join(directory, LOCK)
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        _release(path, descriptor)
+
+
+def _acquire(path: str) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, _OPEN, 0o600)
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        try:
+            _lock(path, descriptor)
+            # Whoever held it before may have removed the file that we opened.
+            if _is_same(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(path: str, descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        busy = "another prune of this directory is running"
+        raise AccessDenied(os.path.dirname(path), busy, code="locked") from error
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise from_os_error(error, path) from error
+
+
+def _is_same(path: str, descriptor: int) -> bool:
+    try:
+        found, held = os.lstat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _release(path: str, descriptor: int) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it stays behind, unlocked, and the next prune uses it
+        pass
+    os.close(descriptor)

@@ -1,0 +1,130 @@
+"""What lies in a directory: its checkpoints, the symlinks below it, and journals that wait."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats import unrecognised
+from ckpttool.formats.discovery import Walk, discover, unit_at
+from ckpttool.formats.interface import Probe, Unit, scan
+from ckpttool.series.entry import Entry, look_at
+from ckpttool.series.journal import half_removed, waiting
+from ckpttool.series.order import Chosen, Group, group, newest_first
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The checkpoints of a directory, in series.
+
+    Attributes:
+        root: The directory that was looked at.
+        groups: All series, by their keys.
+        journals: What an interrupted prune left; only the next prune takes care of it.
+        errors: What could not be looked at.
+    """
+
+    root: str
+    groups: tuple[Group, ...]
+    journals: tuple[str, ...] = ()
+    errors: tuple[CheckpointError, ...] = ()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Return all checkpoints, series by series, each from the oldest on."""
+        return tuple(entry for one in self.groups for entry in one.entries)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what is doubtful about the order."""
+        return tuple(warning for one in self.groups for warning in one.warnings)
+
+
+def survey(
+    root: str | os.PathLike[str],
+    *,
+    recursive: bool = True,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
+) -> Survey:
+    """Return what lies in a directory; nothing on disk is changed.
+
+    Raises:
+        CheckpointError: The directory itself can't be looked at.
+    """
+    path = os.fspath(root)
+    errors: list[CheckpointError] = []
+    walk = Walk(recursive=recursive, exclude=exclude, max_depth=max_depth, on_error=errors.append)
+    units = list(_units(path, walk))
+    directories = sorted({path, *(os.path.dirname(unit.path) or os.curdir for unit, _ in units)})
+    journals = tuple(place for directory in directories for place in waiting(directory))
+    gone = {directory: half_removed(directory) for directory in directories} if journals else {}
+    entries = [
+        entry
+        for unit, holds_others in units
+        if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
+        and (entry := look_at(unit, holds_others=holds_others)) is not None
+    ]
+    return Survey(path, group(entries), journals, tuple(errors))
+
+
+def _units(root: str, walk: Walk) -> Iterator[tuple[Unit, bool]]:
+    """Yield the units at a path, and whether others lie inside each: a run's own directory may be one too."""
+    for unit in discover(root, walk):
+        nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
+        yield unit, bool(nested)
+        if walk.recursive or unit.path == root:
+            for path in nested:
+                yield from _units(path, walk)
+
+
+def _is_checkpoint(path: str, walk: Walk) -> bool:
+    try:
+        return unit_at(path) is not None
+    except CheckpointError as error:
+        walk.on_error(error)
+        return False
+
+
+def _subdirectories(unit: Unit) -> list[str]:
+    if not stat.S_ISDIR(_mode(unit.path)):
+        return []
+    entries = scan(unit.path).values()
+    return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _mode(path: str) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:  # an index that is missing has no mode
+        return 0
+
+
+def standing_for(path: str) -> Chosen:
+    """Return the newest checkpoint in a directory, or the directory where it is one itself.
+
+    What lies in the directory comes before what lies deeper.
+
+    Raises:
+        NotACheckpoint: There is none.
+        CheckpointError: It can't be looked at.
+    """
+    if unit_at(path) is not None:
+        return Chosen(path, 0)
+    for recursive in (False, True):
+        found = survey(path, recursive=recursive)
+        if found.entries:
+            newest = next(iter(_sound_first(found.groups)))
+            return Chosen(newest.path, len(found.entries) - 1, found.journals)
+    probe = Probe(path)
+    try:
+        raise unrecognised(probe)
+    finally:
+        probe.close()
+
+
+def _sound_first(groups: Sequence[Group]) -> list[Entry]:
+    return sorted(newest_first(groups), key=lambda entry: not entry.is_sound)

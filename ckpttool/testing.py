@@ -1,0 +1,483 @@
+"""The contract suite: what every format promises, as tests that a format earns by one subclass.
+
+::
+
+    import pytest
+
+    pytest.register_assert_rewrite("ckpttool.testing")  # in conftest.py, for readable failures
+
+    class TestMyFormat(FormatContract):
+        format = "my-format"
+        fixtures = sorted(Path("fixtures").glob("*.mine"))
+
+Beside each fixture, which is a file or a directory, lies ``<fixture>.expected.json``: what the framework
+that wrote it says it holds. Its keys are ``format``, ``variant``, ``tensors`` (``path``, ``dtype``,
+``shape``, ``sha256`` of the elements in C order, little-endian), and if known ``values``, ``training``,
+``parameters``, ``granularity`` and ``ties``.
+
+Importing this module needs pytest; nothing else in ckpttool imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import pytest
+
+from ckpttool.checkpoint import Checkpoint, Extent, Tensor, TrainingState
+from ckpttool.errors import CheckpointError
+from ckpttool.formats import detect, open_checkpoint
+from ckpttool.formats.interface import Probe
+from ckpttool.ops.inspect import inspect
+from ckpttool.ops.verify import Safety, Verification, verify
+from ckpttool.render.json import dumps, finite, inspect_document
+from ckpttool.wire.source import Source
+
+SMALL = 2400
+"""Files of up to so many bytes are damaged at every byte; larger ones where it hurts, and at random."""
+SAMPLES = 200
+EDGE = 32
+"""How many bytes at either end of a large file are damaged one by one."""
+MAX_EDGES = 240
+SECONDS = 20.0
+"""The most that one damaged file may take; what is bounded takes milliseconds."""
+BLOCK_LIMITS = (1, 16, 100, 1 << 12)
+SMALLEST_BLOCK = 16
+_DESCRIPTORS = Path("/proc/self/fd")
+
+Outcome = Verification | CheckpointError
+Truth = Mapping[str, Any]
+Description = dict[tuple[str | int, ...], tuple[str, tuple[int, ...]]]
+
+
+class FormatContract:
+    """What every format promises.
+
+    Attributes:
+        format: Name of the format, as ``Checkpoint.format`` has it.
+        fixtures: Checkpoints that a framework wrote.
+        invalid: Fixtures that ``verify`` must refuse, by file name, with the code of one finding.
+        suspected: File names of fixtures whose safety nobody can know: they name a user's own classes.
+    """
+
+    format: ClassVar[str]
+    fixtures: ClassVar[Iterable[Path]]
+    invalid: ClassVar[Mapping[str, str]] = {}
+    suspected: ClassVar[frozenset[str]] = frozenset()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "path" in metafunc.fixturenames:
+            fixtures = tuple(self.fixtures)
+            assert fixtures, f"{type(self).__name__} has no fixtures"
+            metafunc.parametrize("path", fixtures, ids=[path.name for path in fixtures])
+
+    @staticmethod
+    def covered(checkpoint: Checkpoint) -> Iterable[Extent]:
+        """Yield the bytes of which none may change unnoticed: those that a checksum stands for."""
+        return (span.extent for span in checkpoint.spans() if span.crc32 is not None)
+
+    @staticmethod
+    def expected(truth: Truth) -> Description:
+        """Return dtype and shape of each tensor, by path, from what the framework tells."""
+        return {tuple(told["path"]): (told["dtype"], tuple(told["shape"])) for told in truth["tensors"]}
+
+    # What it is -------------------------------------------------------------------------------------
+
+    def test_is_recognised_by_exactly_one_format(self, path: Path) -> None:
+        probe = Probe(path)
+        try:
+            found = detect(probe)
+        finally:
+            probe.close()
+        assert found is not None and found.name == self.format
+
+    def test_format_and_variant(self, path: Path) -> None:
+        truth = read_truth(path)
+        with open_checkpoint(path) as checkpoint:
+            assert (checkpoint.format, checkpoint.variant) == (self.format, truth.get("variant"))
+            assert checkpoint.format == truth["format"]
+            assert checkpoint.complete
+
+    def test_files(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint.files
+            for entry in checkpoint.files:
+                assert entry.nbytes == os.path.getsize(entry.path), entry.path
+            assert checkpoint.nbytes == sum(entry.nbytes for entry in checkpoint.files)
+
+    def test_is_a_mapping(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            assert isinstance(checkpoint, Mapping)
+            names = list(checkpoint)
+            assert len(names) == len(set(names)) == len(checkpoint)
+            assert [checkpoint[name].name for name in names] == names
+            assert dict(checkpoint.items()) == dict(zip(names, checkpoint.values(), strict=True))
+            assert all(name in checkpoint for name in names)
+            assert "no such tensor" not in checkpoint
+            with pytest.raises(KeyError):
+                checkpoint["no such tensor"]
+
+    # What it holds ----------------------------------------------------------------------------------
+
+    def test_names_shapes_and_dtypes_are_the_frameworks(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            assert described(checkpoint) == self.expected(read_truth(path))
+
+    def test_values_are_the_frameworks(self, path: Path) -> None:
+        expected = expected_digests(read_truth(path))
+        with open_checkpoint(path) as checkpoint:
+            digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
+            assert {path: digests[path] for path in expected} == expected
+
+    def test_shape_times_dtype_is_bytes(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            for tensor in checkpoint.tensors:
+                bits = tensor.dtype.bits
+                for length in tensor.shape:
+                    bits *= length
+                assert tensor.nbytes == (bits + 7) // 8, tensor.name
+                if tensor.values is not None:
+                    assert len(tensor.tobytes()) == tensor.nbytes, tensor.name
+                if tensor.extent is not None:
+                    assert tensor.extent.nbytes == tensor.nbytes, tensor.name
+
+    def test_extents_hold_the_values(self, path: Path) -> None:
+        """Read the bytes where a tensor says that it lies, past the code under test."""
+        with open_checkpoint(path) as checkpoint:
+            for tensor in checkpoint.tensors:
+                if tensor.extent is None:
+                    continue
+                raw = raw_bytes(tensor.extent)
+                assert in_little_endian(raw, tensor) == tensor.tobytes(), tensor.name
+
+    def test_ties(self, path: Path) -> None:
+        expected = {frozenset(map(tuple, group)) for group in read_truth(path).get("ties", ())}
+        groups: dict[str, list[tuple[str | int, ...]]] = defaultdict(list)
+        with open_checkpoint(path) as checkpoint:
+            for tensor in checkpoint.tensors:
+                groups[tensor.shares_with or tensor.name].append(tensor.path)
+        assert {frozenset(group) for group in groups.values() if len(group) > 1} == expected
+
+    def test_other_values(self, path: Path) -> None:
+        expected = read_truth(path).get("values", {})
+        with open_checkpoint(path) as checkpoint:
+            found = finite(checkpoint.metadata)
+        assert {key: found.get(key) for key in expected} == expected
+
+    def test_training_state(self, path: Path) -> None:
+        known = {field.name for field in fields(TrainingState)}
+        truth = read_truth(path).get("training", {})
+        expected = {key: value for key, value in truth.items() if key in known - {"metrics"}}
+        with open_checkpoint(path) as checkpoint:
+            training = checkpoint.training
+        assert {key: getattr(training, key) for key in expected} == expected
+        metrics = truth.get("metrics", {})
+        # A metric that is stored in 32 bits is told with the digits that those have.
+        assert {key: training.metrics.get(key) for key in metrics} == pytest.approx(metrics, rel=1e-6)
+
+    def test_parameters_and_granularity(self, path: Path) -> None:
+        truth = read_truth(path)
+        with open_checkpoint(path) as checkpoint:
+            if truth.get("parameters") is not None:
+                assert checkpoint.parameters == truth["parameters"]
+            if truth.get("granularity") is not None:
+                assert checkpoint.granularity.value == truth["granularity"]
+
+    # How it is read ---------------------------------------------------------------------------------
+
+    def test_opening_reads_no_values(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with recorded_reads(monkeypatch) as reads, open_checkpoint(path) as checkpoint:
+            at_open = list(reads)
+            stored = [tensor.storage or tensor.extent for tensor in checkpoint.tensors]
+            for extent in filter(None, stored):
+                assert not [read for read in at_open if lies_inside(read, extent)], extent
+
+    def test_blocks_of_any_size_make_the_same_bytes(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            for tensor in checkpoint.tensors:
+                whole = tensor.tobytes()
+                for limit in BLOCK_LIMITS if tensor.nbytes <= SMALL else BLOCK_LIMITS[-1:]:
+                    blocks = [bytes(block) for block in tensor.blocks(limit)]
+                    assert b"".join(blocks) == whole, (tensor.name, limit)
+                    assert all(len(block) <= max(limit, SMALLEST_BLOCK) for block in blocks), tensor.name
+
+    def test_arrays_hold_the_values(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            for tensor in checkpoint.tensors:
+                if tensor.values is None or tensor.dtype.numpy is None or tensor.dtype.bits < 8:
+                    continue
+                array = tensor.array()
+                assert array.shape == tensor.shape, tensor.name
+                assert array.tobytes() == tensor.tobytes(), tensor.name
+
+    def test_spans_lie_in_the_files_and_in_order(self, path: Path) -> None:
+        with open_checkpoint(path) as checkpoint:
+            sizes = {entry.path: entry.nbytes for entry in checkpoint.files}
+            ends: dict[str, int] = defaultdict(int)
+            for span in checkpoint.spans():
+                extent = span.extent
+                assert extent.offset >= ends[extent.file], f"{span.where} lies before the span before it"
+                assert extent.end <= sizes[extent.file], span.where
+                ends[extent.file] = extent.end
+
+    def test_closing_twice_is_allowed(self, path: Path) -> None:
+        with no_file_left_open():
+            checkpoint = open_checkpoint(path)
+            checkpoint.close()
+            checkpoint.close()
+            for tensor in checkpoint.tensors:
+                if tensor.extent is not None and tensor.nbytes:
+                    with pytest.raises(CheckpointError):
+                        tensor.tobytes()
+
+    # What is said about it --------------------------------------------------------------------------
+
+    def test_verify_passes(self, path: Path) -> None:
+        verification = verify(path, jobs=2)
+        if path.name in self.invalid:
+            assert not verification.is_valid
+            assert self.invalid[path.name] in {finding.code for finding in verification.findings}
+            return
+        assert verification.is_valid, verification.findings
+        expected = Safety.UNKNOWN if path.name in self.suspected else Safety.SAFE
+        assert verification.safety is expected, verification.findings
+
+    def test_json_says_the_same_when_read_again(self, path: Path) -> None:
+        document = inspect_document([inspect(str(path))])
+        text = dumps(document)
+        assert next(iter(document)) == "schema"
+        assert json.loads(text, parse_constant=refuse) == finite(document)
+        text.encode()
+
+    # Damage -----------------------------------------------------------------------------------------
+
+    def test_truncation_at_any_byte(self, path: Path, tmp_path: Path) -> None:
+        """A cut file is an error, is invalid, or lacks nothing that matters."""
+        copy, truth = copied(path, tmp_path), read_truth(path)
+        with no_file_left_open():
+            for file in files_of(copy):
+                whole = file.read_bytes()
+                for nbytes in reversed(places(file, self._edges(copy, file))):
+                    os.truncate(file, nbytes)
+                    told = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
+                    if is_valid(outcome_of(copy, told)):
+                        assert self._holds(copy, truth), f"{told} is valid, and holds something else"
+                file.write_bytes(whole)
+
+    def test_flipped_bit_in_any_byte(self, path: Path, tmp_path: Path) -> None:
+        """Where a checksum stands for a byte, no flipped bit stays unseen; elsewhere nothing breaks."""
+        copy = copied(path, tmp_path)
+        with no_file_left_open():
+            for file in files_of(copy):
+                covered = self._covered(copy, file)
+                chance = random.Random(file.name)
+                for offset in places(file, self._edges(copy, file)):
+                    bit = chance.randrange(8)
+                    told = f"{file.name} with bit {bit} of byte {offset} flipped"
+                    with flipped(file, offset, bit):
+                        outcome = outcome_of(copy, told)
+                    if is_inside(offset, covered):
+                        assert not is_valid(outcome), f"{told} is valid"
+
+    def _holds(self, path: Path, truth: Truth) -> bool:
+        """Tell whether a checkpoint holds exactly the tensors that the framework tells of."""
+        digests = expected_digests(truth)
+        with open_checkpoint(path) as checkpoint:
+            found = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
+            return found.items() >= digests.items() and described(checkpoint) == self.expected(truth)
+
+    def _covered(self, path: Path, file: Path) -> list[Extent]:
+        with open_checkpoint(path) as checkpoint:
+            return sorted(
+                (extent for extent in self.covered(checkpoint) if is_same(extent.file, file)),
+                key=lambda extent: extent.offset,
+            )
+
+    def _edges(self, path: Path, file: Path) -> set[int]:
+        with open_checkpoint(path) as checkpoint:
+            extents = [span.extent for span in checkpoint.spans() if is_same(span.extent.file, file)]
+        return {edge + by for extent in extents for edge in (extent.offset, extent.end) for by in (-1, 0)}
+
+
+# The truth ------------------------------------------------------------------------------------------
+
+
+def read_truth(path: Path) -> Truth:
+    """Return what the framework says about a fixture."""
+    text = path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8")
+    truth: Truth = json.loads(text)
+    return truth
+
+
+def described(checkpoint: Checkpoint) -> Description:
+    """Return dtype and shape of each tensor, by path."""
+    return {tensor.path: (tensor.dtype.name, tensor.shape) for tensor in checkpoint.tensors}
+
+
+def expected_digests(truth: Truth) -> dict[tuple[str | int, ...], str]:
+    """Return the SHA-256 of each tensor's elements, by path, where the framework could tell it."""
+    return {tuple(told["path"]): told["sha256"] for told in truth["tensors"] if told["sha256"]}
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's elements in C order, little-endian."""
+    return hashlib.sha256(tensor.tobytes()).hexdigest()
+
+
+def refuse(constant: str) -> NoReturn:
+    """Refuse what is no JSON: NaN and the infinities."""
+    raise AssertionError(f"{constant} is no JSON")
+
+
+# Bytes ----------------------------------------------------------------------------------------------
+
+
+def raw_bytes(extent: Extent) -> bytes:
+    """Return the bytes of an extent, read with nothing of ckpttool."""
+    with open(extent.file, "rb") as file:
+        file.seek(extent.offset)
+        return file.read(extent.nbytes)
+
+
+def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
+    """Return elements as they lie in a file as little-endian ones."""
+    word = tensor.dtype.word_bytes
+    if tensor.byteorder == "little" or word == 1:
+        return raw
+    return b"".join(raw[start : start + word][::-1] for start in range(0, len(raw), word))
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read: so many bytes of a file from an offset."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@contextmanager
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
+    """Record every read of a file, as ``Source`` is asked for it."""
+    reads: list[Read] = []
+    read_into = Source.read_into
+
+    def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        reads.append(Read(self.path, offset, len(buffer)))
+        read_into(self, offset, buffer, where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "read_into", recording)
+        yield reads
+
+
+def lies_inside(read: Read, extent: Extent) -> bool:
+    """Tell whether a read touched nothing but an extent: no structure around it explains it."""
+    return (
+        read.nbytes > 0
+        and read.file == extent.file
+        and extent.offset <= read.offset
+        and read.offset + read.nbytes <= extent.end
+    )
+
+
+def is_inside(offset: int, extents: list[Extent]) -> bool:
+    """Tell whether an offset lies in one of the extents, which are sorted and apart."""
+    index = bisect_right([extent.offset for extent in extents], offset) - 1
+    return index >= 0 and offset < extents[index].end
+
+
+def is_same(file: str, other: Path) -> bool:
+    """Tell whether two paths are one file."""
+    return Path(file).resolve() == other.resolve()
+
+
+# Damage ---------------------------------------------------------------------------------------------
+
+
+def copied(path: Path, into: Path) -> Path:
+    """Return a copy of a fixture, with its name."""
+    target = into / path.name
+    if path.is_dir():
+        shutil.copytree(path, target)
+    else:
+        shutil.copyfile(path, target)
+    return target
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return a checkpoint's files: itself, or all in its directory."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def places(file: Path, edges: set[int]) -> list[int]:
+    """Return the offsets at which a file is damaged: all of a small one; ends, edges, a sample of others."""
+    size = file.stat().st_size
+    if size <= SMALL:
+        return list(range(size))
+    chance = random.Random(size)
+    near = sorted(edge for edge in edges if 0 <= edge < size)
+    chosen = near if len(near) <= MAX_EDGES else chance.sample(near, MAX_EDGES)
+    ends = {*range(EDGE), *range(size - EDGE, size)}
+    return sorted({*chosen, *ends, *chance.sample(range(size), SAMPLES)})
+
+
+@contextmanager
+def flipped(file: Path, offset: int, bit: int) -> Iterator[None]:
+    """Flip one bit of a file, and flip it back."""
+    with open(file, "r+b", buffering=0) as stream:
+        stream.seek(offset)
+        (byte,) = stream.read(1)
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 1 << bit]))
+        yield
+        stream.seek(offset)
+        stream.write(bytes([byte]))
+
+
+def outcome_of(path: Path, told: str) -> Outcome:
+    """Return the verdict on a damaged checkpoint, or the error that says why there is none.
+
+    Raises:
+        AssertionError: Anything else came out of it, or it took too long.
+    """
+    started = time.monotonic()
+    try:
+        outcome: Outcome = verify(path, jobs=1)
+    except CheckpointError as error:
+        outcome = error
+    except Exception as error:
+        raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+    seconds = time.monotonic() - started
+    assert seconds < SECONDS, f"{told}: {seconds:.0f} s"
+    return outcome
+
+
+def is_valid(outcome: Outcome) -> bool:
+    """Tell whether a verdict is that nothing is wrong."""
+    return isinstance(outcome, Verification) and outcome.is_valid
+
+
+@contextmanager
+def no_file_left_open() -> Iterator[None]:
+    """Require that as many files are open afterwards as before, where the system tells."""
+    before = open_files()
+    yield
+    assert open_files() == before
+
+
+def open_files() -> int:
+    """Return how many files this process has open; 0 where the system doesn't tell."""
+    return len(os.listdir(_DESCRIPTORS)) if _DESCRIPTORS.exists() else 0

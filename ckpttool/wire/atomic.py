@@ -1,0 +1,78 @@
+"""Files that appear whole or not at all: written beside, made durable, renamed."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+OWN_PREFIX = ".ckpttool-"
+"""Temporary names begin with it; no walk looks at them."""
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
+
+    Mode and owner of an existing file stay. A symlink is replaced, not followed.
+
+    Raises:
+        OSError: It can't be written; what was there is untouched.
+    """
+    target = os.fspath(path)
+    directory = os.path.dirname(target) or os.curdir
+    temporary = os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
+    descriptor = os.open(temporary, _CREATE, 0o666)
+    try:
+        try:
+            _fill(descriptor, data)
+            _adopt(descriptor, target)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)
+    except BaseException:
+        _discard(temporary)
+        raise
+    sync_directory(directory)
+
+
+def sync_directory(directory: str | os.PathLike[str]) -> None:
+    """Make what was renamed in a directory durable, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _adopt(descriptor: int, target: str) -> None:
+    """Give an open file the mode and the owner of the one that it replaces."""
+    try:
+        old = os.lstat(target)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(old.st_mode) or not hasattr(os, "fchmod"):
+        return
+    new = os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        try:
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+        except PermissionError:  # only root may give files away
+            pass
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _discard(temporary: str) -> None:
+    try:
+        os.unlink(temporary)
+    except OSError:  # the first failure is the one to tell
+        pass

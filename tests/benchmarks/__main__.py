@@ -1,0 +1,78 @@
+"""``python -m tests.benchmarks``: measure, print the table, exit 1 where a bar is missed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from tests.benchmarks.groups import FULL, QUICK, Scale, groups
+from tests.benchmarks.measure import measure_in_turn
+from tests.benchmarks.report import dumps, markdown, print_table
+from tests.benchmarks.rows import Row, imports_row, row
+
+_FOLDER = "ckpttool-benchmarks-"
+_INTERRUPTED = 130
+_IMPORTS = "imports"
+
+
+def main() -> int:
+    """Run the benchmarks and return the exit status."""
+    options = _options()
+    # Ended from outside, the data goes as well: gigabytes lie in the temporary folder.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    notes = Console(stderr=True)
+    scale = QUICK if options.quick else FULL
+    try:
+        rows = list(_rows(scale, options.rounds, options.only, notes))
+    except KeyboardInterrupt:
+        notes.print("interrupted; the data is removed")
+        return _INTERRUPTED
+    if options.markdown:
+        print(markdown(rows))
+    else:
+        print_table(rows)
+    if options.json is not None:
+        options.json.write_text(dumps(rows), encoding="utf-8")
+    missed = sum(row.is_met is False for row in rows)
+    notes.print(f"{missed} of {sum(row.is_met is not None for row in rows)} bars missed")
+    if options.quick:
+        notes.print("the bars are for the whole size: --quick never fails")
+        return 0
+    return int(missed > 0)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small data, for work on the benchmarks")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="take the best of N [default: 5]")
+    names = [*(make.__name__ for make in groups(FULL)), _IMPORTS]
+    parser.add_argument("--only", choices=names, metavar="NAME", help=f"run one of {', '.join(names)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
+    parser.add_argument("--markdown", action="store_true", help="print the table for docs/performance.md")
+    return parser.parse_args()
+
+
+def _rows(scale: Scale, rounds: int, only: str | None, notes: Console) -> Iterator[Row]:
+    """Yield the rows of each group; its data is made right before and removed right behind."""
+    for make in groups(scale):
+        if only is not None and make.__name__ != only:
+            continue
+        with TemporaryDirectory(prefix=_FOLDER) as folder:
+            notes.print(f"{make.__name__}: making data")
+            group = make(Path(folder), scale)
+            notes.print(f"{make.__name__}: {len(group.commands)} commands, {rounds} rounds")
+            measured = measure_in_turn(group.commands, rounds)
+            yield from (row(claim, measured, group.skipped) for claim in group.claims)
+    if only in (None, _IMPORTS):
+        with TemporaryDirectory(prefix=_FOLDER) as folder:
+            yield imports_row(Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Rows of the table: a claim and what was measured, with the verdict."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import data
+from tests.benchmarks.groups import PYTHON, Claim
+from tests.benchmarks.measure import Measurement
+
+_NOT_IMPORTED = ("torch", "tensorflow", "numpy")
+_MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; times in milliseconds, memory in MB, None where there is nothing to tell.
+
+    Attributes:
+        bars: What the row has to stay below, in words.
+        is_met: Whether it does; None where there is no bar, or it was not measured.
+        note: Why something was not measured.
+    """
+
+    job: str
+    ours: float | None = None
+    peer: str | None = None
+    theirs: float | None = None
+    ratio: float | None = None
+    each: float | None = None
+    resident: float | None = None
+    bars: tuple[str, ...] = ()
+    is_met: bool | None = None
+    note: str | None = None
+
+
+def row(claim: Claim, measured: Mapping[str, Measurement], skipped: str | None = None) -> Row:
+    """Return the verdict on a claim. What failed is not met; what was skipped is neither."""
+    bars = _bars(claim)
+    if skipped is not None:
+        return Row(claim.job, bars=bars, note=f"skipped: {skipped}")
+    ours, peer = measured[claim.ours], measured[claim.peer] if claim.peer else None
+    if ours.failure is not None:
+        return Row(claim.job, peer=claim.peer, bars=bars, is_met=False, note=ours.failure)
+    theirs = peer.best if peer is not None and peer.failure is None else None
+    ratio = ours.best / theirs if theirs is not None else None
+    each = ours.best / claim.count if claim.count > 1 else None
+    resident = ours.resident / _MEGABYTE
+    pairs = ((ratio, claim.ratio), (each, claim.each), (resident, claim.resident))
+    kept = [value <= limit for value, limit in pairs if value is not None and limit is not None]
+    note = f"{claim.peer}: {peer.failure}" if peer is not None and peer.failure is not None else None
+    is_met = all(kept) if kept else None
+    return Row(claim.job, ours.best, claim.peer, theirs, ratio, each, resident, bars, is_met, note)
+
+
+def _bars(claim: Claim) -> tuple[str, ...]:
+    limits = ((claim.ratio, "{:g} ×"), (claim.each, "{:g} ms each"), (claim.resident, "{:g} MB"))
+    return tuple("≤ " + text.format(limit) for limit, text in limits if limit is not None)
+
+
+def imports_row(folder: Path) -> Row:
+    """Return the verdict on what ``inspect`` imports to show a checkpoint."""
+    path = folder / "model.pth"
+    data.write_many_tensors(path, 4)
+    command = [PYTHON, "-X", "importtime", "-m", "ckpttool", "inspect", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    imported = re.findall(r"^import time:.*\| +(\S+)$", ended.stderr, re.MULTILINE)
+    tops = {name.partition(".")[0] for name in imported}
+    found = sorted(tops.intersection(_NOT_IMPORTED))
+    job = f"inspect imports none of {', '.join(_NOT_IMPORTED)}"
+    if ended.returncode != 0 or "ckpttool" not in tops:
+        return Row(job, is_met=False, note=f"exit {ended.returncode}")
+    return Row(job, is_met=not found, note=f"{', '.join(found)} imported" if found else None)

@@ -1,0 +1,97 @@
+"""Every format that ckpttool ships, under the contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+from zipfile import ZIP_STORED, ZipFile
+
+from ckpttool.checkpoint import Checkpoint, Extent
+from ckpttool.testing import Description, FormatContract, Truth
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
+LOCAL_HEADER = 30
+
+
+def directories(path: Path) -> tuple[Path, ...]:
+    return tuple(sorted(entry for entry in path.iterdir() if entry.is_dir()))
+
+
+def stored_payloads(path: str) -> Iterator[Extent]:
+    """Yield the payload of every stored record that has a checksum, as Python's zipfile sees it."""
+    with ZipFile(path) as archive, open(path, "rb") as file:
+        for record in archive.infolist():
+            file.seek(record.header_offset + 26)
+            lengths = file.read(4)
+            start = record.header_offset + LOCAL_HEADER
+            start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+            if record.compress_type == ZIP_STORED and record.CRC:
+                yield Extent(path, start, record.compress_size)
+
+
+class ZipContract(FormatContract):
+    """No bit of a stored payload changes unnoticed, whatever the reader makes of the archive."""
+
+    @staticmethod
+    def covered(checkpoint: Checkpoint) -> Iterator[Extent]:
+        return (extent for entry in checkpoint.files for extent in stored_payloads(entry.path))
+
+
+class TestPytorchZip(ZipContract):
+    format = "pytorch"
+    fixtures = tuple(sorted([*FILES.glob("pytorch/*.pth"), *FILES.glob("pytorch/lightning/*.ckpt")]))
+    invalid = MappingProxyType({"nan.pth": "nan", "skipdata.pth": "values-not-written"})
+    suspected = frozenset({"module.pth"})
+
+
+class TestPytorchLegacy(FormatContract):
+    format = "pytorch"
+    fixtures = tuple(sorted(FILES.glob("pytorch-legacy/*.pth")))
+    suspected = frozenset({"module_legacy.pth"})
+
+
+class TestPytorchSharded(FormatContract):
+    format = "pytorch"
+    fixtures = (FILES / "pytorch" / "pytorch-sharded",)
+
+
+class TestPytorchTrainer(FormatContract):
+    format = "pytorch"
+    fixtures = directories(FILES / "pytorch" / "trainer-bin")
+
+
+class TestTorchScript(ZipContract):
+    format = "torchscript"
+    fixtures = tuple(sorted(FILES.glob("torchscript/*.pt")))
+
+
+class TestPickle(FormatContract):
+    format = "pickle"
+    fixtures = tuple(sorted(FILES.glob("pickle/*.pkl")))
+
+
+class TestSafetensors(FormatContract):
+    format = "safetensors"
+    fixtures = tuple(sorted(FILES.glob("safetensors/*.safetensors")))
+
+    @staticmethod
+    def expected(truth: Truth) -> Description:
+        """Count single 4-bit values, as the file does; PyTorch counts pairs of them."""
+        told = FormatContract.expected(truth)
+        return {path: _unpaired(*description) for path, description in told.items()}
+
+
+def _unpaired(dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    name = dtype.removesuffix("_x2")
+    return (dtype, shape) if name == dtype else (name, (*shape[:-1], shape[-1] * 2))
+
+
+class TestSafetensorsSharded(FormatContract):
+    format = "safetensors"
+    fixtures = (FILES / "safetensors" / "sharded",)
+
+
+class TestSafetensorsTrainer(FormatContract):
+    format = "safetensors"
+    fixtures = directories(FILES / "safetensors" / "trainer")
