@@ -47,7 +47,8 @@ _METRIC = re.compile(
     _FLAGS,
 )
 _QUALIFIER = re.compile(
-    r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]", _FLAGS
+    r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",
+    _FLAGS,
 )
 _PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
@@ -270,7 +271,9 @@ def _metric_name(words: str) -> str | None:
     if not _METRIC.fullmatch(last):
         return None
     name = last
-    while len(qualifiers) >= 2 and (_QUALIFIER.fullmatch(qualifiers[-2]) or _METRIC.fullmatch(qualifiers[-2])):
-        name = qualifiers[-2] + qualifiers[-1] + name
-        qualifiers = qualifiers[:-2]
+    while len(qualifiers) >= 2:
+        *before, word, separator = qualifiers
+        if not _QUALIFIER.fullmatch(word) and not _METRIC.fullmatch(word):
+            break
+        name, qualifiers = word + separator + name, before
     return name

@@ -33,7 +33,7 @@ def files() -> Path:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return what runs a command in this process."""
-    for name in ("CKPTTOOL_DEBUG", "NO_COLOR", "FORCE_COLOR"):
+    for name in ("CKPTTOOL_DEBUG", "NO_COLOR", "FORCE_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
     def answer(*arguments: object) -> Answer:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ckpttool.cli import inspect, verify
+from ckpttool.cli import inspect, latest, list, prune, verify
 from ckpttool.cli.output import say_error
 from ckpttool.errors import CheckpointError, UsageError
 
@@ -49,8 +49,11 @@ def _ckpttool(
     pass
 
 
-for _command in (inspect.inspect, verify.verify):
-    app.command()(_command)
+app.command()(inspect.inspect)
+app.command()(verify.verify)
+app.command("list")(list.list_)
+app.command()(latest.latest)
+app.command()(prune.prune)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

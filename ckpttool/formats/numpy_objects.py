@@ -18,12 +18,13 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.trees import Leaf, plain
 from ckpttool.wire.pickled import Call, Global, Payload
 from ckpttool.wire.source import Contiguous, InMemory, Source, swap_width, swapped
-from ckpttool.wire.strided import Strided
+from ckpttool.wire.strided import Strided, is_contiguous
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+_MAX_AXES = 32
 _BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
 _BOOL = Call(Global("numpy", "dtype"), ("b1",))
 _SCALARS = {
@@ -86,15 +87,16 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Reordered:
-    """Array bytes in Fortran order that can't be read in any other; gathered in memory."""
+    """Array bytes that must be decoded whole to be put in order; gathered in memory."""
 
     stored: Decoded
     element: DType
     shape: tuple[int, ...]
+    axes: tuple[int, ...]
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         data = b"".join(map(bytes, self.stored.blocks(limit)))
-        return InMemory(_transposed(data, self.element, self.shape, True)).blocks(limit)
+        return InMemory(_transposed(data, self.element, self.shape, self.axes)).blocks(limit)
 
     def once(self) -> Reordered:
         return self
@@ -121,64 +123,98 @@ def numpy_leaf(call: Call, path: str, make: Callable[..., Any]) -> Leaf[Any] | N
             return _masked(path, call.state, make)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
             shape, dtype, fortran, data = tuple(call.state)[-4:]
-        elif function.name == "_frombuffer" and function.module in _NUMERIC:
-            data, dtype, shape, order = call.args
-            fortran = order == "F"
-        else:
-            return None
-        return _array(path, dtype, shape, bool(fortran), data, make)
+            return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make)
+        if function.name == "_frombuffer" and function.module in _NUMERIC:
+            data, dtype, *layout = call.args
+            return _array(path, dtype, *_layout(*layout), data, make)
+        return None
     except (IndexError, TypeError, ValueError, struct.error) as error:
         message = f"arguments that make no array: {error}"
         raise DamagedCheckpoint(path, message, where=str(function), code="tensor-damaged") from error
 
 
+def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the elements as they are stored, and which of its axes each axis of the array is.
+
+    Raises:
+        ValueError: They make no array.
+    """
+    if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
+        raise ValueError("no shape")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"shape {plain(shape)}")
+    in_order = tuple(range(len(shape)))
+    if order == "F":
+        return shape[::-1], in_order[::-1]
+    if order != "K" or axes is None:
+        return shape, in_order
+    if not isinstance(axes, tuple) or not all(type(axis) is int for axis in axes):
+        raise ValueError("no axes")
+    if tuple(sorted(axes)) != in_order:
+        raise ValueError(f"axes {axes}")
+    return shape, axes
+
+
 def _array(
-    path: str, dtype: object, shape: Any, fortran: bool, data: object, make: Callable[..., Any]
+    path: str,
+    dtype: object,
+    stored_shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    data: object,
+    make: Callable[..., Any],
 ) -> Leaf[Any] | None:
     described = _described(dtype)
-    if described is None or not isinstance(shape, tuple):
+    if described is None:
         # An array of objects holds them in a list, for whoever walks the tree.
         return None if isinstance(data, list) else Leaf(plain=f"<a NumPy array of {_spelled(dtype)}>")
     element, byteorder = described
-    if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"shape {plain(shape)}")
     content = _content(data)
-    nbytes = element.nbytes(math.prod(shape))
+    nbytes = element.nbytes(math.prod(stored_shape))
     stored = content.nbytes if isinstance(content, Payload) else len(content)
     if isinstance(content, Payload) and content.kind == "latin1" and nbytes <= stored <= 2 * nbytes:
         stored = nbytes
     if stored != nbytes:
         raise ValueError(f"{stored:,} bytes for an array that takes {nbytes:,}")
-    values, extent = _values(path, content, element, byteorder, shape, fortran and len(shape) > 1)
+    values, extent = _values(path, content, element, byteorder, stored_shape, axes)
     in_order = None if isinstance(values, Strided) else extent
+    shape = tuple(stored_shape[axis] for axis in axes)
     return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
 
 
 def _masked(path: str, state: Any, make: Callable[..., Any]) -> Leaf[Any] | None:
     """Return a masked array: its values, and which of them are hidden."""
     _, shape, dtype, fortran, data, mask, _ = state
-    values = _array(path, dtype, shape, bool(fortran), data, make)
+    layout = _layout(shape, "F" if fortran else "C")
+    values = _array(path, dtype, *layout, data, make)
     if values is None or not values.tensors:
         return values
-    hidden = _array(path, _BOOL, shape, bool(fortran), mask, make)
+    hidden = _array(path, _BOOL, *layout, mask, make)
     below = hidden.tensors if hidden is not None else ()
     return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)))
 
 
 def _values(
-    path: str, data: bytes | Payload, element: DType, byteorder: ByteOrder, shape: Any, fortran: bool
+    path: str,
+    data: bytes | Payload,
+    element: DType,
+    byteorder: ByteOrder,
+    stored_shape: tuple[int, ...],
+    axes: tuple[int, ...],
 ) -> tuple[Values, Extent | None]:
     """Return where the elements come from, and where they lie in the file in one piece."""
     swap = swap_width(element.word_bytes, byteorder)
+    strides = tuple(math.prod(stored_shape[axis + 1 :]) for axis in axes)
+    shape = tuple(stored_shape[axis] for axis in axes)
+    moved = not is_contiguous(shape, strides) and 0 not in shape
     if not isinstance(data, Payload):
-        return InMemory(_transposed(data, element, shape, fortran), swap), None
+        content = _transposed(data, element, stored_shape, axes) if moved else data
+        return InMemory(content, swap), None
     if data.kind == "latin1":
         decoded = Decoded(data, element.nbytes(math.prod(shape)), swap)
-        return (Reordered(decoded, element, shape) if fortran else decoded), None
+        return (Reordered(decoded, element, stored_shape, axes) if moved else decoded), None
     # What had to be inflated lies in memory, and nowhere in the file.
     extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
-    if fortran:
-        strides = _fortran_strides(shape)
+    if moved:
         return Strided(data.source, data.offset, element.itemsize, shape, strides, swap), extent
     return Contiguous(data.source, data.offset, data.nbytes, swap), extent
 
@@ -202,17 +238,13 @@ def _content(data: object) -> bytes | Payload:
     return data
 
 
-def _fortran_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[:axis]) for axis in range(len(shape)))
-
-
-def _transposed(data: bytes, element: DType, shape: tuple[int, ...], fortran: bool) -> bytes:
-    """Return the elements in C order."""
-    if not fortran or len(shape) < 2:
-        return data
+def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[int, ...]) -> bytes:
+    """Return the elements in C order of the axes."""
     import numpy as np
 
-    return np.frombuffer(data, f"V{element.itemsize}").reshape(shape, order="F").tobytes("C")
+    items = np.frombuffer(data, f"V{element.itemsize}").reshape(shape)
+    in_order: bytes = items.transpose(axes).tobytes("C")
+    return in_order
 
 
 def _scalar(call: Call) -> object:

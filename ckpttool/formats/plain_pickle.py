@@ -41,10 +41,10 @@ class PlainPickle(Format):
 
     def matches(self, probe: Probe) -> bool:
         head = probe.head
-        if len(head) < 3 or has_legacy_magic(head):
+        if not head or has_legacy_magic(head):
             return False
         if head[0] == _PROTO:
-            return head[1] in _PROTOCOLS and TABLE[head[2]] is not None and not _is_safetensors(head)
+            return _is_header(head)
         return head[0] in _FIRST_OPCODES and _is_headless(probe.source)
 
     def open(self, probe: Probe) -> Checkpoint:
@@ -68,9 +68,11 @@ class PlainPickle(Format):
         )
 
 
-def _is_safetensors(head: bytes) -> bool:
-    """Tell whether the first bytes are the length of a header in JSON that follows them."""
-    return head[4:9] == b"\0\0\0\0{"
+def _is_header(head: bytes) -> bool:
+    """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
+    if len(head) < 3 or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
+        return False
+    return head[4:9] != b"\0\0\0\0{"
 
 
 def _is_headless(source: Readable) -> bool:

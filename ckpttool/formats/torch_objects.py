@@ -241,7 +241,7 @@ class TorchObjects:
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
         layout = _layout(call.args[0])
         *nodes, size = call.args[1][: len(_COMPONENTS[layout]) + 1]
-        told: dict[str, object] = {"layout": layout, "shape": list(sizes(size))}
+        told: dict[str, object] = {"layout": layout, "shape": [plain(length) for length in sizes(size)]}
         if len(call.args[1]) > len(nodes) + 1:
             told["is_coalesced"] = plain(call.args[1][-1])
         return Leaf(tuple(self._components(_COMPONENTS[layout], nodes)), told)
@@ -253,7 +253,7 @@ class TorchObjects:
         state = call.args[0]
         tensors = [(name, node) for name, node in state.items() if self.leaf(node) is not None]
         names, nodes = [name for name, _ in tensors], [node for _, node in tensors]
-        told = {name: plain(node) for name, node in state.items() if name not in names}
+        told = {str(plain(name)): plain(node) for name, node in state.items() if name not in names}
         return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **told})
 
     def _components(self, names: Any, nodes: Any) -> Iterator[tuple[Path, TensorParts]]:
@@ -261,7 +261,7 @@ class TorchObjects:
             found = self.leaf(node)
             if found is None:
                 raise TypeError(f"no tensor of {name}")
-            yield from ((((name, *path)), parts) for path, parts in found.tensors)
+            yield from (((str(plain(name)), *path), parts) for path, parts in found.tensors)
 
     def _meta(self, call: Call) -> Leaf[TensorParts]:
         dtype, shape = torch_dtype(call.args[0]), sizes(call.args[1])

@@ -12,7 +12,7 @@ from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 
 MAX_VISITS = 5_000_000
 MAX_DEPTH = 500
-MAX_REPEATS = 500_000
+MAX_REPEATS = 200_000
 """How often containers may be met again: what is shared is told at each place, and can multiply at will."""
 _MAX_TEXT = 4096
 _MAX_INTEGER_BITS = 4096

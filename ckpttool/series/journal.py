@@ -126,9 +126,8 @@ def read(path: str) -> Journal:
     try:
         return _journal(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(
-            path, f"this journal can't be understood: {error}", expected="remove it once all is as it should be"
-        ) from error
+        found, expected = f"a journal that can't be understood: {error}", "move it away to go on"
+        raise DamagedCheckpoint(path, found, expected=expected) from error
 
 
 def dumps(journal: Journal) -> bytes:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, from_os_error
 
 LOCK = ".ckpttool.lock"
+BUSY = "locked"
+"""Code of the error that says that another prune is at work."""
 
 _OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
@@ -58,7 +60,7 @@ def _lock(path: str, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         busy = "another prune of this directory is running"
-        raise AccessDenied(os.path.dirname(path), busy, code="locked") from error
+        raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise from_os_error(error, path) from error
@@ -73,8 +75,6 @@ def _is_same(path: str, descriptor: int) -> bool:
 
 
 def _release(path: str, descriptor: int) -> None:
-    try:
+    with suppress(OSError):  # it would stay behind, unlocked, and the next prune uses it
         os.unlink(path)
-    except OSError:  # it stays behind, unlocked, and the next prune uses it
-        pass
     os.close(descriptor)

@@ -61,7 +61,8 @@ def settle(directory: str, name: str) -> Settled:
                 for number, removal in enumerate(removals):
                     _settle_one(stage, number, removal, settled)
         if not clear(path) and not settled.failed:
-            raise DamagedCheckpoint(path, "files that no journal tells of", expected="move them where they belong")
+            expected = "move them where they belong"
+            raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise AccessDenied(path, f"an interrupted prune can't be settled: {reason}") from error
@@ -73,19 +74,12 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
         return
     try:
         with opened(str(number), stage.inner) as place:
-            if not os.listdir(place):
-                has_begun = _is_destroyed(stage.home, place, removal)
-                persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
-                settled.finished += [removal.path] * has_begun
-                return
-            is_wanted = all(status_of(name, stage.home) for name in removal.survivors)
-            if is_wanted or _is_destroyed(stage.home, place, removal):
-                _finish(stage, place, removal)
-                persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
-                settled.finished.append(removal.path)
-                return
-        stage.put_back(number, removal)
-        settled.put_back.append(removal.path)
+            is_finished = _finished(stage, place, removal)
+        if is_finished:
+            persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+        else:
+            stage.put_back(number, removal)
+        (settled.finished if is_finished else settled.put_back).append(removal.path)
     except Changed as change:
         settled.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
     except OSError as error:
@@ -93,19 +87,32 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
         settled.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
 
 
-def _is_destroyed(home: int, place: int, removal: Removal) -> bool:
-    """Tell whether a file of it exists in neither place any more."""
-    return not all(_is_there(file, place) or _is_there(file, home) for file in removal.contents.files)
+def _finished(stage: Stage, place: int, removal: Removal) -> bool:
+    """Finish a removal, if a part is lost already or it is whole and still wanted; tell whether it was."""
+    states = [_states(file, place, stage.home) for file in removal.contents.files]
+    is_lost = any(not found for found in states)
+    is_whole = all(True in found for found in states)
+    is_wanted = bool(os.listdir(place)) and all(status_of(name, stage.home) for name in removal.survivors)
+    if not is_lost and not (is_whole and is_wanted):
+        return False
+    _finish(stage, place, removal)
+    return True
 
 
-def _is_there(file: Fingerprint, directory: int) -> bool:
+def _states(file: Fingerprint, *directories: int) -> list[bool]:
+    """Return for each directory that has a file of that name whether it is the one that is meant."""
+    return [is_same for one in directories if (is_same := _is_there(file, one)) is not None]
+
+
+def _is_there(file: Fingerprint, directory: int) -> bool | None:
+    """Tell whether a file is the one that is meant; None where there is no such name."""
     parent, name = os.path.split(file.path)
     try:
         with opened(parent, directory) as inner:
             status = status_of(name, inner)
     except OSError:  # the directory around it is gone
-        return False
-    return status is not None and fingerprint(file.path, status).identity == file.identity
+        return None
+    return status and fingerprint(file.path, status).identity == file.identity
 
 
 def _finish(stage: Stage, place: int, removal: Removal) -> None:

@@ -32,9 +32,16 @@ class Changed(Exception):
     """What is on the disk isn't what the plan was made for."""
 
 
+class Gone(Exception):
+    """Somebody else has removed it already."""
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What became of removals: ``failed`` says why, by path; ``freed`` is in bytes."""
+    """What became of removals: ``failed`` says why, by path; ``freed`` is in bytes.
+
+    What was gone already counts as removed, and frees nothing.
+    """
 
     removed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -73,6 +80,8 @@ def _require_system(directory: str) -> None:
 def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bool:
     try:
         step()
+    except Gone:
+        outcome.removed.append(removal.path)
     except Changed as change:
         outcome.failed[removal.path] = str(change)
     except OSError as error:
@@ -111,15 +120,18 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
     except OSError as error:
         reason = from_os_error(error, directory).reason
         raise AccessDenied(directory, f"{reason}; nothing was removed") from error
-    with opened(directory) as home, opened(name, home) as inner:
-        try:
+    try:
+        with opened(directory) as home, opened(name, home) as inner:
             yield Stage(path, home, inner)
-        except KeyboardInterrupt:
-            from ckpttool.series.recovery import settle
+        clear(path)
+    except KeyboardInterrupt:
+        from ckpttool.series.recovery import settle
 
-            settle(directory, name)
-            raise
-    clear(path)
+        settle(directory, name)
+        raise
+    except OSError as error:
+        reason = from_os_error(error, directory).reason
+        raise AccessDenied(directory, f"{reason}; the next prune settles what was begun") from error
 
 
 def clear(path: str) -> bool:
@@ -157,8 +169,11 @@ class Stage:
 
         Raises:
             Changed: It isn't what it was; it is back where it was.
+            Gone: Nothing of it is there any more.
             OSError: It can't be renamed; what could be is back where it was.
         """
+        if not any(status_of(name, self.home) for name in removal.members):
+            raise Gone
         self._check(self.home, removal)
         os.mkdir(str(number), 0o700, dir_fd=self.inner)
         try:
@@ -272,7 +287,7 @@ def persist(step: Callable[[], None]) -> None:
     """Do a step; where it is busy try again for a while.
 
     Raises:
-        OSError: It can't be done. That what should go has gone is no error.
+        OSError: It can't be done.
     """
     for attempt in range(RETRIES):
         try:

@@ -55,7 +55,7 @@ def survey(
     Raises:
         CheckpointError: The directory itself can't be looked at.
     """
-    path = os.fspath(root)
+    path = bare(os.fspath(root))
     errors: list[CheckpointError] = []
     walk = Walk(recursive=recursive, exclude=exclude, max_depth=max_depth, on_error=errors.append)
     units = list(_units(path, walk))
@@ -69,6 +69,11 @@ def survey(
         and (entry := look_at(unit, holds_others=holds_others)) is not None
     ]
     return Survey(path, group(entries), journals, tuple(errors))
+
+
+def bare(path: str) -> str:
+    """Return a path without a slash at its end, so that names in it have one spelling."""
+    return path.rstrip(os.sep) or path[:1]
 
 
 def _units(root: str, walk: Walk) -> Iterator[tuple[Unit, bool]]:

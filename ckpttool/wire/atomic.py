@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from contextlib import suppress
 
 OWN_PREFIX = ".ckpttool-"
 """Temporary names begin with it; no walk looks at them."""
@@ -44,6 +46,9 @@ def sync_directory(directory: str | os.PathLike[str]) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing on this file system
+            raise
     finally:
         os.close(descriptor)
 
@@ -64,15 +69,11 @@ def _adopt(descriptor: int, target: str) -> None:
         return
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-        try:
+        with suppress(PermissionError):  # only root may give files away
             os.fchown(descriptor, old.st_uid, old.st_gid)
-        except PermissionError:  # only root may give files away
-            pass
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def _discard(temporary: str) -> None:
-    try:
+    with suppress(OSError):  # the first failure is the one to tell
         os.unlink(temporary)
-    except OSError:  # the first failure is the one to tell
-        pass

@@ -50,12 +50,22 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small data, for work on the benchmarks")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="take the best of N [default: 5]")
+    parser.add_argument(
+        "--rounds", type=_positive, default=5, metavar="N", help="take the best of N [default: 5]"
+    )
     names = [*(make.__name__ for make in groups(FULL)), _IMPORTS]
     parser.add_argument("--only", choices=names, metavar="NAME", help=f"run one of {', '.join(names)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print the table for docs/performance.md")
     return parser.parse_args()
+
+
+def _positive(text: str) -> int:
+    """Return a number of rounds; without any there is no best."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{number} rounds")
+    return number
 
 
 def _rows(scale: Scale, rounds: int, only: str | None, notes: Console) -> Iterator[Row]:

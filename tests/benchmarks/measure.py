@@ -25,13 +25,11 @@ class Command:
         name: What rows call it.
         arguments: The program, looked up on PATH, and its arguments.
         prepare: Called before each run, outside the time.
-        rounds: The most rounds it takes part in, for what is slow and gates nothing.
     """
 
     name: str
     arguments: tuple[str, ...]
     prepare: Callable[[], None] | None = None
-    rounds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +70,9 @@ def measure_in_turn(commands: Sequence[Command], rounds: int) -> dict[str, Measu
     failures = {command.name: _failure(command) for command in commands}
     able = [command for command in commands if failures[command.name] is None]
     runs: dict[str, list[_Run]] = {command.name: [] for command in commands}
-    for index in range(rounds):
+    for _ in range(rounds):
         for command in able:
-            if command.rounds is None or index < command.rounds:
-                runs[command.name].append(_run(command))
+            runs[command.name].append(_run(command))
     return {name: _measurement(name, runs[name], failures[name]) for name in runs}
 
 

@@ -396,6 +396,7 @@ def test_path_that_is_no_utf8(guide: Path, tmp_path: Path, option: tuple[str, ..
     path = os.fsencode(tmp_path) + b"/\xff.pth"
     shutil.copy(os.fsencode(guide), path)
     command = [sys.executable, "-m", "ckpttool", "inspect", *option, path]
-    done = subprocess.run(command, capture_output=True, check=False)
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, capture_output=True, check=False, env=strict)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout

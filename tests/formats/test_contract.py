@@ -7,8 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from zipfile import ZIP_STORED, ZipFile
 
-from ckpttool.checkpoint import Checkpoint, Extent
-from ckpttool.testing import Description, FormatContract, Truth
+from ckpttool import Checkpoint, open_checkpoint
+from ckpttool.checkpoint import Extent
+from ckpttool.testing import Description, FormatContract, Truth, digest, read_truth
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 LOCAL_HEADER = 30
@@ -64,6 +65,18 @@ class TestPytorchTrainer(FormatContract):
 class TestTorchScript(ZipContract):
     format = "torchscript"
     fixtures = tuple(sorted(FILES.glob("torchscript/*.pt")))
+
+    @staticmethod
+    def expected(truth: Truth) -> Description:
+        """Count the tensors that belong to the code, too."""
+        constants = [{**told, "path": ["constants", at]} for at, told in enumerate(truth["constants"])]
+        return FormatContract.expected({"tensors": [*truth["tensors"], *constants]})
+
+    def test_constants_are_the_frameworks(self, path: Path) -> None:
+        expected = [told["sha256"] for told in read_truth(path)["constants"]]
+        with open_checkpoint(path) as checkpoint:
+            found = [digest(tensor) for tensor in checkpoint.tensors if tensor.path[0] == "constants"]
+        assert found == expected
 
 
 class TestPickle(FormatContract):

@@ -1,0 +1,111 @@
+"""``ckpttool prune``: thin out by a retention policy."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.latest import Depth, Verify
+from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth
+from ckpttool.cli.output import has_colour, progress, say, say_error, say_warning
+from ckpttool.cli.series import Directory, Recursive, print_json, say_journals
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from ckpttool.series.planning import Planned
+    from ckpttool.series.pruning import Pruned
+
+
+def prune(
+    directory: Directory = Path(),
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep", "--keep-last", metavar="N", help="Keep the newest N intact ones.", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Say what would go; remove nothing.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Remove nothing; status 1 if something would go.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    json: Json = False,
+    recursive: Recursive = False,
+    exclude: Exclude = [],  # noqa: B006 - Typer copies it
+    max_depth: MaxDepth = None,
+    min_age: Annotated[
+        str, typer.Option("--min-age", metavar="TIME", help="Keep what changed less than TIME (2h, 7d) ago.")
+    ] = "0",
+    verify: Verify = Depth.FULL,
+    jobs: Jobs = None,
+) -> int:
+    """Remove old checkpoints, series by series; what stays is verified first."""
+    from ckpttool.series.planning import Request
+    from ckpttool.series.pruning import prune as carry_out
+    from ckpttool.series.retention import Policy, seconds
+
+    request = Request(
+        directory=str(directory),
+        policy=Policy(keep_last=keep),
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        min_age=seconds(min_age),
+        depth=verify.value,
+        jobs=jobs,
+    )
+    is_dry = dry_run or check
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or is_dry)
+
+    def confirm(planned: Planned) -> bool:
+        return not asks or _asked(planned, sys.stderr if json else sys.stdout)
+
+    pruned = carry_out(request, dry_run=is_dry, confirm=confirm, progress=progress)
+    _say(pruned)
+    _print(pruned, json=json, was_shown=asks and bool(pruned.plan.removals))
+    would_go = check and bool(pruned.plan.removals)
+    return int(bool(pruned.problems) or would_go or pruned.declined)
+
+
+def _asked(planned: Planned, stream: TextIO) -> bool:
+    """Show a plan and ask whether to carry it out."""
+    from ckpttool.render.text_series import prune_text
+    from ckpttool.series.pruning import Pruned
+
+    preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
+    print(prune_text(preview, colour=has_colour(stream)), file=stream, flush=True)
+    return typer.confirm("Remove them?", default=False, err=True)
+
+
+def _say(pruned: Pruned) -> None:
+    """Say on stderr what must not be missed."""
+    say_journals(pruned.journals)
+    for path in pruned.finished:
+        say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
+    for path in pruned.put_back:
+        say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
+    for warning in pruned.warnings:
+        say_warning(warning)
+    for problem in pruned.problems:
+        say_error(f"{problem.path}: {problem.message}")
+
+
+def _print(pruned: Pruned, *, json: bool, was_shown: bool) -> None:
+    from ckpttool.render.text_series import prune_text, total_line
+
+    if json:
+        from ckpttool.render.json_series import prune_document
+
+        print_json(prune_document(pruned))
+    elif not pruned.plan.groups:
+        say("no checkpoint here")
+    elif was_shown:
+        print(total_line(pruned))
+    else:
+        print(prune_text(pruned, colour=has_colour(sys.stdout)))

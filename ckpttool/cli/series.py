@@ -1,0 +1,46 @@
+"""What the commands about directories of checkpoints share: options, and how paths are printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ckpttool.cli.output import say_warning
+
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="[DIR]", help="Where the checkpoints lie. [default: .]", show_default=False),
+]
+Null = Annotated[bool, typer.Option("--null", "-0", help="End paths with NUL, as xargs -0 reads them.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Descend into directories.")]
+
+
+def say_journals(journals: Sequence[str]) -> None:
+    """Say that an interrupted prune waits to be settled."""
+    for path in journals:
+        directory = os.path.dirname(os.path.dirname(path)) or os.curdir
+        say_warning(f"{directory}: a prune was interrupted here; the next one settles it ({path})")
+
+
+def print_paths(paths: Sequence[str], *, null: bool) -> None:
+    """Print paths so that another program gets them byte for byte; a terminal gets them escaped."""
+    if sys.stdout.isatty() and not null:
+        from ckpttool.render.escape import printable
+
+        print("\n".join(map(printable, paths)))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"".join(os.fsencode(path) + (b"\0" if null else b"\n") for path in paths))
+    sys.stdout.buffer.flush()
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document; a name that is no text keeps its bytes as lone surrogates, which JSON can spell."""
+    from ckpttool.render.json import dumps
+
+    print(dumps(document).encode("utf-8", "backslashreplace").decode())

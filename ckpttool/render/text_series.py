@@ -1,0 +1,107 @@
+"""What people read of ``list`` and ``prune``: aligned text, quick to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckpttool.render.escape import printable
+from ckpttool.render.text import file_size, number, styled
+from ckpttool.series.entry import Entry
+from ckpttool.series.listing import Listed
+from ckpttool.series.pruning import Pruned
+from ckpttool.series.retention import GroupPlan
+
+_MAX_METRICS = 3
+_HEADINGS = ("checkpoint", "format", "epoch", "step", "metrics", "size", "age", "state")
+_RIGHT = frozenset({"epoch", "step", "size", "age"})
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def list_text(checkpoints: Sequence[Listed], *, now: float, colour: bool = False) -> str:
+    """Return one line a checkpoint, below a heading; columns that say nothing are left out.
+
+    Args:
+        checkpoints: What to show.
+        now: The time, in seconds since 1970, that ages are counted from.
+        colour: Whether to write colour.
+    """
+    rows = [_row(one, now) for one in checkpoints]
+    shown = [column for column in range(len(_HEADINGS)) if any(row[column] for row in rows)]
+    lines = _aligned([_HEADINGS, *rows], shown)
+    faulty = [one.entry.fault is not None for one in checkpoints]
+    told = [styled(line, "red", colour and bad) for line, bad in zip(lines[1:], faulty, strict=True)]
+    return "\n".join([lines[0], *told])
+
+
+def _row(listed: Listed, now: float) -> tuple[str, ...]:
+    entry = listed.entry
+    return (
+        printable(entry.path),
+        entry.format or "",
+        "" if entry.epoch is None else number(entry.epoch),
+        "" if entry.step is None else number(entry.step),
+        printable(", ".join(_metrics(entry))),
+        file_size(entry.nbytes),
+        age(now - entry.modified_ns / 10**9),
+        printable("; ".join([entry.fault or "ok", *listed.protected])),
+    )
+
+
+def _metrics(entry: Entry) -> Iterator[str]:
+    told = {} if entry.loss is None else {"loss": entry.loss}
+    for name, value in list({**told, **entry.metrics}.items())[:_MAX_METRICS]:
+        yield f"{name} {value:.4g}"
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was, in its largest unit."""
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return "now"
+
+
+def _aligned(rows: Sequence[Sequence[str]], shown: Sequence[int]) -> list[str]:
+    widths = {column: max(len(row[column]) for row in rows) for column in shown}
+    lines = []
+    for row in rows:
+        cells = [
+            row[column].rjust(widths[column])
+            if _HEADINGS[column] in _RIGHT
+            else row[column].ljust(widths[column])
+            for column in shown
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def prune_text(pruned: Pruned, *, colour: bool = False) -> str:
+    """Return the plan, series by series, and what it comes to."""
+    parts = ["\n".join(_group_lines(one, colour)) for one in pruned.plan.groups]
+    return "\n\n".join([*parts, total_line(pruned)])
+
+
+def _group_lines(group: GroupPlan, colour: bool) -> Iterator[str]:
+    yield printable(group.key)
+    if group.skipped is not None:
+        yield f"  left alone: {printable(group.skipped)}"
+    rows = [("keep", kept.entry, ", ".join(kept.reasons)) for kept in group.keep]
+    rows += [("remove", entry, file_size(entry.nbytes)) for entry in group.remove]
+    width = max((len(printable(entry.name)) for _, entry, _ in rows), default=0)
+    for verb, entry, told in rows:
+        line = f"  {verb:<6}  {printable(entry.name):<{width}}  {printable(told)}".rstrip()
+        yield styled(line, "yellow", colour and verb == "remove")
+
+
+def total_line(pruned: Pruned) -> str:
+    """Return what a prune came to, in one line."""
+    removed = len(pruned.plan.removals)
+    count = removed + sum(len(one.keep) for one in pruned.plan.groups)
+    checkpoints = f"{count:,} checkpoint{'' if count == 1 else 's'}"
+    if not removed:
+        return f"nothing to remove among {checkpoints}"
+    if pruned.declined:
+        return f"nothing removed of {checkpoints}"
+    if pruned.dry_run:
+        return f"would remove {removed:,} of {checkpoints} and free {file_size(pruned.freed_bytes)}"
+    return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"

@@ -1,0 +1,183 @@
+"""From a directory to a plan: what lies there, who points at it, and whether what stays is intact."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttool.errors import CheckpointError, UsageError, from_os_error
+from ckpttool.report import Severity
+from ckpttool.series.entry import Entry
+from ckpttool.series.journal import is_name
+from ckpttool.series.protection import Pointed, follow
+from ckpttool.series.retention import Plan, Policy, Protections, plan
+from ckpttool.series.survey import Survey, bare, survey
+
+FULL_CHECKS = ("structure", "checksum", "values")
+"""What intact means; what loading a checkpoint could run has no say in it."""
+
+Depth = Literal["quick", "full"]
+Advance = Callable[[int], None]
+Progress = Callable[[str, int], AbstractContextManager[Advance]]
+"""Told what is read now and how many bytes that takes; gives back what is told of each part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be thinned out, and how.
+
+    Attributes:
+        directory: Where the checkpoints lie.
+        policy: Which of them are wanted.
+        recursive: Whether to descend; otherwise what lies in the directory itself is meant.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        min_age: What changed less than so many seconds ago stays.
+        depth: How the survivors are verified: their structure, or every byte.
+        jobs: Number of threads.
+    """
+
+    directory: str
+    policy: Policy
+    recursive: bool = False
+    exclude: Sequence[str] = ()
+    max_depth: int | None = None
+    min_age: int = 0
+    depth: Depth = "full"
+    jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that the user must look at: where, and what."""
+
+    path: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, with what was found on the way."""
+
+    plan: Plan
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+
+
+def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
+    """Return a progress that nobody sees."""
+    return nullcontext(lambda nbytes: None)
+
+
+def make_plan(request: Request, progress: Progress = unseen) -> Planned:
+    """Return what a policy does to a directory; nothing on disk is changed.
+
+    Raises:
+        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
+        CheckpointError: The directory can't be looked at.
+    """
+    root = require_directory(request.directory)
+    found = _surveyed(root, request)
+    faults: dict[str, str] = {}
+    checked: set[str] = set()
+    pointed = follow(root, found.groups)
+    while True:
+        protections = _protections(request, found, pointed, faults)
+        made = plan(found.groups, request.policy, protections)
+        unread = [entry for entry in _survivors(made, faults) if entry.path not in checked]
+        if not unread or request.depth == "quick":
+            break
+        checked.update(entry.path for entry in unread)
+        read = ((entry.path, read_in_full(entry, request.jobs, progress)) for entry in unread)
+        damaged = {path: fault for path, fault in read if fault is not None}
+        if damaged:
+            faults |= damaged
+            pointed = follow(root, found.groups, faults)
+    problems = tuple(_problems(found, made, faults))
+    return Planned(made, problems, found.warnings, found.journals)
+
+
+def _surveyed(root: str, request: Request) -> Survey:
+    found = survey(root, recursive=request.recursive, exclude=request.exclude, max_depth=request.max_depth)
+    itself = [entry for entry in found.entries if entry.unit.path == root]
+    if itself and len(found.entries) == 1:
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+    if not itself:
+        return found
+    groups = tuple(one for one in found.groups if one.entries[0].unit.path != root)
+    return replace(found, groups=groups)
+
+
+def require_directory(path: str) -> str:
+    """Return the path of a directory, without a slash at its end.
+
+    Raises:
+        UsageError: It is a file.
+        CheckpointError: It can't be looked at.
+    """
+    try:
+        with os.scandir(path):
+            return bare(path)
+    except NotADirectoryError as error:
+        raise UsageError(f"{path} is a file (name the directory that it lies in)") from error
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:
+        raise UsageError(f"no path: {error}") from error
+
+
+def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapping[str, str]) -> Protections:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    youngest = time.time_ns() - request.min_age * 10**9
+    for entry in found.entries:
+        reasons[entry.path] += pointed.reasons.get(entry.path, ())
+        if entry.holds_others:
+            reasons[entry.path].append("holds other checkpoints")
+        if entry.is_link:
+            reasons[entry.path].append("is a symlink")
+        if not all(map(is_name, entry.unit.members)):
+            reasons[entry.path].append("has parts elsewhere")
+        if request.min_age and entry.modified_ns > youngest:
+            reasons[entry.path].append("too young")
+    return Protections(reasons, pointed.skipped, faults)
+
+
+def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield what stays, as far as it is thought to be sound, where something else goes."""
+    for one in made.groups:
+        for kept in one.keep if one.remove else ():
+            if kept.entry.is_sound and kept.entry.path not in faults:
+                yield kept.entry
+
+
+def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = unseen) -> str | None:
+    """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
+    from ckpttool.ops.verify import verify
+
+    try:
+        with progress(entry.name, entry.nbytes) as advance:
+            verdict = verify(entry.unit, only=FULL_CHECKS, jobs=jobs, advance=advance)
+    except CheckpointError as failure:
+        return f"unreadable: {failure.reason}"
+    if verdict.is_valid:
+        return None
+    errors = [one for one in verdict.findings if one.severity is Severity.ERROR]
+    where = f"{errors[0].where}: " if errors and errors[0].where else ""
+    return f"damaged: {where}{errors[0].message}" if errors else "damaged"
+
+
+def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
+    for error in found.errors:
+        yield Problem(error.path, error.reason)
+    for one in made.groups:
+        if one.skipped is not None:
+            yield Problem(one.key, f"left alone: {one.skipped}")
+        for kept in one.keep:
+            if fault := kept.entry.fault or faults.get(kept.entry.path):
+                yield Problem(kept.entry.path, f"{fault}; it is kept")

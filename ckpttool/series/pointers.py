@@ -1,0 +1,157 @@
+"""Who names a checkpoint: the small files in which frameworks, and people, note which one matters.
+
+``READERS`` is the table: each reads one kind of pointer that lies beside checkpoints. What the pointers lead
+to is found in ``protection``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from ckpttool.series.order import Group
+
+PINS = ".ckpttool.toml"
+
+MAX_POINTER = 4096
+"""Bytes: a text file that names one path is no longer."""
+
+MAX_STATE = 1 << 26
+"""Bytes of JSON that are read for a pointer; a trainer's whole history takes less."""
+
+_TEMPORARY = re.compile(
+    r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
+)
+_STAGED = re.compile(r"tmp[-_](?P<name>.+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A place that names a checkpoint.
+
+    Attributes:
+        reason: Why what it names stays, in a word or two.
+        holder: The file that names it.
+        target: What it names, as it stands there; None where it can't be read.
+    """
+
+    reason: str
+    holder: str
+    target: str | None
+
+    @property
+    def directory(self) -> str:
+        """Return the directory that relative names belong to."""
+        return os.path.dirname(self.holder) or os.curdir
+
+
+Names = Mapping[str, os.DirEntry[str]]
+Reader = Callable[[str, Names], Iterator[Pointer]]
+
+
+def _latest(directory: str, names: Names) -> Iterator[Pointer]:
+    """DeepSpeed's ``latest``, Detectron2's and MMEngine's ``last_checkpoint``: a text that is a name."""
+    for name in ("latest", "last_checkpoint"):
+        if name in names and names[name].is_file():
+            path = os.path.join(directory, name)
+            text = _text(path, MAX_POINTER)
+            if text is not None and _is_line(text.strip()):
+                yield Pointer(name, path, text.strip())
+
+
+def _megatron(directory: str, names: Names) -> Iterator[Pointer]:
+    """Megatron's tracker: the number of an iteration."""
+    name = "latest_checkpointed_iteration.txt"
+    if name in names:
+        path = os.path.join(directory, name)
+        text = (_text(path, MAX_POINTER) or "").strip()
+        if text.isascii() and text.isdigit() and len(text) < 18:
+            yield Pointer(name, path, f"iter_{int(text):07d}")
+
+
+def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:
+    """``best_model_checkpoint`` of the Hugging Face Trainer."""
+    name = "trainer_state.json"
+    if name not in names:
+        return
+    path = os.path.join(directory, name)
+    try:
+        state = json.loads(_text(path, MAX_STATE) or "")
+        best = state.get("best_model_checkpoint")
+    except (ValueError, AttributeError, RecursionError):
+        yield Pointer("best_model_checkpoint", path, None)
+        return
+    if isinstance(best, str) and best:
+        yield Pointer("best_model_checkpoint", path, best)
+
+
+def _pins(directory: str, names: Names) -> Iterator[Pointer]:
+    """What somebody pinned."""
+    if PINS not in names:
+        return
+    path = os.path.join(directory, PINS)
+    try:
+        pinned = _toml(_text(path, MAX_STATE) or "").get("pinned", [])
+    except ValueError:
+        yield Pointer("pinned", path, None)
+        return
+    for name in pinned if isinstance(pinned, list) else [None]:
+        yield Pointer("pinned", path, name if isinstance(name, str) else None)
+
+
+READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _pins)
+
+
+def _text(path: str, limit: int) -> str | None:
+    """Return a small text file's content, or None where it is none or can't be read."""
+    try:
+        if not os.path.isfile(path) or os.path.getsize(path) > limit:
+            return None
+        with open(path, "rb") as file:
+            return file.read(limit).decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _is_line(text: str) -> bool:
+    return bool(text) and text.isprintable()
+
+
+def _toml(text: str) -> Mapping[str, object]:
+    # The package has the same words as the standard library's module since Python 3.11.
+    loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
+    told: Mapping[str, object] = loads(text)
+    return told
+
+
+def names_in(directory: str) -> Names:
+    """Return what lies in a directory, by name; nothing of one that can't be read."""
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name: entry for entry in entries}
+    except OSError:
+        return {}
+
+
+def from_newest(group: Group, faults: Mapping[str, str]) -> Iterator[Pointer]:
+    """Yield what the newest of a series says of the best: the older ones speak of what may be gone."""
+    sound = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
+    if not sound:
+        return
+    newest = sound[-1]
+    if os.path.isdir(newest.unit.path):
+        for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
+            yield Pointer(pointer.reason, newest.unit.path, pointer.target)
+    for best in newest.best_paths:
+        yield Pointer("best_model_path", newest.unit.path, best)
+
+
+def temporary_for(name: str) -> str | None:
+    """Return the name that a writer's temporary file will have, or None where it is none."""
+    match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name)
+    return match["name"] if match else None

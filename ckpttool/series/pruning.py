@@ -1,0 +1,223 @@
+"""Thins out a directory of checkpoints: the one place that deletes what users made."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.series.entry import Entry
+from ckpttool.series.files import Contents, contents
+from ckpttool.series.journal import Journal, Removal, waiting
+from ckpttool.series.lock import BUSY, locked
+from ckpttool.series.planning import (
+    Planned,
+    Problem,
+    Progress,
+    Request,
+    make_plan,
+    require_directory,
+    unseen,
+)
+from ckpttool.series.recovery import Settled, settle_all
+from ckpttool.series.removal import Outcome, remove
+from ckpttool.series.retention import GroupPlan, Kept, Plan
+
+Confirm = Callable[[Planned], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was done, or would be.
+
+    Attributes:
+        plan: What stays and what went; of a dry run, what would go.
+        freed_bytes: Of all that went, or would go.
+        dry_run: Whether nothing was changed.
+        declined: Whether somebody was asked, and said no.
+        problems: What must be looked at.
+        warnings: What is doubtful about the order of a series.
+        journals: What still waits to be settled.
+        finished, put_back: What an interrupted prune had begun, and what became of it now.
+    """
+
+    plan: Plan
+    freed_bytes: int
+    dry_run: bool = False
+    declined: bool = False
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+
+
+def prune(
+    request: Request,
+    *,
+    dry_run: bool = False,
+    confirm: Confirm = lambda planned: True,
+    progress: Progress = unseen,
+) -> Pruned:
+    """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
+
+    What an interrupted prune left is settled first. Survivors are verified before anything goes.
+
+    Raises:
+        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
+        CheckpointError: The directory can't be looked at, locked or changed; nothing was removed.
+    """
+    if dry_run:
+        planned = make_plan(request, progress)
+        return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
+    root = require_directory(request.directory)
+    with ExitStack() as stack:
+        locks = _Locks(stack)
+        refusal = locks.refusal(root)
+        settled = [_settled(root, refusal)]
+        planned = make_plan(request, progress)
+        if planned.journals:
+            settled += [_settled(directory, locks.refusal(directory)) for directory in _places(planned)]
+            planned = make_plan(request, progress)
+        result = _result(planned)
+        if planned.plan.removals and refusal is not None:
+            raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
+        if planned.plan.removals and not confirm(planned):
+            result = replace(result, declined=True)
+        elif planned.plan.removals:
+            result = _carried_out(locks, planned)
+    return _with_settled(result, settled)
+
+
+class _Locks:
+    """The directories that are held until all is done."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._held: set[str] = set()
+
+    def hold(self, directory: str) -> None:
+        """Lock a directory, unless it is held already.
+
+        Raises:
+            AccessDenied: It can't be changed, or another prune is at work there.
+        """
+        if directory not in self._held:
+            self._stack.enter_context(locked(directory))
+            self._held.add(directory)
+
+    def refusal(self, directory: str) -> AccessDenied | None:
+        """Lock a directory; return why it can't be changed, which matters only if something is to go.
+
+        Raises:
+            AccessDenied: Another prune is at work there.
+        """
+        try:
+            self.hold(directory)
+        except AccessDenied as refusal:
+            if refusal.code == BUSY:
+                raise
+            return refusal
+        return None
+
+
+def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
+    """Return what became of interrupted removals in a directory that is held.
+
+    Raises:
+        CheckpointError: There are some, and they can't be settled.
+    """
+    if refusal is None:
+        return settle_all(directory)
+    if waiting(directory):
+        raise AccessDenied(directory, f"an interrupted prune can't be settled: {refusal.reason}") from refusal
+    return Settled()
+
+
+def _places(planned: Planned) -> list[str]:
+    stages = (os.path.dirname(path) for path in planned.journals)
+    return list(dict.fromkeys(os.path.dirname(stage) or os.curdir for stage in stages))
+
+
+def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
+    """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
+    total = Outcome()
+    intended: dict[str, list[GroupPlan]] = defaultdict(list)
+    for one in planned.plan.groups:
+        if one.remove:
+            intended[one.remove[0].directory].append(one)
+    for directory, groups in intended.items():
+        try:
+            locks.hold(directory)
+            outcome = remove(directory, _journal(groups, total))
+        except CheckpointError as failure:
+            outcome = Outcome(failed={entry.path: failure.reason for one in groups for entry in one.remove})
+        total.removed += outcome.removed
+        total.failed |= outcome.failed
+        total.freed += outcome.freed
+    plan = replace(planned.plan, groups=tuple(_as_done(one, total.failed) for one in planned.plan.groups))
+    problems = tuple(Problem(path, f"not removed: {why}") for path, why in total.failed.items())
+    return replace(_result(planned, freed=total.freed), plan=plan, problems=planned.problems + problems)
+
+
+def _journal(groups: Sequence[GroupPlan], total: Outcome) -> Journal:
+    """Return what is to be removed; a series whose survivors have changed is left alone."""
+    removals = []
+    for one in groups:
+        survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
+        changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
+        for entry in reversed(one.remove):
+            if changed is None:
+                removals.append(_removal(entry, survivors))
+            else:
+                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+    return Journal(tuple(removals))
+
+
+def _is_unchanged(entry: Entry) -> bool:
+    try:
+        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
+    except OSError:  # it has vanished, or can't be looked at any more
+        return False
+
+
+def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
+    # The index goes first: what is left without one is no checkpoint any more.
+    rank = {name: (name != entry.name, "index" not in name, name) for name in entry.unit.members}
+    members = tuple(sorted(rank, key=rank.__getitem__))
+    place = {name: number for number, name in enumerate(members)}
+    files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
+    names = tuple(name for one in survivors for name in one.unit.members)
+    return Removal(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
+
+
+def _as_done(group: GroupPlan, failed: Mapping[str, str]) -> GroupPlan:
+    """Return a plan with what could not be removed among what was kept."""
+    stayed = [entry for entry in group.remove if entry.path in failed]
+    kept = tuple(Kept(entry, (f"not removed: {failed[entry.path]}",)) for entry in stayed)
+    removed = tuple(entry for entry in group.remove if entry.path not in failed)
+    return replace(group, keep=group.keep + kept, remove=removed)
+
+
+def _result(planned: Planned, *, freed: int = 0, dry_run: bool = False) -> Pruned:
+    return Pruned(
+        plan=planned.plan,
+        freed_bytes=freed,
+        dry_run=dry_run,
+        problems=planned.problems,
+        warnings=planned.warnings,
+        journals=planned.journals,
+    )
+
+
+def _with_settled(result: Pruned, settled: Sequence[Settled]) -> Pruned:
+    failed = [Problem(path, why) for one in settled for path, why in one.failed.items()]
+    return replace(
+        result,
+        problems=tuple(failed) + result.problems,
+        finished=tuple(path for one in settled for path in one.finished),
+        put_back=tuple(path for one in settled for path in one.put_back),
+    )

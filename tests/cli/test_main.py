@@ -1,0 +1,336 @@
+"""What holds for every command: options, exit statuses, streams, colours, and what is imported."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from ckpttool.cli import inspect as inspect_command
+from ckpttool.cli import output
+from ckpttool.cli import run as run_command
+from ckpttool.errors import CheckpointError, NotFound
+
+TIMEOUT = 60
+
+
+def python(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter."""
+    options = {"capture_output": True, "text": True, "timeout": TIMEOUT, "check": False} | options
+    environment = {**os.environ, **options.pop("env", {})}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, **options)
+
+
+def ckpttool(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    return python("-m", "ckpttool", *arguments, **options)
+
+
+class Terminal(io.StringIO):
+    """Takes what is printed, and says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def guide(files: Path) -> Path:
+    return files / "pytorch" / "guide.pth"
+
+
+# Options --------------------------------------------------------------------------------------------
+
+
+def test_version(run) -> None:
+    assert run("--version") == (0, f"ckpttool {version('ckpttool')}\n", "")
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_lists_the_commands(run, option: str) -> None:
+    status, out, err = run(option)
+    assert (status, err) == (0, "")
+    assert out.startswith("Usage: ")
+    assert "inspect" in out and "verify" in out
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_help_of_a_command(run, command: str) -> None:
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "--no-such-option", "a.pth"),
+        ("verify", "--no-such-option", "a.pth"),
+        ("verify",),
+        ("inspect",),
+        ("no-such-command",),
+        ("inspect", "--filter"),
+        ("verify", "--jobs", "x", "a.pth"),
+        ("--no-such-option",),
+    ],
+)
+def test_misuse_is_one_line_and_exit_2(run, arguments: tuple[str, ...]) -> None:
+    status, out, err = run(*arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("ckpttool: error: ")
+
+
+def test_misuse_names_the_help_under_our_own_name(run) -> None:
+    assert "(see 'ckpttool inspect --help')" in run("inspect", "--no-such-option").err
+
+
+def test_no_command_is_misuse(run) -> None:
+    assert run().status == 2
+
+
+def test_python_dash_m(guide: Path) -> None:
+    done = ckpttool("inspect", "--field", "training.epoch", guide)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "10\n", "")
+
+
+def test_status_reaches_the_shell(tmp_path: Path) -> None:
+    done = ckpttool("verify", tmp_path / "missing.pth")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"ckpttool: error: {tmp_path}/missing.pth: no such file or directory\n"
+
+
+# Errors ---------------------------------------------------------------------------------------------
+
+
+def test_debug_shows_the_traceback(run, guide: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CKPTTOOL_DEBUG", "1")
+    with pytest.raises(NotFound):
+        run_command(["inspect", str(tmp_path / "missing.pth")])
+
+
+def test_debug_in_a_shell(tmp_path: Path) -> None:
+    done = ckpttool("inspect", tmp_path / "missing.pth", env={"CKPTTOOL_DEBUG": "1"})
+    assert done.returncode != 0 and "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("failure", [ValueError("surprise"), RecursionError("deep"), MemoryError()])
+def test_bug_of_ours_is_one_line_too(
+    run, guide: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(inspect_command, "_one", fail)
+    status, out, err = run("inspect", guide)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"ckpttool: error: internal error: {type(failure).__name__}")
+    assert "CKPTTOOL_DEBUG=1" in err
+
+
+def test_error_of_several_lines_is_one(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise CheckpointError("a\nb.pth", "line one\nline two\x1b[31m")
+
+    monkeypatch.setattr(inspect_command, "_one", fail)
+    assert run("inspect", guide) == (
+        2,
+        "",
+        "ckpttool: error: a\\nb.pth: line one\\nline two\\x1b[31m\n",
+    )
+
+
+def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect_command, "_one", interrupt)
+    assert run("inspect", guide) == (130, "", "ckpttool: error: interrupted\n")
+
+
+def test_ctrl_c_while_threads_scan(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.wire.source import Source
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    scan = sys.modules["ckpttool.wire.scan"] if "ckpttool.wire.scan" in sys.modules else None
+    if scan is None:
+        import ckpttool.wire.scan as scan
+    work = scan._work
+
+    def interrupted(*args):
+        monkeypatch.setattr(Source, "_read_some", interrupt)
+        work(*args)
+
+    monkeypatch.setattr(scan, "_work", interrupted)
+    assert run("verify", "-j4", guide) == (130, "", "ckpttool: error: interrupted\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes break otherwise there")
+@pytest.mark.parametrize("command", [("inspect", "--all"), ("inspect", "--json"), ("verify", "--json")])
+def test_reader_that_has_seen_enough(files: Path, command: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        path = files / "pytorch" / "dtypes.pth"
+        done = ckpttool(*command, path, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize("name", ["pipe", "pipe.pth"])
+def test_named_pipe_does_not_hang(command: str, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    done = ckpttool(command, tmp_path / name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"ckpttool: error: {tmp_path}/{name}: not a regular file\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_named_pipe_in_a_directory_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.pth")
+    done = ckpttool("verify", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no endless device")
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_device_is_no_checkpoint(run, command: str) -> None:
+    status, out, err = run(command, "/dev/zero")
+    assert (status, out, err) == (2, "", "ckpttool: error: /dev/zero: not a regular file\n")
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_path_with_nul(run, command: str) -> None:
+    status, out, err = run(command, "a\0b.pth")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "internal error" not in err
+
+
+# Colour and width -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("verify",), ("verify", "-v"), ("inspect", "--stats")])
+def test_no_escape_codes_where_nobody_looks(run, files: Path, command: tuple[str, ...]) -> None:
+    for name in ("guide.pth", "nan.pth"):
+        assert "\x1b" not in "".join(run(*command, files / "pytorch" / name)[1:])
+
+
+def answer_on_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    for name in ("CKPTTOOL_DEBUG", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        run_command([str(argument) for argument in arguments])
+    return terminal.getvalue()
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_colour_on_a_terminal_only(command: str, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in answer_on_terminal(monkeypatch, command, guide)
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("verify",)])
+def test_no_colour_with_no_color(
+    command: tuple[str, ...], guide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in answer_on_terminal(monkeypatch, *command, guide)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_no_colour_in_json(command: str, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    json.loads(answer_on_terminal(monkeypatch, command, "--json", guide))
+
+
+def test_no_colour_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.has_colour(Terminal())
+
+
+def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import re
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = answer_on_terminal(monkeypatch, "verify", guide)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == run("verify", guide).out
+
+
+# What is imported -----------------------------------------------------------------------------------
+
+PROBE = """
+import sys
+from ckpttool.cli import run
+status = run(sys.argv[1:])
+sys.stdout.flush()
+print(status, *sorted({name.partition(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+FRAMEWORKS = {"torch", "tensorflow", "keras", "paddle", "jax", "flax", "safetensors", "h5py", "onnx"}
+NUMERIC = {"numpy", "ml_dtypes"}
+
+
+def imported(*arguments: object) -> set[str]:
+    """Return the top-level modules that a command imports; it must succeed."""
+    done = python("-c", PROBE, *arguments)
+    status, *modules = done.stderr.split()
+    assert status == "0", done.stderr
+    return set(modules)
+
+
+@pytest.mark.parametrize("option", [(), ("--json",), ("--field", "training.epoch"), ("--all",)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch/guide.pth",
+        "pytorch/views.pth",
+        "pytorch/lightning/epoch=1-step=4.ckpt",
+        "pytorch-legacy/guide_legacy.pth",
+        "torchscript/traced.pt",
+        "pickle/protocol4.pkl",
+        "safetensors/dtypes.safetensors",
+        "safetensors/sharded",
+        "safetensors/trainer/checkpoint-4",
+    ],
+)
+def test_inspect_imports_no_framework_and_no_numpy(files: Path, name: str, option: tuple[str, ...]) -> None:
+    modules = imported("inspect", *option, files / name)
+    assert not modules & (FRAMEWORKS | NUMERIC)
+
+
+@pytest.mark.parametrize("command", [("inspect", "--json"), ("verify", "--json"), ("verify",)])
+def test_rich_is_imported_for_tables_alone(files: Path, command: tuple[str, ...]) -> None:
+    assert "rich" not in imported(*command, files / "pytorch" / "guide.pth")
+
+
+def test_verify_imports_no_framework(files: Path) -> None:
+    assert not imported("verify", files / "pytorch" / "dtypes.pth") & FRAMEWORKS
+
+
+def test_quick_verify_needs_no_numpy(files: Path) -> None:
+    assert not imported("verify", "--quick", files / "pytorch" / "guide.pth") & NUMERIC
+
+
+def test_library_imports_no_command_line(files: Path) -> None:
+    done = python("-c", "import ckpttool, sys; print(*sys.modules)")
+    modules = set(done.stdout.split())
+    assert not {name.partition(".")[0] for name in modules} & (FRAMEWORKS | NUMERIC | {"typer", "rich"})
+    assert not {name for name in modules if name.startswith("ckpttool.cli")}
+
+
+def test_package_never_imports_the_contract_suite() -> None:
+    done = python("-c", "import ckpttool, ckpttool.cli, sys; print(*[n for n in sys.modules if 'test' in n])")
+    assert "pytest" not in done.stdout and "ckpttool.testing" not in done.stdout

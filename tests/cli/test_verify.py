@@ -1,0 +1,476 @@
+"""``ckpttool verify``: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.ops import verify as verifying
+from ckpttool.wire.source import Source
+
+KEYS = ["path", "format", "variant", "verdict", "safety", "checks", "findings"]
+
+
+@pytest.fixture
+def guide(files: Path) -> Path:
+    return files / "pytorch" / "guide.pth"
+
+
+@pytest.fixture
+def flipped(guide: Path, tmp_path: Path) -> Path:
+    """Return a checkpoint with one bit of a tensor's values flipped."""
+    path = tmp_path / "flipped.pth"
+    data = bytearray(guide.read_bytes())
+    data[values_at(guide)] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def infinite(tmp_path: Path) -> Path:
+    """Return a safetensors file that holds 1, infinity and minus infinity."""
+    return safetensors(tmp_path / "mask.safetensors", struct.pack("<3f", 1, float("inf"), float("-inf")))
+
+
+def safetensors(path: Path, data: bytes) -> Path:
+    header = {"mask": {"dtype": "F32", "shape": [len(data) // 4], "data_offsets": [0, len(data)]}}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def values_at(path: Path) -> int:
+    """Return where the first value of a checkpoint lies, in bytes."""
+    from ckpttool import open_checkpoint
+
+    with open_checkpoint(path) as checkpoint:
+        extent = checkpoint.tensors[0].extent
+    assert extent is not None
+    return extent.offset
+
+
+def only(answer) -> dict[str, Any]:
+    (told,) = json.loads(answer.out)["checkpoints"]
+    return told
+
+
+def statuses(told: dict[str, Any]) -> dict[str, str]:
+    return {check["name"]: check["status"] for check in told["checks"]}
+
+
+# The answer -----------------------------------------------------------------------------------------
+
+
+def test_text_is_one_line_where_all_is_well(run, guide: Path) -> None:
+    status, out, err = run("verify", guide)
+    assert (status, err) == (0, "")
+    assert out.count("\n") == 1
+    assert out.startswith(f"valid    {guide}  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors")
+
+
+def test_json_has_the_keys_of_the_contract(run, guide: Path) -> None:
+    status, out, err = run("verify", "--json", guide)
+    assert (status, err) == (0, "")
+    assert out.startswith('{"schema": "ckpttool.verify/1", "verdict": "valid", "checkpoints": [')
+    assert out.count("\n") == 1
+    (told,) = json.loads(out)["checkpoints"]
+    assert [key for key in told if key in KEYS] == KEYS
+    assert (told["path"], told["verdict"], told["safety"]) == (str(guide), "valid", "safe")
+    names = [check["name"] for check in told["checks"]]
+    assert names[:4] == ["structure", "checksum", "values", "safety"]
+    assert set(statuses(told).values()) == {"passed"}
+    assert told["checks"][1]["detail"] == "14 records"
+    assert told["findings"] == []
+
+
+def test_flipped_bit_is_found_and_named(run, flipped: Path) -> None:
+    status, out, err = run("verify", flipped)
+    assert (status, err) == (1, "")
+    assert out.startswith(f"INVALID  {flipped}  pytorch zip")
+    assert "error checksum-mismatch [guide/data/0]: CRC-32 is " in out
+    told = only(run("verify", "--json", flipped))
+    assert (told["verdict"], told["safety"]) == ("invalid", "safe")
+    assert statuses(told)["checksum"] == "failed"
+    (finding,) = told["findings"]
+    assert (finding["code"], finding["severity"], finding["where"]) == (
+        "checksum-mismatch",
+        "error",
+        "guide/data/0",
+    )
+
+
+def test_nan_is_an_error_and_infinity_a_warning(run, files: Path) -> None:
+    answer = run("verify", "--json", files / "pytorch" / "nan.pth")
+    told = only(answer)
+    assert (answer.status, answer.err, told["verdict"]) == (1, "", "invalid")
+    severities = {(finding["code"], finding["severity"]) for finding in told["findings"]}
+    assert severities == {("nan", "error"), ("infinity", "warning")}
+    assert statuses(told) == {
+        "structure": "passed",
+        "checksum": "passed",
+        "values": "failed",
+        "safety": "passed",
+    }
+
+
+def test_unsafe_is_not_invalid(run, files: Path) -> None:
+    status, out, err = run("verify", files / "hostile" / "call_global.pth")
+    assert (status, err) == (1, "")
+    assert out.startswith("UNSAFE   ")
+    assert "error unsafe-import" in out and "os.system" in out
+
+
+def test_without_checksums_the_check_is_skipped_and_says_so(run, files: Path) -> None:
+    told = only(run("verify", "--json", files / "pytorch" / "nocrc.pth"))
+    checks = {check["name"]: check for check in told["checks"]}
+    assert checks["checksum"]["status"] == "skipped"
+    assert "without checksums" in checks["checksum"]["detail"]
+    status, out, err = run("verify", files / "pytorch" / "nocrc.pth")
+    assert (status, err) == (0, "") and "not checked: checksum" in out
+
+
+def test_safetensors_carry_no_checksums(run, files: Path) -> None:
+    status, out, err = run("verify", files / "safetensors" / "order.safetensors")
+    assert (status, err) == (0, "") and "not checked: checksum" in out
+
+
+def test_values_that_were_never_written(run, files: Path) -> None:
+    status, out, err = run("verify", files / "pytorch" / "skipdata.pth")
+    assert (status, err) == (1, "") and "values-not-written" in out
+
+
+# Options --------------------------------------------------------------------------------------------
+
+
+def test_quick_reads_no_values(run, guide: Path, flipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("bytes were scanned")
+
+    monkeypatch.setattr(verifying, "scan", refuse)
+    answer = run("verify", "--quick", "--json", guide, flipped)
+    assert (answer.status, answer.err) == (0, "")
+    for told in json.loads(answer.out)["checkpoints"]:
+        assert statuses(told) == {
+            "structure": "passed",
+            "checksum": "skipped",
+            "values": "skipped",
+            "safety": "passed",
+        }
+
+
+@pytest.mark.parametrize(
+    ("names", "run_checks"),
+    [
+        ("checksum", {"checksum"}),
+        ("structure,safety", {"structure", "safety"}),
+        (" values , checksum", {"values", "checksum"}),
+    ],
+)
+def test_only_runs_the_named_checks(run, guide: Path, names: str, run_checks: set[str]) -> None:
+    answer = run("verify", "--json", "--only", names, guide)
+    assert (answer.status, answer.err) == (0, "")
+    passed = {name for name, status in statuses(only(answer)).items() if status == "passed"}
+    assert passed == run_checks
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [("structure", 0), ("values", 0), ("checksum", 1), ("checksum,safety", 1)]
+)
+def test_only_the_named_checks_count(run, flipped: Path, names: str, status: int) -> None:
+    assert run("verify", "--only", names, flipped).status == status
+
+
+def test_only_without_safety_says_nothing_of_safety(run, guide: Path) -> None:
+    answer = run("verify", "--json", "--only", "structure", guide)
+    assert only(answer)["safety"] == "unknown"
+
+
+@pytest.mark.parametrize("names", ["no-such-check", "", "structure,", "checksum;values"])
+def test_only_of_an_unknown_check(run, guide: Path, names: str) -> None:
+    status, out, err = run("verify", "--only", names, guide)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("ckpttool: error: no check ")
+    assert "structure, checksum, values, safety" in err
+
+
+def test_strict_lets_warnings_fail(run, infinite: Path) -> None:
+    status, out, err = run("verify", infinite)
+    assert (status, err) == (0, "") and "warning infinity [mask]: 2 of 3 values are infinite" in out
+    status, out, err = run("verify", "--strict", infinite)
+    assert (status, err) == (1, "") and out.startswith("INVALID")
+
+
+def test_strict_takes_no_unknown_class(run, files: Path) -> None:
+    path = files / "hostile" / "class_unknown.pth"
+    assert run("verify", path).status == 0
+    answer = run("verify", "--strict", "--json", path)
+    assert (answer.status, answer.err) == (1, "")
+    assert statuses(only(answer))["safety"] == "failed"
+
+
+def test_quiet_prints_nothing(run, guide: Path, flipped: Path) -> None:
+    assert run("verify", "-q", guide) == (0, "", "")
+    assert run("verify", "--quiet", flipped) == (1, "", "")
+
+
+def test_quiet_prints_errors_all_the_same(run, tmp_path: Path) -> None:
+    path = tmp_path / "missing.pth"
+    assert run("verify", "-q", path) == (2, "", f"ckpttool: error: {path}: no such file or directory\n")
+
+
+def test_verbose_shows_every_check(run, guide: Path) -> None:
+    status, out, err = run("verify", "-v", guide)
+    assert (status, err) == (0, "")
+    lines = [line.split()[:2] for line in out.splitlines()[1:]]
+    assert lines == [[name, "passed"] for name in ("structure", "checksum", "values", "safety")]
+
+
+@pytest.mark.parametrize("name", ["views.pth", "nan.pth", "dtypes.pth", "bigendian.pth"])
+def test_number_of_threads_makes_no_difference(run, files: Path, name: str) -> None:
+    path = files / "pytorch" / name
+    assert run("verify", "--json", "-j1", path) == run("verify", "--json", "--jobs", 4, path)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_number_of_threads_must_be_one(run, guide: Path, jobs: str) -> None:
+    status, out, err = run("verify", "--jobs", jobs, guide)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("ckpttool: error: ") and "--jobs" in err
+
+
+# Several paths, directories -------------------------------------------------------------------------
+
+
+def test_highest_status_wins(run, guide: Path, flipped: Path, tmp_path: Path) -> None:
+    assert run("verify", guide, guide).status == 0
+    assert run("verify", guide, flipped).status == 1
+    assert run("verify", flipped, guide).status == 1
+    assert run("verify", tmp_path / "missing.pth", flipped, guide).status == 2
+
+
+def test_exit_2_leaves_stdout_empty(run, guide: Path, tmp_path: Path) -> None:
+    for options in ((), ("--json",)):
+        status, out, err = run("verify", *options, guide, tmp_path / "missing.pth")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_directory_stands_for_all_in_it(run, files: Path) -> None:
+    status, out, err = run("verify", files / "series")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == "10 checkpoints: 10 valid"
+    assert len(out.splitlines()) == 11
+
+
+def test_directory_with_one_damaged(run, files: Path, flipped: Path) -> None:
+    shutil.copytree(files / "series", flipped.parent / "more" / "runs")
+    status, out, err = run("verify", flipped.parent)
+    assert (status, err) == (1, "")
+    assert out.splitlines()[-1] == "11 checkpoints: 10 valid, 1 invalid"
+
+
+def test_json_of_a_directory_is_one_document(run, files: Path, flipped: Path) -> None:
+    shutil.copy(files / "series" / "model_epoch_1.pth", flipped.parent)
+    document = json.loads(run("verify", "--json", flipped.parent).out)
+    assert document["verdict"] == "invalid"
+    verdicts = {Path(told["path"]).name: told["verdict"] for told in document["checkpoints"]}
+    assert verdicts == {"flipped.pth": "invalid", "model_epoch_1.pth": "valid"}
+
+
+def test_exclude_and_max_depth(run, guide: Path, tmp_path: Path) -> None:
+    for place in ("a.pth", "sub/b.pth", "sub/deep/c.pth"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(guide, tmp_path / place)
+
+    def names(*options: object) -> list[str]:
+        document = json.loads(run("verify", "--quick", "--json", *options, tmp_path).out)
+        return sorted(Path(told["path"]).name for told in document["checkpoints"])
+
+    assert names() == ["a.pth", "b.pth", "c.pth"]
+    assert names("--max-depth", 0) == ["a.pth"]
+    assert names("--max-depth", 1) == ["a.pth", "b.pth"]
+    assert names("--exclude", "b.*") == ["a.pth", "c.pth"]
+    assert names("--exclude", "sub") == ["a.pth"]
+    assert names("--exclude", "a.*", "--exclude", "sub/deep/*") == ["b.pth"]
+
+
+def test_directory_without_checkpoints(run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no checkpoint")
+    status, out, err = run("verify", tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"ckpttool: error: {tmp_path}: no checkpoint")
+
+
+def test_empty_directory(run, tmp_path: Path) -> None:
+    status, out, err = run("verify", "--json", tmp_path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+def test_links_in_a_directory_are_not_checked_twice(run, guide: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    shutil.copy(guide, tmp_path / "run" / "a.pth")
+    (tmp_path / "latest.pth").symlink_to("run/a.pth")
+    (tmp_path / "again").symlink_to("run", target_is_directory=True)
+    (tmp_path / "dangling.pth").symlink_to("nowhere")
+    answer = run("verify", "--json", tmp_path)
+    assert (answer.status, answer.err) == (0, "")
+    assert only(answer)["path"] == str(tmp_path / "run" / "a.pth")
+
+
+# Damaged beyond opening, or nothing at all ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [
+        ("empty.pth", b"", "unrecognised-content"),
+        ("page.pth", b"<html>404</html>", "unrecognised-content"),
+        ("packed.pth", b"\x1f\x8b\x08\x00 and so on", "unrecognised-content"),
+        ("pointer.safetensors", b"version https://git-lfs.github.com/spec/v1\noid x\n", "lfs-pointer"),
+    ],
+)
+def test_checkpoint_by_its_name_alone_is_invalid(
+    run, tmp_path: Path, name: str, content: bytes, code: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    answer = run("verify", "--json", tmp_path / name)
+    told = only(answer)
+    assert (answer.status, answer.err, told["verdict"]) == (1, "", "invalid")
+    assert told["safety"] == "unknown"
+    assert [finding["code"] for finding in told["findings"]] == [code]
+    assert statuses(told)["structure"] == "failed"
+
+
+def test_truncated_file_is_invalid(run, guide: Path, tmp_path: Path) -> None:
+    path = tmp_path / "half.pth"
+    path.write_bytes(guide.read_bytes()[:2000])
+    status, out, err = run("verify", path)
+    assert (status, err) == (1, "")
+    assert out.startswith(f"INVALID  {path}  pytorch") and "error truncated: 2,000 bytes" in out
+
+
+def test_other_content_is_no_checkpoint(run, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("hello")
+    status, out, err = run("verify", "--json", path)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"ckpttool: error: {path}: 5 bytes that start with 68 65 6c 6c 6f")
+
+
+def test_no_such_file(run, tmp_path: Path) -> None:
+    path = tmp_path / "missing.pth"
+    assert run("verify", path) == (2, "", f"ckpttool: error: {path}: no such file or directory\n")
+
+
+def test_broken_symlink(run, tmp_path: Path) -> None:
+    link = tmp_path / "latest.pth"
+    link.symlink_to("gone.pth")
+    assert run("verify", link) == (2, "", f"ckpttool: error: {link}: no such file or directory\n")
+
+
+def test_no_permission(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)
+    answer = run("verify", guide)
+    monkeypatch.undo()
+    assert answer == (2, "", f"ckpttool: error: {guide}: permission denied\n")
+
+
+def test_no_permission_in_a_directory(
+    run, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can't be looked at is told, and is not passed over: the status is not 0."""
+    for name in ("a.pth", "b.pth"):
+        shutil.copy(guide, tmp_path / name)
+    really_open = os.open
+
+    def refuse(path, *args, **kwargs) -> int:
+        if str(path).endswith("b.pth"):
+            raise PermissionError(13, "Permission denied")
+        return really_open(path, *args, **kwargs)
+
+    monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)
+    status, _, err = run("verify", "--json", tmp_path)
+    monkeypatch.undo()
+    assert (status, err) == (2, f"ckpttool: error: {tmp_path}/b.pth: permission denied\n")
+
+
+def test_file_that_shrinks_while_it_is_read(
+    run, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "shrinks.pth"
+    shutil.copy(guide, path)
+    scan = verifying.scan
+
+    def shrinking(*args, **kwargs):
+        os.truncate(path, 1000)
+        return scan(*args, **kwargs)
+
+    monkeypatch.setattr(verifying, "scan", shrinking)
+    answer = run("verify", "--json", path)
+    told = only(answer)
+    assert (answer.status, answer.err, told["verdict"]) == (1, "", "invalid")
+    assert "truncated" in {finding["code"] for finding in told["findings"]}
+
+
+def test_file_that_vanishes_between_finding_and_opening(
+    run, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.pth", "b.pth"):
+        shutil.copy(guide, tmp_path / name)
+    verify = verifying.verify
+
+    def vanishing(unit, **options):
+        (tmp_path / "b.pth").unlink(missing_ok=True)
+        return verify(unit, **options)
+
+    monkeypatch.setattr(verifying, "verify", vanishing)
+    status, _, err = run("verify", tmp_path)
+    assert (status, err) == (2, f"ckpttool: error: {tmp_path}/b.pth: no such file or directory\n")
+
+
+def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = verifying.scan
+
+    def failing(self, offset: int, buffer: memoryview) -> int:
+        raise OSError(5, "Input/output error")
+
+    def on_a_bad_disk(*args, **kwargs):
+        monkeypatch.setattr(Source, "_read_some", failing)
+        return scan(*args, **kwargs)
+
+    monkeypatch.setattr(verifying, "scan", on_a_bad_disk)
+    answer = run("verify", "--json", guide)
+    assert (answer.status, answer.err) == (1, "")
+    assert "input/output error" in answer.out
+
+
+# Harmlessness ---------------------------------------------------------------------------------------
+
+
+def test_verify_changes_nothing(run, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "series", tmp_path / "runs")
+    before = {entry: entry.stat().st_mtime_ns for entry in tmp_path.rglob("*")}
+    run("verify", tmp_path)
+    run("inspect", tmp_path)
+    assert {entry: entry.stat().st_mtime_ns for entry in tmp_path.rglob("*")} == before
+
+
+def test_names_from_files_are_escaped(run, flipped: Path, files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[2J\u202e.pth"
+    flipped.rename(path)
+    status, out, err = run("verify", path)
+    assert (status, err) == (1, "")
+    assert "\\x1b[2J\\u202e.pth" in out
+    assert all(character.isprintable() or character == "\n" for character in out)
+    answer = run("verify", "--json", path)
+    assert only(answer)["path"] == str(path)
+    assert all(character.isprintable() or character == "\n" for character in answer.out)

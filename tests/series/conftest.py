@@ -1,0 +1,109 @@
+"""Series to work on, and faults to work under."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats.interface import Unit
+from ckpttool.naming import parse_name
+from ckpttool.series import removal
+from ckpttool.series.entry import Entry
+from ckpttool.series.files import Contents, Fingerprint
+
+
+@pytest.fixture(autouse=True)
+def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removal, "RETRY_SECONDS", 0)
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path) -> Path:
+    """Return a directory of ten epochs."""
+    return Path(shutil.copytree(files / "series", tmp_path / "run"))
+
+
+@pytest.fixture
+def trainer(files: Path, tmp_path: Path) -> Path:
+    """Return a trainer's run of checkpoint-2 to checkpoint-10, of which checkpoint-4 is the best."""
+    run = tmp_path / "trainer"
+    for step in (2, 4, 6, 8, 10):
+        place = run / f"checkpoint-{step}"
+        shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-4", place)
+        state = json.loads((place / "trainer_state.json").read_text())
+        state |= {"global_step": step, "best_model_checkpoint": "trainer/checkpoint-4"}
+        (place / "trainer_state.json").write_text(json.dumps(state))
+    return run
+
+
+@pytest.fixture
+def sharded(files: Path, tmp_path: Path) -> Path:
+    """Return a directory of four sharded sets, of epochs 1 to 4."""
+    source = files / "safetensors" / "sharded"
+    run = tmp_path / "sharded"
+    run.mkdir()
+    told = json.loads((source / "model.safetensors.index.json").read_text())
+    for epoch in range(1, 5):
+        for shard in source.glob("model-*.safetensors"):
+            shutil.copy2(shard, run / shard.name.replace("model", f"epoch_{epoch}"))
+        named = {key: name.replace("model", f"epoch_{epoch}") for key, name in told["weight_map"].items()}
+        index = run / f"epoch_{epoch}.safetensors.index.json"
+        index.write_text(json.dumps(told | {"weight_map": named}))
+    return run
+
+
+@pytest.fixture
+def entry() -> Callable[..., Entry]:
+    """Return what makes an entry of a name, without a file."""
+
+    def make(name: str, *, modified: int = 0, **told: object) -> Entry:
+        fields = parse_name(name)
+        file = Fingerprint(name, 1, hash(name) & 0xFFFF, 100, modified)
+        given: dict[str, object] = {"signature": "s", "inside": (fields.epoch, fields.step)}
+        given |= {"epoch": fields.epoch, "step": fields.step}
+        unit = Unit(os.path.join("run", name), (name,), None)
+        given |= {"path": unit.path, "unit": unit, "format": "pytorch", "fields": fields}
+        return Entry(**(given | {"contents": Contents((file,))} | told))
+
+    return make
+
+
+class Fault:
+    """Makes the k-th call that changes the disk fail."""
+
+    CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.made = 0
+
+    def at(self, number: int, error: BaseException) -> None:
+        """Let the ``number``-th call from now on raise an error, once."""
+        self.made = 0
+        for name in self.CALLS:
+            self._monkeypatch.setattr(os, name, self._counted(getattr(os, name), number, error))
+
+    def _counted(self, real: Callable[..., object], number: int, error: BaseException) -> Callable[..., object]:
+        def call(*arguments: object, **keywords: object) -> object:
+            self.made += 1
+            if self.made == number:
+                raise error
+            return real(*arguments, **keywords)
+
+        return call
+
+    def none(self) -> None:
+        """Let all calls do what they should again."""
+        self._monkeypatch.undo()
+
+
+@pytest.fixture
+def fault() -> Iterator[Fault]:
+    """Return what makes calls fail."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield Fault(monkeypatch)

@@ -1,0 +1,144 @@
+"""The policy as a pure function: what stays, why, and what no input may ever make it do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import UsageError
+from ckpttool.formats.interface import Unit
+from ckpttool.naming import parse_name
+from ckpttool.series.entry import Entry
+from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.order import group
+from ckpttool.series.retention import Policy, Protections, freed_bytes, plan, seconds
+
+
+def _entry(series: str, epoch: int, fault: str | None) -> Entry:
+    name = f"{series}_epoch_{epoch}.pth"
+    contents = Contents((Fingerprint(name, 1, epoch, 100, epoch),))
+    return Entry(
+        path=f"run/{name}",
+        unit=Unit(f"run/{name}", (name,), None),
+        format="pytorch",
+        contents=contents,
+        fields=parse_name(name),
+        inside=(None if fault else epoch, None),
+        signature=None if fault else "s",
+        is_complete=fault is None,
+        fault=fault,
+    )
+
+
+FAULTS = st.sampled_from([None, None, None, "damaged: cut short", "incomplete: a shard is missing"])
+SERIES = st.dictionaries(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 30)), FAULTS, min_size=1, max_size=25
+).map(lambda told: [_entry(*key, fault) for key, fault in told.items()])
+
+
+@given(SERIES, st.integers(1, 8), st.data())
+def test_what_is_protected_newest_or_faulty_stays(entries, keep, data) -> None:
+    protected = data.draw(st.sets(st.sampled_from([entry.path for entry in entries])))
+    made = plan(group(entries), Policy(keep_last=keep), Protections({path: ["latest"] for path in protected}))
+    gone = {entry.path for entry in made.removals}
+    assert not gone & protected
+    assert not gone & {entry.path for entry in entries if entry.fault}
+    for one in group(entries):
+        intact = [entry.path for entry in one.entries if entry.is_sound]
+        assert not gone & set(intact[-keep:])
+        assert len([path for path in intact if path not in gone]) >= min(keep, len(intact))
+
+
+@given(SERIES, st.integers(1, 8))
+def test_what_a_read_finds_damaged_does_not_count(entries, keep) -> None:
+    newest = {one.entries[-1].path: "damaged: checksum" for one in group(entries)}
+    made = plan(group(entries), Policy(keep_last=keep), Protections(faults=newest))
+    for one in made.groups:
+        intact = [kept for kept in one.keep if kept.entry.is_sound and kept.entry.path not in newest]
+        assert len(intact) >= keep or not one.remove
+        assert not set(newest) & {entry.path for entry in one.remove}
+
+
+@given(SERIES, st.integers(1, 8))
+def test_a_larger_number_keeps_a_superset(entries, keep) -> None:
+    less, more = (
+        {entry.path for entry in plan(group(entries), Policy(keep_last=n), Protections()).removals}
+        for n in (keep, keep + 1)
+    )
+    assert more <= less
+
+
+@given(SERIES, st.integers(1, 8), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter(entries, keep, order: random.Random) -> None:
+    shuffled = order.sample(entries, len(entries))
+    plans = [plan(group(one), Policy(keep_last=keep), Protections()) for one in (entries, shuffled)]
+    assert plans[0] == plans[1]
+
+
+@given(SERIES, st.integers(1, 8))
+def test_every_checkpoint_is_told_of_once(entries, keep) -> None:
+    made = plan(group(entries), Policy(keep_last=keep), Protections())
+    told = [kept.entry.path for one in made.groups for kept in one.keep]
+    told += [entry.path for entry in made.removals]
+    assert sorted(told) == sorted(entry.path for entry in entries)
+    assert all(kept.reasons for one in made.groups for kept in one.keep)
+
+
+def test_reasons(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pth") for epoch in range(1, 6)]
+    entries.append(entry("m_epoch_6.pth", fault="incomplete: a shard is missing", is_complete=False))
+    protections = Protections({"run/m_epoch_1.pth": ["latest", "symlink best"]})
+    (made,) = plan(group(entries), Policy(keep_last=2), protections).groups
+    assert [(kept.entry.name, kept.reasons) for kept in made.keep] == [
+        ("m_epoch_6.pth", ("incomplete: a shard is missing",)),
+        ("m_epoch_5.pth", ("newest", "last 2")),
+        ("m_epoch_4.pth", ("last 2",)),
+        ("m_epoch_1.pth", ("latest", "symlink best")),
+    ]
+    assert [one.name for one in made.remove] == ["m_epoch_3.pth", "m_epoch_2.pth"]
+
+
+def test_a_series_that_is_skipped_is_left_alone(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pth") for epoch in range(1, 6)]
+    protections = Protections(skipped={"run/m_epoch_*.pth": "latest leads nowhere"})
+    (made,) = plan(group(entries), Policy(keep_last=2), protections).groups
+    assert (made.skipped, made.remove, len(made.keep)) == ("latest leads nowhere", (), 5)
+
+
+def test_the_newest_incomplete_one_stays_as_such_where_none_is_complete(entry) -> None:
+    faults = {"fault": "incomplete: a shard is missing", "is_complete": False, "signature": None}
+    entries = [entry(f"m_epoch_{epoch}.pth", **faults) for epoch in (1, 2)]
+    (made,) = plan(group(entries), Policy(keep_last=1), Protections()).groups
+    assert made.keep[0].reasons == ("newest", "incomplete: a shard is missing")
+    assert not made.remove
+
+
+@pytest.mark.parametrize("told", [{}, {"keep_last": 0}, {"keep_last": -3}])
+def test_a_policy_that_keeps_nothing_is_refused(told) -> None:
+    with pytest.raises(UsageError):
+        Policy(**told)
+
+
+def test_bytes_that_have_another_name_are_not_freed(entry) -> None:
+    def linked(name: str, inode: int, links: int) -> Entry:
+        return entry(name, contents=Contents((Fingerprint(name, 1, inode, 100, 0, links),)))
+
+    apart, half, both = linked("a_1.pt", 1, 1), linked("a_2.pt", 2, 2), linked("a_3.pt", 2, 2)
+    assert freed_bytes([apart, half]) == 100
+    assert freed_bytes([apart, half, both]) == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("30", 30), ("90s", 90), ("2h", 7200), ("7d12h", 648_000), ("1d1h1m1s", 90_061)]
+)
+def test_durations(text: str, expected: int) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "h", "2x", "-3", "1h2d", "٣"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(UsageError):
+        seconds(text)

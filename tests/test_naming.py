@@ -1,0 +1,138 @@
+"""Names and their fields: what is recognised, what is left alone, and how long that may take."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.naming import parse_name
+
+RECOGNISED = [
+    # name, blank, epoch, step, number, saved_at, metrics
+    ("model_epoch_10.pth", "model_epoch_*.pth", 10, None, None, None, {}),
+    ("epoch=3-step=100-val_loss=0.32.ckpt", "epoch=*-step=*-val_loss=*.ckpt", 3, 100, None, None, {"val_loss": 0.32}),
+    ("epoch=3-val_loss=-0.32.ckpt", "epoch=*-val_loss=*.ckpt", 3, None, None, None, {"val_loss": -0.32}),
+    ("sd-model-epoch=03.ckpt", "sd-model-epoch=*.ckpt", 3, None, None, None, {}),
+    ("step_2500.pt", "step_*.pt", None, 2500, None, None, {}),
+    ("step_10k.pt", "step_*.pt", None, 10_000, None, None, {}),
+    ("2026-01-31_12-00-00_e07.pth", "*_e*.pth", 7, None, None, "2026-01-31T12:00:00", {}),
+    ("state_2026-01-31.pt", "state_*.pt", None, None, None, "2026-01-31", {}),
+    ("20260131120000.pt", "*.pt", None, None, None, "2026-01-31T12:00:00", {}),
+    ("checkpoint-500", "checkpoint-*", None, 500, None, None, {}),
+    (
+        "model-20260131-120000-e0007-s00002500-0.1234.pt",
+        "model-*-e*-s*-*.pt",
+        7,
+        2500,
+        None,
+        "2026-01-31T12:00:00",
+        {},
+    ),
+    ("ckpt_e3.pt", "ckpt_e*.pt", 3, None, None, None, {}),
+    ("e07.pth", "e*.pth", 7, None, None, None, {}),
+    ("iter_0001000", "iter_*", None, 1000, None, None, {}),
+    ("global_step1000", "global_step*", None, 1000, None, None, {}),
+    ("rl_model_10000_steps.zip", "rl_model_*_steps.zip", None, 10_000, None, None, {}),
+    ("net_3_epochs.pt", "net_*_epochs.pt", 3, None, None, None, {}),
+    ("resnet18_epoch_9.pth", "resnet18_epoch_*.pth", 9, None, None, None, {}),
+    ("fold1_ep3.pth", "fold1_ep*.pth", 3, None, None, None, {}),
+    ("epoch_1.5", "epoch_*", 1.5, None, None, None, {}),
+    ("epoch_3_of_10.pt", "epoch_*_of_10.pt", 3, None, None, None, {}),
+    ("best_acc_0.93.pth", "best_acc_*.pth", None, None, None, None, {"acc": 0.93}),
+    ("val_f1_0.9_e3.pt", "val_f1_*_e*.pt", 3, None, None, None, {"val_f1": 0.9}),
+    ("lr_0.001_epoch_3.pt", "lr_0.001_epoch_*.pt", 3, None, None, None, {}),
+    ("num_epochs_100_epoch_3.pt", "num_epochs_100_epoch_*.pt", 3, None, None, None, {}),
+    ("epoch=11-step=999-v1.ckpt", "epoch=*-step=*-v1.ckpt", 11, 999, None, None, {}),
+    # The last number, where nothing is named.
+    ("model.0042.pt", "model.*.pt", None, None, 42, None, {}),
+    ("weights.10-0.25.hdf5", "weights.*-*.hdf5", None, None, 10, None, {}),
+    ("ckpt-5", "ckpt-*", None, None, 5, None, {}),
+    ("model.ckpt-100.data-00000-of-00001", "model.ckpt-*.data-00000-of-00001", None, None, 100, None, {}),
+    ("checkpoint_12.pth", "checkpoint_*.pth", None, None, 12, None, {}),
+    ("0042.pt", "*.pt", None, None, 42, None, {}),
+    ("1", "*", None, None, 1, None, {}),
+    ("model_3_seed_1.pth", "model_*_seed_1.pth", None, None, 3, None, {}),
+    ("model_0.93.pth", "model_*.pth", None, None, None, None, {}),
+    ("2026-02-31.pt", "2026-02-*.pt", None, None, 31, None, {}),  # no such day
+]
+
+NOTHING = [
+    "last.ckpt",
+    "",
+    ".",
+    "model-00001-of-00004.safetensors",
+    "fold1.pth",
+    "seed_1.pth",
+    "dropout_0.5.pth",
+    "yolov5s.pt",
+    "model_v2.pt",
+    "mp_rank_00",
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+]
+
+DIFFERENT = [
+    ("resnet18_epoch_9.pth", "resnet50_epoch_9.pth"),
+    ("fold1_ep3.pth", "fold2_ep3.pth"),
+    ("e1_model_3.pt", "e2_model_3.pt"),
+    ("s1_epoch_3.pth", "s2_epoch_3.pth"),
+    ("lr_0.1_epoch_3.pt", "lr_0.01_epoch_3.pt"),
+    ("seed_1_epoch_3.pt", "seed_2_epoch_3.pt"),
+    ("model-00001-of-00002.bin", "model-00002-of-00002.bin"),
+]
+
+
+@pytest.mark.parametrize(("name", "blank", "epoch", "step", "number", "saved_at", "metrics"), RECOGNISED)
+def test_fields(name, blank, epoch, step, number, saved_at, metrics) -> None:
+    fields = parse_name(name)
+    assert fields.blank == blank
+    assert (fields.epoch, fields.step, fields.number) == (epoch, step, number)
+    assert (fields.saved_at, dict(fields.metrics)) == (saved_at, metrics)
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_name_without_fields_is_its_own_series(name: str) -> None:
+    fields = parse_name(name)
+    assert fields.blank == name
+    assert (fields.epoch, fields.step, fields.number, fields.saved_at) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_siblings_are_different_series(one: str, other: str) -> None:
+    assert parse_name(one).blank != parse_name(other).blank
+
+
+def test_a_number_that_no_integer_holds_is_no_field() -> None:
+    fields = parse_name(f"model_epoch_{'9' * 5000}.pth")
+    assert (fields.blank, fields.epoch) == ("model_epoch_*.pth", None)
+
+
+@given(st.text())
+def test_any_text_is_a_name(name: str) -> None:
+    fields = parse_name(name)
+    assert fields.blank.count("*") >= name.count("*")
+
+
+@given(
+    st.text(st.sampled_from("abcmodelnet_-."), max_size=12),
+    st.sampled_from(["epoch", "Epoch_", "epoch=", "_ep_", "-ep-"]),
+    st.integers(0, 10**9),
+    st.integers(0, 10**9),
+    st.sampled_from(["", ".pth", "_step_7.pt", "-val_loss=0.5.ckpt", "_fold2.pt"]),
+)
+def test_names_that_differ_in_the_epoch_alone_are_one_series(before, key, one, other, behind) -> None:
+    first, second = (parse_name(f"{before}{key}{epoch}{behind}") for epoch in (one, other))
+    assert first.blank == second.blank
+    assert (first.epoch, second.epoch) == (one, other)
+
+
+@pytest.mark.parametrize(
+    "part", ["1", "a1", "epoch_", "0.1-", "a_", "2026-01-31_", "e1-", "1_of_", ".", "_", "loss_", "1.1e-1", "-_"]
+)
+def test_hostile_names_take_linear_time(part: str) -> None:
+    name = (part * (1 << 16))[: 1 << 16]
+    before = time.process_time()
+    parse_name(name + "1")
+    assert time.process_time() - before < 5  # a catastrophic expression takes hours
