@@ -19,7 +19,7 @@ MAX_DIGITS = 18
 
 _FLAGS = re.ASCII | re.IGNORECASE
 _SEP = r"[-_=.: (\[]{0,2}"
-_SUFFIX = re.compile(r"\.(?!(?:e|ep|epoch|s|step|it|iter)[0-9])[a-z]{1,12}[0-9]?$", _FLAGS)
+_SUFFIX = re.compile(r"\.(?:[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
 _SHARD = re.compile(r"(?<![0-9])[0-9]+[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
 _DATE = re.compile(
     r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
@@ -32,7 +32,11 @@ _EPOCH = re.compile(rf"(?:epochs?|(?:^|[^a-z])ep){_SEP}$", _FLAGS)
 _STEP = re.compile(
     rf"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iterations?|iters?|itr|it|updates?){_SEP}$", _FLAGS
 )
-_TOTAL = re.compile(rf"(?:num|total|max|warmup|n)[-_]?(?:epochs?|steps?|iterations?|iters?){_SEP}$", _FLAGS)
+_TOTAL = re.compile(
+    r"(?:^|[^a-z])(?:(?:num|total|max|warmup)[-_]?(?:epoch|step|iteration|iter)s?|"
+    rf"n[-_]?(?:epochs|steps|iterations|iters)){_SEP}$",
+    _FLAGS,
+)
 _EPOCH_BEHIND = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", _FLAGS)
 _STEP_BEHIND = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", _FLAGS)
 _LETTER = re.compile(r"(?:^|[-_. ])([es])$", _FLAGS)

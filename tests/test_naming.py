@@ -13,7 +13,15 @@ from ckpttool.naming import parse_name
 RECOGNISED = [
     # name, blank, epoch, step, number, saved_at, metrics
     ("model_epoch_10.pth", "model_epoch_*.pth", 10, None, None, None, {}),
-    ("epoch=3-step=100-val_loss=0.32.ckpt", "epoch=*-step=*-val_loss=*.ckpt", 3, 100, None, None, {"val_loss": 0.32}),
+    (
+        "epoch=3-step=100-val_loss=0.32.ckpt",
+        "epoch=*-step=*-val_loss=*.ckpt",
+        3,
+        100,
+        None,
+        None,
+        {"val_loss": 0.32},
+    ),
     ("epoch=3-val_loss=-0.32.ckpt", "epoch=*-val_loss=*.ckpt", 3, None, None, None, {"val_loss": -0.32}),
     ("sd-model-epoch=03.ckpt", "sd-model-epoch=*.ckpt", 3, None, None, None, {}),
     ("step_2500.pt", "step_*.pt", None, 2500, None, None, {}),
@@ -129,7 +137,8 @@ def test_names_that_differ_in_the_epoch_alone_are_one_series(before, key, one, o
 
 
 @pytest.mark.parametrize(
-    "part", ["1", "a1", "epoch_", "0.1-", "a_", "2026-01-31_", "e1-", "1_of_", ".", "_", "loss_", "1.1e-1", "-_"]
+    "part",
+    ["1", "a1", "epoch_", "0.1-", "a_", "2026-01-31_", "e1-", "1_of_", ".", "_", "loss_", "1.1e-1", "-_"],
 )
 def test_hostile_names_take_linear_time(part: str) -> None:
     name = (part * (1 << 16))[: 1 << 16]

@@ -143,9 +143,15 @@ def _is_own(node: object) -> bool:
     return isinstance(function, Global) and function.module.partition(".")[0] == _OWN_PREFIX
 
 
+def _is_tag(call: Call) -> bool:
+    """Tell whether a call only says which type its first argument has."""
+    is_known = isinstance(call.function, Global) and call.function in _WRAPPERS
+    return is_known and bool(call.args) and not call.kwargs
+
+
 def _unwrapped(node: object) -> object:
     """Return the value that a call only tags with its type, or the state of an object that isn't a module."""
-    while isinstance(node, Call) and node.function in _WRAPPERS and node.args and not node.kwargs:
+    while isinstance(node, Call) and _is_tag(node):
         node = node.args[0]
     if isinstance(node, Call) and _is_own(node) and isinstance(node.state, list | tuple):
         return node.state

@@ -75,6 +75,8 @@ def _is_same(path: str, descriptor: int) -> bool:
 
 
 def _release(path: str, descriptor: int) -> None:
-    with suppress(OSError):  # it would stay behind, unlocked, and the next prune uses it
-        os.unlink(path)
-    os.close(descriptor)
+    try:
+        with suppress(OSError):  # it would stay behind, unlocked, and the next prune uses it
+            os.unlink(path)
+    finally:
+        os.close(descriptor)

@@ -27,6 +27,10 @@ _CRITERIA: tuple[Callable[[Entry], Any], ...] = (
     lambda entry: entry.fields.number,
     lambda entry: entry.saved_at,
 )
+_FROM_NAME: dict[Callable[[Entry], Any], Callable[[Entry], Any]] = {
+    _CRITERIA[0]: lambda entry: entry.epoch,
+    _CRITERIA[1]: lambda entry: entry.step,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,10 @@ def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
         warnings.append(f"epochs and steps disagree about the order; {first} decide")
 
     def position(entry: Entry) -> tuple[tuple[float, ...], int, str]:
-        # What isn't sound may lack a criterion; it is kept whatever its place.
-        values = tuple(-1.0 if (value := one(entry)) is None else value for one in criteria)
-        return values, entry.modified_ns, entry.unit.path
+        # What can't be opened has its place by its name; it is kept whatever that is.
+        values = (_FROM_NAME.get(one, one)(entry) if one(entry) is None else one(entry) for one in criteria)
+        place = tuple(-1.0 if value is None else value for value in values)
+        return place, entry.modified_ns, entry.unit.path
 
     ordered = sorted(entries, key=position)
     distinct = {position(entry)[0] for entry in known}

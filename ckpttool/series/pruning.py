@@ -79,8 +79,8 @@ def prune(
         refusal = locks.refusal(root)
         settled = [_settled(root, refusal)]
         planned = make_plan(request, progress)
-        if planned.journals:
-            settled += [_settled(directory, locks.refusal(directory)) for directory in _places(planned)]
+        if below := [directory for directory in _places(planned) if directory != root]:
+            settled += [_settled(directory, locks.refusal(directory)) for directory in below]
             planned = make_plan(request, progress)
         result = _result(planned)
         if planned.plan.removals and refusal is not None:

@@ -25,6 +25,7 @@ RETRIES = 5
 RETRY_SECONDS = 0.2
 """An open file on NFS keeps its directory busy for a moment after it was unlinked."""
 
+_BELOW_DIRECTORIES = os.rename in os.supports_dir_fd
 _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 
 
@@ -73,7 +74,7 @@ def remove(directory: str, journal: Journal) -> Outcome:
 
 
 def _require_system(directory: str) -> None:
-    if os.rename not in os.supports_dir_fd:
+    if not _BELOW_DIRECTORIES:
         raise AccessDenied(directory, "this system can't remove below open directories; nothing was removed")
 
 

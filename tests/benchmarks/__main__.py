@@ -62,10 +62,9 @@ def _options() -> argparse.Namespace:
 
 def _positive(text: str) -> int:
     """Return a number of rounds; without any there is no best."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"{number} rounds")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rounds")
+    return int(text)
 
 
 def _rows(scale: Scale, rounds: int, only: str | None, notes: Console) -> Iterator[Row]:

@@ -117,6 +117,12 @@ def test_pickles_behind_the_first(traced: Path, changed) -> None:
         assert {"pickle-trailing", "unsafe-import"} <= codes(checkpoint)
 
 
+def test_attributes_that_are_no_honest_calls(traced: Path, changed) -> None:
+    path = changed(traced, **{"data.pkl": PACKED % b"})R"})
+    with open_checkpoint(path) as checkpoint:
+        assert "unsafe-pickle" in {finding.code for finding in checkpoint.safety}
+
+
 def test_a_missing_storage(traced: Path, changed) -> None:
     for record in ("data/1", "constants/0"):
         with pytest.raises(DamagedCheckpoint) as caught:
@@ -141,7 +147,7 @@ def test_truncated_archives_are_still_recognised(
     [
         (b"    y = ops.torchvision.nms(x, x, 0.5)\n", "custom-ops", Severity.WARNING),
         (b"    y = torch.ops.mine.load(x)\n", "custom-ops", Severity.WARNING),
-        (b'    torch.save(x, "/tmp/x")\n', "unsafe-op", Severity.ERROR),
+        (b'    torch.save(x, "/nowhere")\n', "unsafe-op", Severity.ERROR),
         (b'    y = torch.from_file("/etc/passwd")\n', "unsafe-op", Severity.ERROR),
         (b"    y = ops.aten.from_file(x)\n", "unsafe-op", Severity.ERROR),
     ],

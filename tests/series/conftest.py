@@ -29,12 +29,21 @@ def series(files: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def short(series: Path) -> Path:
+    """Return a directory of four epochs."""
+    for epoch in range(1, 7):
+        (series / f"model_epoch_{epoch}.pth").unlink()
+    return series
+
+
+@pytest.fixture
 def trainer(files: Path, tmp_path: Path) -> Path:
     """Return a trainer's run of checkpoint-2 to checkpoint-10, of which checkpoint-4 is the best."""
     run = tmp_path / "trainer"
     for step in (2, 4, 6, 8, 10):
         place = run / f"checkpoint-{step}"
-        shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-4", place)
+        ignored = shutil.ignore_patterns("*config.json", "scheduler.pt", "training_args.bin")
+        shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-4", place, ignore=ignored)
         state = json.loads((place / "trainer_state.json").read_text())
         state |= {"global_step": step, "best_model_checkpoint": "trainer/checkpoint-4"}
         (place / "trainer_state.json").write_text(json.dumps(state))
@@ -88,7 +97,9 @@ class Fault:
         for name in self.CALLS:
             self._monkeypatch.setattr(os, name, self._counted(getattr(os, name), number, error))
 
-    def _counted(self, real: Callable[..., object], number: int, error: BaseException) -> Callable[..., object]:
+    def _counted(
+        self, real: Callable[..., object], number: int, error: BaseException
+    ) -> Callable[..., object]:
         def call(*arguments: object, **keywords: object) -> object:
             self.made += 1
             if self.made == number:

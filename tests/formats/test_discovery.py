@@ -1,0 +1,245 @@
+"""Finding the checkpoints in a tree, and telling what a path is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool import (
+    AmbiguousFormat,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotDownloaded,
+    NotFound,
+)
+from ckpttool import formats as under_test
+from ckpttool.formats import detect, open_checkpoint
+from ckpttool.formats.discovery import Walk, discover, unit_at
+from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.testing import no_file_left_open
+
+Plant = Callable[..., None]
+
+
+@pytest.fixture
+def plant(files: Path, tmp_path: Path) -> Plant:
+    """Return what puts a good checkpoint at places in the tree."""
+
+    def plant(*places: str) -> None:
+        for place in places:
+            (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(files / "pytorch" / "guide.pth", tmp_path / place)
+
+    return plant
+
+
+def found(root: Path, **walk: object) -> list[str]:
+    with no_file_left_open():
+        units = list(discover(root, Walk(**walk)))  # type: ignore[arg-type]
+    return sorted(os.path.relpath(unit.path, root) for unit in units)
+
+
+# A path ---------------------------------------------------------------------------------------------
+
+
+def test_file_stands_for_itself(files: Path) -> None:
+    path = files / "pytorch" / "guide.pth"
+    (unit,) = discover(path)
+    assert (unit.path, unit.members) == (str(path), ("guide.pth",))
+    assert unit.format is not None and unit.format.name == "pytorch"
+    assert (list(unit.files()), unit.nbytes) == ([str(path)], path.stat().st_size)
+
+
+def test_content_decides_and_the_suffix_is_a_hint(plant: Plant, tmp_path: Path) -> None:
+    plant("model.txt", "model")
+    (tmp_path / "fake.pth").write_text("text")
+    (tmp_path / "fake.txt").write_text("text")
+    assert found(tmp_path) == ["fake.pth", "model", "model.txt"]
+    fake = unit_at(str(tmp_path / "fake.pth"))
+    assert fake is not None and fake.format is None
+    assert unit_at(str(tmp_path / "fake.txt")) is None
+
+
+def test_directory_that_is_no_checkpoint_is_no_unit(tmp_path: Path) -> None:
+    assert unit_at(str(tmp_path)) is None
+    assert found(tmp_path) == []
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        list(discover(tmp_path / "missing"))
+
+
+# A tree ---------------------------------------------------------------------------------------------
+
+
+def test_descends_and_can_be_told_not_to(plant: Plant, tmp_path: Path) -> None:
+    plant("a.pth", "runs/b.pth", "runs/deep/c.pth")
+    assert found(tmp_path) == ["a.pth", "runs/b.pth", "runs/deep/c.pth"]
+    assert found(tmp_path, recursive=False) == ["a.pth"]
+    assert found(tmp_path, max_depth=0) == ["a.pth"]
+    assert found(tmp_path, max_depth=1) == ["a.pth", "runs/b.pth"]
+
+
+def test_excluded_by_name_or_path(plant: Plant, tmp_path: Path) -> None:
+    plant("a.pth", "runs/b.pth", "runs/a.pth", "old/c.pth")
+    assert found(tmp_path, exclude=("a.*",)) == ["old/c.pth", "runs/b.pth"]
+    assert found(tmp_path, exclude=("runs/*", "old")) == ["a.pth"]
+
+
+def test_what_ckpttool_left_is_passed_over(plant: Plant, tmp_path: Path) -> None:
+    plant("a.pth", ".ckpttool-trash/b.pth", ".ckpttool-x.pth", ".git/c.pth", ".hidden/d.pth")
+    assert found(tmp_path) == [".hidden/d.pth", "a.pth"]
+
+
+def test_links_are_pointers_or_lead_elsewhere(plant: Plant, tmp_path: Path) -> None:
+    plant("tree/a.pth", "outside/b.pth")
+    tree = tmp_path / "tree"
+    (tree / "latest.pth").symlink_to("a.pth")
+    (tree / "linked.pth").symlink_to(tmp_path / "outside" / "b.pth")
+    (tree / "directory").symlink_to(tmp_path / "outside", target_is_directory=True)
+    (tree / "loop").symlink_to(tree, target_is_directory=True)
+    (tree / "broken.pth").symlink_to("nowhere")
+    assert found(tree) == ["a.pth", "linked.pth"]
+
+
+def test_sharded_directory_is_one_unit(files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "safetensors" / "sharded", tmp_path / "model")
+    (unit,) = discover(tmp_path)
+    whole = sum(path.stat().st_size for path in (tmp_path / "model").iterdir())
+    assert 0 < unit.nbytes <= whole
+    with open_checkpoint(unit.path) as checkpoint:
+        assert checkpoint.variant == "sharded"
+
+
+def test_trainer_directories_are_one_unit_each(files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "safetensors" / "trainer", tmp_path / "run")
+    assert found(tmp_path) == ["run/checkpoint-2", "run/checkpoint-4"]
+
+
+def test_what_cannot_be_looked_at_is_told(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("a.pth", "shut/b.pth")
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("shut"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr("ckpttool.formats.interface.os.scandir", refuse)
+    told: list[CheckpointError] = []
+    units = list(discover(tmp_path, Walk(on_error=told.append)))
+    monkeypatch.undo()
+    assert [Path(unit.path).name for unit in units] == ["a.pth"]
+    assert [str(error) for error in told] == [f"{tmp_path / 'shut'}: permission denied"]
+
+
+def test_order_does_not_depend_on_the_file_system(
+    plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(*(f"{name}.pth" for name in "cabed"))
+    units = [Path(unit.path).stem for unit in discover(tmp_path)]
+    assert units == sorted(units)
+
+
+def test_size_of_what_vanished_is_nothing(tmp_path: Path) -> None:
+    assert Unit(str(tmp_path / "gone.pth"), ("gone.pth",), None).nbytes == 0
+
+
+# Formats --------------------------------------------------------------------------------------------
+
+
+class Anything(Format):
+    """Recognises every file that holds the word, and counts as a third party."""
+
+    name = "anything"
+
+    def matches(self, probe: Probe) -> bool:
+        return b"anything" in probe.head
+
+    def open(self, probe: Probe):
+        raise NotImplementedError
+
+
+class Other(Anything):
+    name = "other"
+
+
+class Special(Anything):
+    name = "special"
+    specialises = (Anything, Other)
+
+
+def probed(tmp_path: Path, content: bytes = b"this could be anything") -> Probe:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    return Probe(path)
+
+
+def test_third_parties_are_asked_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = Anything()
+    monkeypatch.setattr(under_test, "third_party_formats", lambda: (offered,))
+    probe = probed(tmp_path)
+    assert detect(probe) is offered
+    probe.close()
+
+
+def test_two_that_claim_one_file_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "third_party_formats", lambda: (Anything(), Other()))
+    probe = probed(tmp_path)
+    with pytest.raises(AmbiguousFormat, match="Anything and Other both recognise it"):
+        detect(probe)
+    probe.close()
+
+
+def test_declared_specialisation_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    special = Special()
+    monkeypatch.setattr(under_test, "third_party_formats", lambda: (Anything(), special, Other()))
+    probe = probed(tmp_path)
+    assert detect(probe) is special
+    probe.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "said"),
+    [
+        ("a.txt", b"hello", NotACheckpoint, "5 bytes that start with 68 65 6c 6c 6f (one of "),
+        ("a.txt", b"", NotACheckpoint, "an empty file (one of "),
+        ("a.pth", b"", DamagedCheckpoint, "an empty file (a pytorch checkpoint)"),
+        ("A.PTH", b"x", DamagedCheckpoint, "1 bytes that start with 78 (a pytorch checkpoint)"),
+        ("a.safetensors", b"", DamagedCheckpoint, "an empty file (a safetensors checkpoint)"),
+        ("a.bin", b"\x1f\x8b\x08", DamagedCheckpoint, "a file compressed with gzip; decompress it first"),
+        ("a", b"\x28\xb5\x2f\xfd", NotACheckpoint, "a file compressed with zstd; decompress it first"),
+        ("a.pt", b"version https://git-lfs.github.com/spec/v1\n", NotDownloaded, "run 'git lfs pull'"),
+    ],
+)
+def test_why_nothing_is_recognised(
+    tmp_path: Path, name: str, content: bytes, kind: type[CheckpointError], said: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with no_file_left_open(), pytest.raises(kind) as caught:
+        open_checkpoint(tmp_path / name)
+    assert said in str(caught.value)
+
+
+def test_every_format_has_a_name_and_lower_case_suffixes() -> None:
+    for format in under_test.formats():
+        assert format.name
+        assert all(suffix == suffix.lower() and suffix.startswith(".") for suffix in format.suffixes)
+
+
+def test_every_format_looks_at_anything_calmly(files: Path, tmp_path: Path) -> None:
+    """Being asked is no promise: no format may fail on what another one wrote."""
+    strange = [tmp_path, *(path for path in files.rglob("*") if "hostile" in path.parts)]
+    for path in strange:
+        probe = Probe(path)
+        for format in under_test.formats():
+            assert format.matches(probe) in (True, False)
+        probe.close()

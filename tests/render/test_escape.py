@@ -1,0 +1,62 @@
+"""Names out of files, made fit for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttool.render.escape import printable
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+"""All that a Python string can hold, lone surrogates included."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("fc.weight", "fc.weight"),
+        ("", ""),
+        ("a\nb\tc\rd", "a\\nb\\tc\\rd"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\x7f\x00", "\\x7f\\x00"),
+        ("abc\u202edef", "abc\\u202edef"),
+        ("\u2066x\u2069", "\\u2066x\\u2069"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("line\u2028sep\u2029", "line\\u2028sep\\u2029"),
+        ("tag\U000e0041", "tag\\U000e0041"),
+        ("\ud800", "\\ud800"),
+        ("\ue000", "\\ue000"),
+        ("größe 大小 ×", "größe 大小 ×"),
+        ("e\u0301", "e\u0301"),
+    ],
+)
+def test_what_is_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@given(ANY_TEXT)
+@settings(deadline=None, max_examples=500)
+def test_no_control_survives(text: str) -> None:
+    shown = printable(text)
+    assert not {unicodedata.category(character) for character in shown} & {
+        "Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp",
+    }  # fmt: skip
+    assert len(shown.splitlines()) <= 1
+    shown.encode("utf-8")
+
+
+@given(ANY_TEXT)
+@settings(deadline=None, max_examples=200)
+def test_what_is_fit_stays_as_it_is(text: str) -> None:
+    shown = printable(text)
+    assert printable(shown) == shown
+
+
+def test_every_character_by_itself() -> None:
+    for code in range(0x110000):
+        shown = printable(chr(code))
+        assert shown == chr(code) or (shown.isascii() and shown.startswith("\\")), hex(code)

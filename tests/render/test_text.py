@@ -1,0 +1,295 @@
+"""What people read: whole answers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
+from ckpttool.dtypes import BY_NAME
+from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.ops.verify import Check, Safety, Status, Verification
+from ckpttool.render.text import file_size, inspect_text, number, verify_text
+from ckpttool.report import Finding, error, note, warning
+
+F32, I64 = BY_NAME["float32"], BY_NAME["int64"]
+GUIDE = (
+    Tensor(("model_state_dict", "fc.weight"), F32, (2, 10), Role.WEIGHTS),
+    Tensor(("model_state_dict", "fc.bias"), F32, (2,), Role.WEIGHTS),
+    Tensor(("model_state_dict", "head.weight"), F32, (2, 10), Role.WEIGHTS, shares_with="fc"),
+    Tensor(("optimizer", "state", 0, "step"), I64, (), Role.OPTIMIZER),
+)
+
+
+def inspection(*tensors: Tensor, **more: Any) -> Inspection:
+    statistics = more.pop("statistics", None)
+    checkpoint = Checkpoint(
+        path=more.pop("path", "m.pth"),
+        format="pytorch",
+        variant=more.pop("variant", "zip"),
+        tensors=tensors,
+        files=more.pop("files", (FileEntry("m.pth", 3953),)),
+        spans=lambda: iter(()),
+        **more,
+    )
+    return Inspection(checkpoint, tensors, statistics)
+
+
+def verification(*findings: Finding, **more: Any) -> Verification:
+    statuses = {"structure": Status.PASSED, "checksum": Status.PASSED, "values": Status.PASSED}
+    statuses |= more.pop("statuses", {})
+    safety = more.pop("safety", Safety.SAFE)
+    details = {"structure": "1 file, 2 tensors", "checksum": "14 records", "values": "8 tensors"}
+    checks = [Check(name, status, details[name]) for name, status in statuses.items()]
+    checks.append(Check("safety", Status.FAILED if safety is Safety.UNSAFE else Status.PASSED, "nothing"))
+    path = more.pop("path", "m.pth")
+    return Verification(path, "pytorch", "zip", safety, tuple(checks), findings, 3953, **more)
+
+
+def lines(text: str) -> list[str]:
+    return text.split("\n")
+
+
+# inspect --------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_of_a_model() -> None:
+    training = TrainingState(
+        epoch=10,
+        loss=0.02,
+        step=1200,
+        learning_rate=0.001,
+        metrics={"val_loss": 0.5},
+        origin={
+            "epoch": "key epoch",
+            "loss": "key loss",
+            "step": "name m.pth",
+            "learning_rate": "key optimizer.param_groups[0].lr",
+            "metrics.val_loss": "key val_loss",
+        },
+    )
+    assert lines(inspect_text(inspection(*GUIDE, training=lambda: training))) == [
+        "m.pth: pytorch (zip)",
+        "  size           4.0 kB",
+        "  holds          full: 4 tensors (3 weights, 1 optimizer)",
+        "  epoch          10",
+        "  step           1,200        (name m.pth)",
+        "  loss           0.02",
+        "  learning rate  0.001        (key optimizer.param_groups[0].lr)",
+        "  val_loss       0.5",
+        "  parameters     22",
+        "",
+        "  tensor                 type     shape   size",
+        "  model_state_dict.fc",
+        "    weight               float32  2×10    80 B",
+        "    bias                 float32  2        8 B",
+        "  model_state_dict.head",
+        "    weight  = fc         float32  2×10    80 B",
+        "  optimizer.state.0",
+        "    step                 int64    scalar   8 B",
+    ]
+
+
+def test_checkpoint_without_tensors() -> None:
+    assert lines(inspect_text(inspection(variant=None, complete=False))) == [
+        "m.pth: pytorch, INCOMPLETE",
+        "  size           4.0 kB",
+        "  holds          lightweight: no tensors",
+    ]
+
+
+def test_one_tensor_is_one() -> None:
+    assert "  holds          partial: 1 tensor (1 weights)" in lines(inspect_text(inspection(GUIDE[0])))
+
+
+def test_several_files_and_their_producer() -> None:
+    told = lines(
+        inspect_text(
+            inspection(
+                files=(FileEntry("a", 1), FileEntry("b", 2_000_000)),
+                producer=Producer("transformers", "4.57"),
+            )
+        )
+    )
+    assert told[1:3] == ["  size           2.0 MB in 2 files", "  written by     Transformers 4.57"]
+
+
+def test_findings_stand_below() -> None:
+    found = inspection(
+        findings=(error("zip-gap", "bytes lie there", "data/0"),), safety=(warning("unknown-class", "x"),)
+    )
+    assert lines(inspect_text(found))[-3:] == [
+        "",
+        "  error zip-gap [data/0]: bytes lie there",
+        "  warning unknown-class: x",
+    ]
+
+
+def test_statistics_stand_beside() -> None:
+    found = inspection(
+        GUIDE[0],
+        GUIDE[3],
+        statistics={"model_state_dict.fc.weight": Statistics(20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
+    )
+    told = [line.split() for line in lines(inspect_text(found, width=120)) if "weight" in line]
+    assert told[-1] == ["weight", "float32", "2×10", "80", "B", "-0.25", "1.5", "0.125", "0.5", "4", "1", "0"]
+
+
+@pytest.mark.parametrize(("count", "last"), [(40, "w39"), (41, "… and 1 more (--all shows them)")])
+def test_table_is_cut_after_40(count: int, last: str) -> None:
+    tensors = [Tensor((f"w{index}",), F32, (2,)) for index in range(count)]
+    assert lines(inspect_text(inspection(*tensors)))[-1].strip().startswith(last)
+    assert "more (--all" not in inspect_text(inspection(*tensors), all_tensors=True)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_long_names_lose_nothing(width: int) -> None:
+    name = "".join(chr(ord("a") + index % 26) for index in range(150))
+    table = inspect_text(inspection(Tensor((name,), F32, (2,))), width=width).partition("\n\n")[2]
+    assert name in "".join(line.split()[0] for line in lines(table) if line.strip())
+
+
+def test_a_long_path_stays_in_one_line() -> None:
+    path = "run/" + "x" * 300 + ".pth"
+    assert lines(inspect_text(inspection(path=path), width=80))[0] == f"{path}: pytorch (zip)"
+
+
+HOSTILE = "\x1b[2Ja\nb\u202e[red]c[/red]:smile:"
+
+
+def test_what_files_say_is_escaped_and_is_no_markup() -> None:
+    training = TrainingState(
+        saved_at=HOSTILE,
+        metrics={HOSTILE: 1.0},
+        hyper_parameters={HOSTILE: HOSTILE},
+        origin={"saved_at": HOSTILE},
+    )
+    found = inspection(
+        Tensor((HOSTILE, HOSTILE), F32, (2,), shares_with=HOSTILE),
+        path=HOSTILE,
+        producer=Producer(HOSTILE, HOSTILE),
+        training=lambda: training,
+        findings=(error("code", HOSTILE, HOSTILE),),
+    )
+    for colour in (False, True):
+        text = re.sub(r"\x1b\[[0-9;]*m", "", inspect_text(found, colour=colour, width=400))
+        assert all(character.isprintable() or character == "\n" for character in text)
+        assert "\\x1b[2Ja\\nb\\u202e[red]c[/red]:smile:" in text
+
+
+def test_colour_only_where_it_is_wanted() -> None:
+    found = inspection(*GUIDE, findings=(error("a", "b"),))
+    assert "\x1b" not in inspect_text(found)
+    assert "\x1b[" in inspect_text(found, colour=True)
+
+
+# verify ---------------------------------------------------------------------------------------------
+
+
+def test_valid_checkpoint_is_one_line() -> None:
+    assert lines(verify_text([verification()])) == [
+        "valid    m.pth  pytorch zip, 4.0 kB: checksum 14 records, values 8 tensors"
+    ]
+
+
+def test_what_was_skipped_is_told() -> None:
+    found = verification(statuses={"checksum": Status.SKIPPED})
+    assert lines(verify_text([found])) == [
+        "valid    m.pth  pytorch zip, 4.0 kB: values 8 tensors; not checked: checksum"
+    ]
+
+
+def test_invalid_checkpoint_shows_checks_and_findings() -> None:
+    found = verification(error("nan", "1 of 2 values are NaN", "w"), statuses={"values": Status.FAILED})
+    assert lines(verify_text([found])) == [
+        "INVALID  m.pth  pytorch zip, 4.0 kB: checksum 14 records",
+        "    structure  passed   1 file, 2 tensors",
+        "    checksum   passed   14 records",
+        "    values     failed   8 tensors",
+        "    safety     passed   nothing",
+        "    error nan [w]: 1 of 2 values are NaN",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "safety", "word"),
+    [
+        ({}, Safety.SAFE, "valid   "),
+        ({}, Safety.UNKNOWN, "valid?  "),
+        ({}, Safety.UNSAFE, "UNSAFE  "),
+        ({"structure": Status.FAILED}, Safety.SAFE, "INVALID "),
+        ({"structure": Status.FAILED}, Safety.UNSAFE, "INVALID "),
+    ],
+)
+def test_word_of_the_verdict(statuses: dict[str, Status], safety: Safety, word: str) -> None:
+    assert verify_text([verification(statuses=statuses, safety=safety)]).startswith(word)
+
+
+def test_verbose_shows_the_checks_of_valid_ones() -> None:
+    assert len(lines(verify_text([verification()], verbose=True))) == 5
+
+
+def test_several_are_counted() -> None:
+    found = [
+        verification(),
+        verification(safety=Safety.UNKNOWN),
+        verification(safety=Safety.UNSAFE),
+        verification(statuses={"values": Status.FAILED}),
+        verification(),
+    ]
+    assert lines(verify_text(found))[-1] == (
+        "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid with unknown classes"
+    )
+    assert lines(verify_text(found[1:2] * 2))[-1] == "2 checkpoints: 2 valid with unknown classes"
+
+
+def test_many_findings_are_cut_and_counted() -> None:
+    found = [note("n", f"note {index}") for index in range(45)]
+    told = lines(verify_text([verification(*found)]))
+    assert (len(told), told[-1]) == (42, "    … and 5 more findings (--json has them all)")
+
+
+def test_what_files_say_is_escaped() -> None:
+    found = verification(error("code", HOSTILE, HOSTILE), path=HOSTILE, statuses={"values": Status.FAILED})
+    text = verify_text([found])
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert len(lines(text)) == 6
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "shown"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (9949, "9.9 kB"),
+        (9950, "10 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1.0 MB"),
+        (1_073_741_824, "1.1 GB"),
+        (5 * 10**18, "5000 PB"),
+    ],
+)
+def test_sizes(nbytes: int, shown: str) -> None:
+    assert file_size(nbytes) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1200, "1,200"),
+        (0.1 + 0.2, "0.3"),
+        (float("nan"), "nan"),
+        ("a\n", "a\\n"),
+        (1e-9, "1e-09"),
+        (True, "True"),
+        (None, "None"),
+    ],
+)
+def test_numbers(value: object, shown: str) -> None:
+    assert number(value) == shown

@@ -1,0 +1,94 @@
+"""The journal: what is written is read again, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.journal import Journal, Removal, Rewrite, dumps, read, stages, waiting
+
+NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1).filter(
+    lambda name: name not in (".", "..")
+)
+COUNTS = st.integers(0, 2**64)
+
+
+@st.composite
+def removals(draw: st.DrawFn) -> Removal:
+    members = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    paths = [os.path.join(name, draw(NAMES)) if draw(st.booleans()) else name for name in members]
+    files = tuple(Fingerprint(path, *(draw(COUNTS) for _ in range(4))) for path in paths)
+    directories = tuple(draw(st.lists(st.sampled_from(members), unique=True)))
+    survivors = tuple(draw(st.lists(NAMES, max_size=2)))
+    return Removal(draw(st.text()), tuple(members), Contents(files, directories), survivors)
+
+
+@given(st.lists(removals(), max_size=3), st.lists(st.builds(Rewrite, NAMES, st.text()), max_size=2))
+def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
+    journal = Journal(tuple(told), tuple(rewrites))
+    path = tmp_path_factory.getbasetemp() / "journal.json"
+    path.write_bytes(dumps(journal))
+    assert read(str(path)) == journal
+
+
+BAD = {
+    "not json": "{",
+    "a list": "[]",
+    "no keys": "{}",
+    "another schema": '{"schema": "ckpttool.journal/2", "removals": [], "rewrites": []}',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "journal.json"
+    path.write_text(text)
+    with pytest.raises(DamagedCheckpoint, match="a journal that can't be understood"):
+        read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("members", ["../other"]),
+        ("members", [".."]),
+        ("members", [""]),
+        ("members", ["/etc/passwd"]),
+        ("members", ["a\0b"]),
+        ("members", [3]),
+        ("files", [["../a", 1, 2, 3, 4]]),
+        ("files", [["a/../../b", 1, 2, 3, 4]]),
+        ("files", [["b", 1, 2, 3, 4]]),
+        ("files", [["/a", 1, 2, 3, 4]]),
+        ("files", [["a", 1, 2, 3]]),
+        ("files", [["a", 1, 2, 3, True]]),
+        ("files", [["a", 1, 2, 3, 4, 5, 6]]),
+        ("directories", ["a/.."]),
+        ("directories", ["/"]),
+        ("survivors", ["../a"]),
+        ("path", None),
+    ],
+)
+def test_paths_that_lead_out_are_refused(tmp_path: Path, key: str, value: object) -> None:
+    removal = {"path": "a", "members": ["a"], "files": [], "directories": [], "survivors": []}
+    document = {"schema": "ckpttool.journal/1", "rewrites": [], "removals": [removal | {key: value}]}
+    path = tmp_path / "journal.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DamagedCheckpoint):
+        read(str(path))
+
+
+def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
+    for name in (".ckpttool-0123abcd", ".ckpttool-trash", ".ckpttool-012", ".ckpttool-0123abcX"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".ckpttool-76543210").write_text("a file")
+    assert stages(str(tmp_path)) == [".ckpttool-0123abcd"]
+    assert waiting(str(tmp_path)) == []

@@ -1,0 +1,149 @@
+"""Which checkpoints are a series, and which is newest."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import NotACheckpoint, NotFound
+from ckpttool.series.order import group, in_order, newest_first, newest_in
+
+DAY = 86_400 * 10**9
+
+
+def _names(entries) -> list[str]:
+    return [one.name for one in entries]
+
+
+def test_numbers_are_compared_as_numbers(entry) -> None:
+    ordered, warnings = in_order([entry("step_2500.pt"), entry("step_500.pt"), entry("step_10000.pt")])
+    assert _names(ordered) == ["step_500.pt", "step_2500.pt", "step_10000.pt"]
+    assert warnings == []
+
+
+def test_what_is_inside_comes_before_the_name(entry) -> None:
+    ordered, _ = in_order([entry("m_epoch_9.pt", inside=(1, None)), entry("m_epoch_2.pt", inside=(5, None))])
+    assert _names(ordered) == ["m_epoch_9.pt", "m_epoch_2.pt"]
+
+
+def test_what_only_some_have_inside_orders_nothing(entry) -> None:
+    ordered, _ = in_order([entry("m_3.pt", inside=(9, None)), entry("m_4.pt", inside=(None, None))])
+    assert _names(ordered) == ["m_3.pt", "m_4.pt"]
+
+
+def test_the_time_inside_comes_before_the_file_s(entry) -> None:
+    early = entry("a.pt", saved_at=1.0, modified=5)
+    late = entry("b.pt", saved_at=2.0, modified=4)
+    assert _names(in_order([late, early])[0]) == ["a.pt", "b.pt"]
+
+
+def test_the_file_s_time_is_the_last_resort_with_a_warning(entry) -> None:
+    ordered, warnings = in_order([entry("b.pt", modified=1), entry("a.pt", modified=2)])
+    assert _names(ordered) == ["b.pt", "a.pt"]
+    assert warnings == ["no number tells all checkpoints apart; the files' own times decide"]
+
+
+def test_an_epoch_that_all_share_leaves_it_to_the_step_in_the_name(entry) -> None:
+    entries = [entry(f"m_step_{step}.pt", inside=(0, None)) for step in (500, 2500, 10_000)]
+    assert _names(in_order(entries[::-1])[0]) == _names(entries)
+
+
+def test_a_step_that_begins_anew_each_epoch(entry) -> None:
+    entries = [entry("a.pt", inside=(1, 900), modified=1), entry("b.pt", inside=(2, 100), modified=2)]
+    ordered, warnings = in_order(entries)
+    assert _names(ordered) == ["a.pt", "b.pt"]
+    assert warnings == ["epochs and steps disagree about the order; epochs decide"]
+
+
+def test_an_epoch_that_begins_anew_while_steps_go_on(entry) -> None:
+    entries = [entry("a.pt", inside=(9, 100), modified=1), entry("b.pt", inside=(0, 200), modified=2)]
+    ordered, warnings = in_order(entries)
+    assert _names(ordered) == ["a.pt", "b.pt"]
+    assert warnings == ["epochs and steps disagree about the order; steps decide"]
+
+
+def test_a_restarted_run_is_a_warning(entry) -> None:
+    entries = [entry("m_epoch_9.pt", modified=0), entry("m_epoch_1.pt", modified=DAY)]
+    ordered, warnings = in_order(entries)
+    assert _names(ordered) == ["m_epoch_1.pt", "m_epoch_9.pt"]
+    assert warnings == ["m_epoch_9.pt comes last, but m_epoch_1.pt was written later; was the run restarted?"]
+
+
+def test_an_unsound_one_does_not_spoil_the_order(entry) -> None:
+    broken = entry("m_epoch_3.pt", inside=(None, None), fault="damaged: cut", is_complete=False)
+    entries = [entry("m_epoch_2.pt"), broken, entry("m_epoch_10.pt")]
+    assert _names(in_order(entries)[0]) == ["m_epoch_2.pt", "m_epoch_3.pt", "m_epoch_10.pt"]
+
+
+def test_series_are_told_apart(entry) -> None:
+    entries = [
+        entry("a_epoch_1.pt"),
+        entry("a_epoch_2.pt", signature="other"),
+        entry("b_epoch_1.pt"),
+        entry("b_epoch_2.pt"),
+        entry("b_epoch_3.pt", fault="damaged: cut", signature=None),
+    ]
+    assert {one.key: _names(one.entries) for one in group(entries)} == {
+        "run/a_epoch_*.pt@pytorch-other": ["a_epoch_2.pt"],
+        "run/a_epoch_*.pt@pytorch-s": ["a_epoch_1.pt"],
+        "run/b_epoch_*.pt": ["b_epoch_1.pt", "b_epoch_2.pt", "b_epoch_3.pt"],
+    }
+
+
+def test_the_newest_of_several_series_comes_first(entry) -> None:
+    entries = [entry("a_epoch_1.pt"), entry("a_epoch_9.pt"), entry("b_epoch_5.pt")]
+    assert _names(newest_first(group(entries))) == ["a_epoch_9.pt", "b_epoch_5.pt", "a_epoch_1.pt"]
+
+
+# newest_in ------------------------------------------------------------------------------------------
+
+
+def test_a_file_stands_for_itself_at_once(series: Path) -> None:
+    path = str(series / "model_epoch_3.pth")
+    newest_in(path)
+    before = time.process_time()
+    for _ in range(100):
+        chosen = newest_in(path)
+    assert time.process_time() - before < 0.1
+    assert (chosen.path, chosen.others) == (path, 0)
+
+
+def test_a_directory_stands_for_its_newest(series: Path) -> None:
+    chosen = newest_in(str(series))
+    assert (os.path.basename(chosen.path), chosen.others) == ("model_epoch_10.pth", 9)
+
+
+def test_a_directory_that_is_a_checkpoint_stands_for_itself(trainer: Path) -> None:
+    path = str(trainer / "checkpoint-4")
+    assert newest_in(path).path == path
+    assert newest_in(str(trainer)).path == str(trainer / "checkpoint-10")
+
+
+def test_what_lies_deeper_counts_where_nothing_is_above(series: Path) -> None:
+    shutil.copytree(series, series.parent / "outer" / "inner")
+    assert newest_in(str(series.parent / "outer")).path.endswith("inner/model_epoch_10.pth")
+
+
+def test_a_damaged_one_stands_back(series: Path) -> None:
+    (series / "model_epoch_10.pth").write_bytes(b"PK\3\4 and no more")
+    assert newest_in(str(series)).path.endswith("model_epoch_9.pth")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(NotACheckpoint):
+        newest_in(str(tmp_path))
+    with pytest.raises(NotFound):
+        newest_in(str(tmp_path / "missing"))
+
+
+def test_numpy_is_not_needed(series: Path) -> None:
+    import subprocess
+
+    code = "import sys; from ckpttool.series.order import newest_in; newest_in(sys.argv[1]); "
+    code += "assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(series)], check=True)

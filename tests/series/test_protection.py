@@ -1,0 +1,205 @@
+"""Who points at what: nothing that somebody would miss goes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpttool.series.planning import Request, make_plan
+from ckpttool.series.protection import follow
+from ckpttool.series.retention import Policy
+from ckpttool.series.survey import survey
+
+
+def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
+    found = survey(directory, recursive=recursive)
+    pointed = follow(found.root, found.groups)
+    return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
+
+
+def _skipped(directory: Path) -> dict[str, str]:
+    found = survey(directory, recursive=False)
+    pointed = follow(found.root, found.groups)
+    return {os.path.basename(key): why for key, why in pointed.skipped.items()}
+
+
+def _kept(directory: Path, keep: int) -> set[str]:
+    made = make_plan(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"))
+    return {kept.entry.name for one in made.plan.groups for kept in one.keep}
+
+
+# Symlinks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["best.pth", "sub/best.pth", "../best.pth"])
+def test_a_symlink_in_the_tree_or_beside_it(series: Path, link: str) -> None:
+    place = series / link
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(series / "model_epoch_3.pth")
+    assert _reasons(series) == {"model_epoch_3.pth": ["symlink best.pth"]}
+    assert "model_epoch_3.pth" in _kept(series, 2)
+
+
+def test_a_relative_symlink_through_another(series: Path) -> None:
+    (series / "a.pth").symlink_to("b.pth")
+    (series / "b.pth").symlink_to("model_epoch_2.pth")
+    assert _reasons(series) == {"model_epoch_2.pth": ["symlink a.pth", "symlink b.pth"]}
+
+
+def test_a_symlink_to_or_into_a_directory(trainer: Path) -> None:
+    (trainer / "latest").symlink_to("checkpoint-2")
+    (trainer / "weights").symlink_to("checkpoint-6/model.safetensors")
+    reasons = _reasons(trainer)
+    assert reasons["checkpoint-2"] == ["symlink latest"]
+    assert reasons["checkpoint-6"] == ["symlink weights"]
+
+
+def test_a_symlink_inside_a_checkpoint_to_itself_protects_nothing(trainer: Path) -> None:
+    (trainer / "checkpoint-2" / "again").symlink_to("model.safetensors")
+    (trainer / "checkpoint-6" / "self").symlink_to(".")
+    assert set(_reasons(trainer)) == {"checkpoint-4"}
+
+
+def test_symlinks_in_a_circle_harm_nobody(series: Path) -> None:
+    (series / "a").symlink_to("b")
+    (series / "b").symlink_to("a")
+    (series / "loop").symlink_to(".")
+    assert _reasons(series) == {}
+    assert len(_kept(series, 2)) == 2
+
+
+def test_a_dangling_symlink_of_a_run_that_was_moved(series: Path) -> None:
+    (series / "best.pth").symlink_to("/gone/away/model_epoch_4.pth")
+    assert _reasons(series) == {"model_epoch_4.pth": ["symlink best.pth"]}
+
+
+def test_a_dangling_symlink_that_may_have_meant_the_series(series: Path) -> None:
+    (series / "best.pth").symlink_to("model_epoch_11.pth")
+    (why,) = _skipped(series).values()
+    assert why.endswith("best.pth: leads to model_epoch_11.pth, which isn't there")
+    assert len(_kept(series, 2)) == 10
+
+
+def test_a_dangling_symlink_that_can_not_have(series: Path) -> None:
+    (series / "debug.log").symlink_to("/tmp/wandb/debug.log.gone")
+    assert _skipped(series) == {}
+
+
+def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> None:
+    os.rename(series / "model_epoch_1.pth", tmp_path / "blob")
+    (series / "model_epoch_1.pth").symlink_to(tmp_path / "blob")
+    made = make_plan(Request(directory=str(series), policy=Policy(keep_last=2), depth="quick"))
+    (reasons,) = [kept.reasons for kept in made.plan.groups[0].keep if kept.entry.name == "model_epoch_1.pth"]
+    assert reasons == ("is a symlink",)
+
+
+# Files that name one --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["latest", "last_checkpoint"])
+@pytest.mark.parametrize("text", ["model_epoch_3.pth", "model_epoch_3.pth\n", "/moved/model_epoch_3.pth"])
+def test_a_text_that_names_one(series: Path, name: str, text: str) -> None:
+    (series / name).write_text(text)
+    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+
+
+def test_a_text_that_names_what_is_gone(series: Path) -> None:
+    (series / "latest").write_text("model_epoch_12.pth")
+    (why,) = _skipped(series).values()
+    assert "latest is model_epoch_12.pth, which isn't there" in why
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"two\nlines", b"x" * 5000])
+def test_a_file_called_latest_that_is_no_pointer(series: Path, content: bytes) -> None:
+    (series / "latest").write_bytes(content)
+    assert (_reasons(series), _skipped(series)) == ({}, {})
+
+
+def test_a_text_that_names_what_is_no_checkpoint(series: Path) -> None:
+    (series / "global_step5").mkdir()
+    (series / "latest").write_text("global_step5")
+    assert (_reasons(series), _skipped(series)) == ({}, {})
+
+
+def test_a_trainer_s_best(trainer: Path) -> None:
+    assert _reasons(trainer) == {"checkpoint-4": ["best_model_checkpoint"]}
+    assert _kept(trainer, 2) == {"checkpoint-4", "checkpoint-8", "checkpoint-10"}
+
+
+def test_the_newest_trainer_state_alone_speaks(trainer: Path) -> None:
+    state = json.loads((trainer / "checkpoint-10" / "trainer_state.json").read_text())
+    state["best_model_checkpoint"] = "/elsewhere/trainer/checkpoint-6"
+    (trainer / "checkpoint-10" / "trainer_state.json").write_text(json.dumps(state))
+    assert _reasons(trainer) == {"checkpoint-6": ["best_model_checkpoint"]}
+
+
+def test_the_run_s_own_trainer_state(trainer: Path) -> None:
+    (trainer / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "x/checkpoint-2"}))
+    assert set(_reasons(trainer)) == {"checkpoint-2", "checkpoint-4"}
+
+
+def test_a_trainer_state_that_can_not_be_read(trainer: Path) -> None:
+    (trainer / "trainer_state.json").write_text('{"best_model')
+    (why,) = _skipped(trainer).values()
+    assert why.endswith("trainer_state.json: best_model_checkpoint can't be read")
+
+
+def test_lightning_s_best(tmp_path: Path, files: Path) -> None:
+    content = (files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt").read_bytes()
+    for step in (2, 4, 6):
+        (tmp_path / f"epoch=1-step={step}.ckpt").write_bytes(content)
+    assert _reasons(tmp_path) == {"epoch=1-step=4.ckpt": ["best_model_path"]}
+
+
+def test_a_best_that_is_gone_leaves_the_series_alone(tmp_path: Path, files: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    content = (files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt").read_bytes()
+    for step in (2, 6):
+        (run / f"epoch=1-step={step}.ckpt").write_bytes(content)
+    (why,) = _skipped(run).values()
+    assert "best_model_path is lightning/epoch=1-step=4.ckpt, which isn't there" in why
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "epoch=1-step=4.ckpt").write_bytes(content)
+    assert _skipped(run) == {}
+
+
+def test_pins(series: Path) -> None:
+    (series / ".ckpttool.toml").write_text('pinned = ["model_epoch_2.pth"]\n')
+    assert _reasons(series) == {"model_epoch_2.pth": ["pinned"]}
+    (series / ".ckpttool.toml").write_text("pinned = [")
+    assert len(_skipped(series)) == 1
+
+
+# Writers, nested runs, age --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model_epoch_3.pth.tmp", "model_epoch_3.part", ".model_epoch_3.pth.tmp-81"])
+def test_a_writer_s_temporary_file(series: Path, name: str) -> None:
+    (series / name).write_bytes(b"half")
+    assert _reasons(series) == {"model_epoch_3.pth": ["being written"]}
+
+
+def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> None:
+    for number in (1, 2, 3):
+        run = trainer.parent / "runs" / f"trial_{number}"
+        run.mkdir(parents=True)
+        for file in (files / "safetensors" / "sharded").iterdir():
+            (run / file.name).write_bytes(file.read_bytes())
+        (run / "checkpoint-2").mkdir()
+        for file in (trainer / "checkpoint-2").iterdir():
+            (run / "checkpoint-2" / file.name).write_bytes(file.read_bytes())
+    made = make_plan(Request(directory=str(trainer.parent / "runs"), policy=Policy(keep_last=1)))
+    assert made.plan.removals == ()
+
+
+def test_min_age(series: Path) -> None:
+    os.utime(series / "model_epoch_2.pth", ns=(0, 2**62))
+    for epoch in (1, 3, 4, 5, 6, 7, 8, 9, 10):
+        os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
+    request = Request(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
+    (one,) = make_plan(request).plan.groups
+    assert [kept.reasons for kept in one.keep] == [("newest", "last 1"), ("too young",)]

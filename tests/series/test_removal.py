@@ -1,0 +1,497 @@
+"""Removal under faults: whatever fails, what was to stay is there byte for byte, and nothing is half."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool.series import pruning, removal
+from ckpttool.series.journal import JOURNAL, stages
+from ckpttool.series.listing import latest, list_checkpoints
+from ckpttool.series.lock import LOCK, locked
+from ckpttool.series.planning import Request
+from ckpttool.series.pruning import Pruned, prune
+from ckpttool.series.retention import Policy
+
+KEEP = 2
+
+
+def _prune(directory: Path, keep: int = KEEP, **told: object) -> Pruned:
+    return prune(Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick"), **told)
+
+
+def _digests(directory: Path) -> dict[str, str]:
+    """Return a digest of every file of a tree, but for what is ours."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.relative_to(directory).parts[0].startswith(".ckpttool")
+    }
+
+
+def _names(directory: Path) -> list[str]:
+    return [one.entry.name for one in list_checkpoints(directory).checkpoints]
+
+
+def _leftovers(directory: Path) -> list[str]:
+    return [name for name in os.listdir(directory) if name.startswith(".ckpttool")]
+
+
+def _kept(directory: Path) -> dict[str, str]:
+    """Return digests of what a prune keeps, from a dry run."""
+    members = {
+        name
+        for one in _prune(directory, dry_run=True).plan.groups
+        for kept in one.keep
+        for name in kept.entry.unit.members
+    }
+    digests = _digests(directory)
+    return {path: digest for path, digest in digests.items() if path.split(os.sep)[0] in members}
+
+
+# Each kind of unit ----------------------------------------------------------------------------------
+
+
+def test_files(series: Path) -> None:
+    kept = _kept(series)
+    result = _prune(series)
+    assert _digests(series) == kept
+    assert _names(series) == ["model_epoch_9.pth", "model_epoch_10.pth"]
+    assert (len(result.plan.removals), result.problems, _leftovers(series)) == (8, (), [])
+
+
+def test_directories(trainer: Path) -> None:
+    kept = _kept(trainer)
+    result = _prune(trainer)
+    assert _digests(trainer) == kept
+    assert _names(trainer) == ["checkpoint-4", "checkpoint-8", "checkpoint-10"]
+    assert (result.problems, _leftovers(trainer)) == ((), [])
+
+
+def test_sharded_sets_go_index_first(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed = []
+    real = os.rename
+
+    def rename(source: str, target: str, **where: int) -> None:
+        renamed.append(source)
+        real(source, target, **where)
+
+    monkeypatch.setattr(os, "rename", rename)
+    kept = _kept(sharded)
+    result = _prune(sharded)
+    assert _digests(sharded) == kept
+    assert [entry.name for entry in result.plan.removals] == [
+        f"epoch_{epoch}.safetensors.index.json" for epoch in (2, 1)
+    ]
+    firsts = [name for name in renamed if "index" in name]
+    assert firsts == [renamed[0], renamed[5]]
+    assert _leftovers(sharded) == []
+
+
+def test_what_is_freed_is_what_the_disk_gets_back(series: Path) -> None:
+    os.link(series / "model_epoch_1.pth", series.parent / "another_name")
+    planned = _prune(series, dry_run=True)
+    done = _prune(series)
+    sizes = sum(entry.nbytes for entry in planned.plan.removals)
+    assert done.freed_bytes == planned.freed_bytes == sizes - (series.parent / "another_name").stat().st_size
+
+
+def test_two_names_of_one_file_in_the_series(series: Path) -> None:
+    (series / "model_epoch_2.pth").unlink()
+    os.link(series / "model_epoch_1.pth", series / "model_epoch_2.pth")
+    planned = _prune(series, dry_run=True)
+    assert _prune(series).freed_bytes == planned.freed_bytes
+
+
+# Killed at every instruction ------------------------------------------------------------------------
+
+KILL = """
+import os, signal, shutil, sys
+from ckpttool.series import removal
+from ckpttool.series.planning import Request
+from ckpttool.series.pruning import prune
+from ckpttool.series.retention import Policy
+
+opens = os.open
+source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def prune_until(directory, number):
+    made = 0
+    def counted(real):
+        def call(*arguments, **keywords):
+            nonlocal made
+            made += real is not opens or bool(arguments[1] & os.O_CREAT)
+            if made == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **keywords)
+        return call
+    for name in ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write"):
+        setattr(os, name, counted(getattr(os, name)))
+    prune(Request(directory=directory, policy=Policy(keep_last=keep), depth="quick"))
+
+request = Request(directory=source, policy=Policy(keep_last=keep), depth="quick")
+prune(request, dry_run=True)  # so that the children have all modules
+number, killed = 0, True
+while killed:
+    number += 1
+    directory = os.path.join(target, str(number), "run")
+    shutil.copytree(source, directory, symlinks=True)
+    child = os.fork()
+    if not child:
+        try:
+            prune_until(directory, number)
+        finally:
+            os._exit(0)
+    killed = os.waitpid(child, 0)[1] != 0
+print(number)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
+@pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
+def test_killed_at_any_instruction(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    source: Path = request.getfixturevalue(kind)
+    all_names, kept, before = set(_names(source)), _kept(source), _digests(source)
+    target = tmp_path / "killed"
+    command = [sys.executable, "-c", KILL, str(source), str(target), str(KEEP)]
+    count = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert count > 20
+    for number in range(1, count + 1):
+        directory = target / str(number) / "run"
+        _check_after_a_kill(directory, all_names, kept, before)
+
+
+def _check_after_a_kill(
+    directory: Path, all_names: set[str], kept: dict[str, str], before: dict[str, str]
+) -> None:
+    now = _digests(directory)
+    assert kept.items() <= now.items() <= before.items()
+    listing = list_checkpoints(directory)
+    assert {one.entry.name for one in listing.checkpoints} <= all_names
+    assert not listing.problems  # no half of a checkpoint is taken for one
+    found = latest(directory)
+    assert found.entry is not None and not found.passed_over
+    assert _digests(directory) == now  # whoever only reads changes nothing
+    assert bool(listing.journals) == any(
+        os.path.exists(directory / name / JOURNAL) for name in _leftovers(directory)
+    )
+    result = _prune(directory)
+    assert not result.problems
+    assert _digests(directory) == kept
+    assert _leftovers(directory) == []
+
+
+# Failing at every call ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_a_call_that_fails_loses_nothing(kind: str, code: int, request, tmp_path: Path, fault) -> None:
+    source: Path = request.getfixturevalue(kind)
+    kept, before = _kept(source), _digests(source)
+    number, was_hit = 0, True
+    while was_hit:
+        number += 1
+        directory = Path(shutil.copytree(source, tmp_path / f"{number}" / "run"))
+        fault.at(number, OSError(code, os.strerror(code)))
+        try:
+            result = _prune(directory)
+        except CheckpointError as error:
+            assert "\n" not in str(error)
+        else:
+            assert (number > fault.made) or result.problems or _digests(directory) == kept
+        was_hit = fault.made >= number
+        fault.none()
+        now = _digests(directory)
+        assert kept.items() <= now.items() <= before.items()
+        assert not list_checkpoints(directory).problems
+        assert not _prune(directory).problems
+        assert (_digests(directory), _leftovers(directory)) == (kept, [])
+        shutil.rmtree(directory)
+    assert number > 10
+
+
+def test_an_interrupt_leaves_nothing_half_done(short: Path, tmp_path: Path, fault) -> None:
+    kept, before = _kept(short), _digests(short)
+    number, was_hit = 0, True
+    while was_hit:
+        number += 1
+        directory = Path(shutil.copytree(short, tmp_path / f"{number}" / "run"))
+        fault.at(number, KeyboardInterrupt())
+        try:
+            _prune(directory)
+        except KeyboardInterrupt:
+            assert kept.items() <= _digests(directory).items() <= before.items()
+        was_hit = fault.made >= number
+        fault.none()
+        assert len(_leftovers(directory)) <= 1
+        _prune(directory)
+        assert (_digests(directory), _leftovers(directory)) == (kept, [])
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize(("call", "code"), [("unlink", errno.EBUSY), ("rmdir", errno.ENOTEMPTY)])
+def test_what_is_busy_is_tried_again(
+    series: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    real, failures = getattr(os, call), []
+
+    def busy(name: str, **where: int) -> None:
+        if len(failures) < removal.RETRIES - 1 and not name.startswith("/"):
+            failures.append(name)
+            raise OSError(code, os.strerror(code))
+        real(name, **where)
+
+    monkeypatch.setattr(os, call, busy)
+    assert not _prune(series).problems
+    assert len(failures) == removal.RETRIES - 1
+    assert _leftovers(series) == []
+
+
+def test_what_stays_busy_is_told_and_settled_later(trainer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is open on NFS comes back as .nfs… when it is unlinked."""
+    kept, real = _kept(trainer), os.unlink
+
+    def silly_rename(name: str, *, dir_fd: int | None = None) -> None:
+        if name == "optimizer.pt":
+            os.rename(name, ".nfs0001", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            real(name, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", silly_rename)
+        result = _prune(trainer)
+    assert [problem.message for problem in result.problems] == ["not removed: directory not empty"] * 2
+    assert len(stages(str(trainer))) == 1
+    assert _digests(trainer) == kept
+    for path in trainer.rglob(".nfs0001"):
+        path.unlink()  # its reader has closed it
+    assert not _prune(trainer).problems
+    assert (_digests(trainer), _leftovers(trainer)) == (kept, [])
+
+
+# Others at work meanwhile ---------------------------------------------------------------------------
+
+
+def _meanwhile(action: Callable[[], object]) -> Callable[[object], bool]:
+    """Return a confirmation that does something between the plan and the removal."""
+
+    def confirm(planned: object) -> bool:
+        action()
+        return True
+
+    return confirm
+
+
+def test_a_file_that_changed_since_the_plan_stays(series: Path) -> None:
+    path = series / "model_epoch_3.pth"
+    result = _prune(series, confirm=_meanwhile(lambda: path.write_bytes(b"new")))
+    assert path.read_bytes() == b"new"
+    assert [(one.path, one.message) for one in result.problems] == [
+        (str(path), "not removed: it has changed since the plan was made")
+    ]
+    assert len(_digests(series)) == 3
+
+
+def test_a_file_that_was_added_to_a_directory_keeps_it(trainer: Path) -> None:
+    path = trainer / "checkpoint-2" / "notes.txt"
+    _prune(trainer, confirm=_meanwhile(lambda: path.write_text("precious")))
+    assert path.read_text() == "precious"
+    assert (trainer / "checkpoint-2" / "model.safetensors").exists()
+
+
+def test_a_file_that_comes_between_check_and_rename_goes_back(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.rename
+
+    def rename(source: str, target: str, **where: int) -> None:
+        if source == "model_epoch_3.pth" and (series / source).read_bytes() != b"new":
+            (series / "fresh").write_bytes(b"new")
+            real(series / "fresh", series / source)
+        real(source, target, **where)
+
+    monkeypatch.setattr(os, "rename", rename)
+    result = _prune(series)
+    assert (series / "model_epoch_3.pth").read_bytes() == b"new"
+    assert len(result.problems) == 1
+    assert _leftovers(series) == []
+
+
+def test_a_directory_that_becomes_a_symlink_is_not_followed(trainer: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+
+    def swap() -> None:
+        os.rename(trainer / "checkpoint-2", outside)
+        (trainer / "checkpoint-2").symlink_to(outside)
+
+    before = _digests(trainer / "checkpoint-2")
+    result = _prune(trainer, confirm=_meanwhile(swap))
+    assert _digests(outside) == before
+    assert len(result.problems) == 1
+
+
+def test_what_has_gone_already_is_no_error(series: Path) -> None:
+    result = _prune(series, confirm=_meanwhile((series / "model_epoch_3.pth").unlink))
+    assert result.problems == ()
+    assert len(_digests(series)) == KEEP
+
+
+def test_a_survivor_that_vanished_keeps_the_series(series: Path) -> None:
+    result = _prune(series, confirm=_meanwhile((series / "model_epoch_9.pth").unlink))
+    assert len(_digests(series)) == 9
+    assert len(result.problems) == 8
+    assert "model_epoch_9.pth, which was to stay, has changed" in result.problems[0].message
+
+
+def test_one_prune_at_a_time(series: Path) -> None:
+    with locked(str(series)), pytest.raises(AccessDenied, match="another prune of this directory is running"):
+        _prune(series)
+    assert len(_digests(series)) == 10
+    assert not (series / LOCK).exists()
+    assert not _prune(series).problems
+
+
+def test_a_lock_of_one_that_was_killed_is_free(series: Path) -> None:
+    (series / LOCK).write_text("")
+    assert not _prune(series).problems
+    assert _leftovers(series) == []
+
+
+def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert len(_prune(series).plan.removals) == 8
+
+
+def test_a_directory_that_can_not_be_written(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: str, flags: int, *arguments: int, **where: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(path, flags, *arguments, **where)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(AccessDenied, match="read-only file system; nothing was removed"):
+        _prune(series)
+    assert _prune(series, keep=10).problems == ()  # where nothing is to go, nothing need be written
+    assert len(_digests(series)) == 10
+
+
+# What an interrupted prune left ---------------------------------------------------------------------
+
+
+def _interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let a prune stop, as if killed, once all is set aside; return its stage."""
+
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removal.Stage, "unlink", die)
+        with pytest.raises(Killed):
+            _prune(directory)
+    (name,) = stages(str(directory))
+    return directory / name
+
+
+def test_it_is_finished(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = _interrupted(series, monkeypatch)
+    result = _prune(series)
+    assert (len(result.finished), result.put_back, stage.exists()) == (8, (), False)
+
+
+def test_it_is_undone_where_the_survivors_have_gone(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _digests(series)
+    _interrupted(series, monkeypatch)
+    for epoch in (9, 10):
+        (series / f"model_epoch_{epoch}.pth").unlink()
+    result = _prune(series, keep=8)
+    assert (result.finished, len(result.put_back)) == ((), 8)
+    assert (
+        _digests(series).items()
+        == {path: digest for path, digest in before.items() if path[12:] not in ("9.pth", "10.pth")}.items()
+    )
+
+
+def test_what_was_written_in_its_place_meanwhile_stays(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _interrupted(series, monkeypatch)
+    shutil.copy(series / "model_epoch_10.pth", series / "model_epoch_1.pth")
+    (series / "model_epoch_9.pth").unlink()
+    result = _prune(series, keep=8)
+    assert (series / "model_epoch_1.pth").read_bytes() == (series / "model_epoch_10.pth").read_bytes()
+    assert "its place is taken by another file" in result.problems[0].message
+    assert len(stages(str(series))) == 1  # the old one isn't lost either
+
+
+def test_a_journal_that_leads_out_is_refused(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = series.parent / "victim"
+    victim.write_text("precious")
+    stage = _interrupted(series, monkeypatch)
+    document = json.loads((stage / JOURNAL).read_text())
+    document["removals"][0]["members"] = ["../victim"]
+    (stage / JOURNAL).write_text(json.dumps(document))
+    before = _digests(series.parent)
+    with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+        _prune(series)
+    assert _digests(series.parent) == before
+
+
+def test_a_file_that_no_journal_tells_of_is_not_ours(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = _interrupted(series, monkeypatch)
+    (stage / "0" / "notes.txt").write_text("precious")
+    result = _prune(series)
+    assert (stage / "0" / "notes.txt").read_text() == "precious"
+    assert len(result.problems) == 1
+
+
+def test_a_stage_without_a_journal_that_holds_something(series: Path) -> None:
+    stage = series / ".ckpttool-0123abcd"
+    stage.mkdir()
+    (stage / "notes.txt").write_text("precious")
+    with pytest.raises(DamagedCheckpoint, match="files that no journal tells of"):
+        _prune(series)
+    assert len(_digests(series)) == 10
+
+
+def test_a_journal_below_is_settled_by_a_recursive_prune(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = _interrupted(series, monkeypatch)
+    result = prune(Request(directory=str(series.parent), policy=Policy(keep_last=KEEP), recursive=True))
+    assert (len(result.finished), stage.exists()) == (8, False)
+
+
+def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) -> None:
+    shutil.copytree(series, tmp_path / "run2")
+    request = Request(directory=str(tmp_path), policy=Policy(keep_last=KEEP), recursive=True)
+    result = pruning.prune(request)
+    assert len(result.plan.removals) == 16
+    assert len(list(tmp_path.rglob("*"))) == 2 + 2 * KEEP
+
+
+def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
+    from ckpttool.series.journal import Journal, Rewrite
+
+    (series / "checkpoint").write_text("old")
+    assert removal.remove(str(series), Journal((), (Rewrite("checkpoint", "new"),))).failed == {}
+    assert (series / "checkpoint").read_text() == "new"
+    assert _leftovers(series) == []

@@ -1,0 +1,338 @@
+"""Damage beyond the contract suite: every record, every bit of the headers, and pickles that go astray."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile, ZipInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttool import Checkpoint, CheckpointError, inspect, open_checkpoint, verify
+from ckpttool.render.json import dumps, inspect_document, verify_document
+from ckpttool.render.text import inspect_text, verify_text
+from ckpttool.testing import described, digest, flipped, no_file_left_open, outcome_of
+
+FILES = Path(__file__).parents[1] / "fixtures" / "files"
+ZIPS = ("guide.pth", "dtypes.pth", "views.pth", "alignment4096.pth", "module.pth", "protocol4.pth")
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return one path that many short-lived checkpoints share."""
+    return tmp_path_factory.mktemp("damage") / "damaged.pth"
+
+
+def records(path: Path) -> list[tuple[str, int, int]]:
+    """Return name, offset and bytes of each stored record, as Python's zipfile sees them."""
+    found = []
+    with ZipFile(path) as archive, open(path, "rb") as file:
+        for record in archive.infolist():
+            file.seek(record.header_offset + 26)
+            lengths = file.read(4)
+            name_length, extra_length = (
+                int.from_bytes(lengths[:2], "little"),
+                int.from_bytes(lengths[2:], "little"),
+            )
+            start = record.header_offset + 30 + name_length + extra_length
+            found.append((record.filename, start, record.file_size))
+    return found
+
+
+def held(checkpoint: Checkpoint) -> object:
+    """Return all that a checkpoint's tensors are."""
+    return described(checkpoint), {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
+
+
+# Flipped bits ---------------------------------------------------------------------------------------
+
+
+def test_one_flipped_byte_in_a_tensor_record_is_found_1000_times_of_1000(place: Path) -> None:
+    chance = random.Random(1000)
+    whole = {name: (FILES / "pytorch" / name).read_bytes() for name in ZIPS}
+    targets = [
+        (name, *record)
+        for name in ZIPS
+        for record in records(FILES / "pytorch" / name)
+        if "/data/" in record[0] and record[2]
+    ]
+    found = 0
+    for _ in range(1000):
+        name, record, start, nbytes = chance.choice(targets)
+        data = bytearray(whole[name])
+        data[start + chance.randrange(nbytes)] ^= chance.randrange(1, 256)
+        place.write_bytes(data)
+        verification = verify(place, jobs=1)
+        (mismatch,) = [one for one in verification.findings if one.code == "checksum-mismatch"]
+        found += not verification.is_valid and mismatch.where == record
+    assert found == 1000
+
+
+def test_every_bit_outside_the_payloads_is_noticed_or_means_nothing(tmp_path: Path) -> None:
+    """Headers, directory and padding: a flipped bit is invalid, or the tensors are the same."""
+    path = tmp_path / "guide.pth"
+    path.write_bytes((FILES / "pytorch" / "guide.pth").read_bytes())
+    with open_checkpoint(path) as checkpoint:
+        truth = held(checkpoint)
+    payloads = {at for _, start, nbytes in records(path) for at in range(start, start + nbytes)}
+    unnoticed = 0
+    with no_file_left_open():
+        for offset in sorted(set(range(path.stat().st_size)) - payloads):
+            for bit in range(8):
+                told = f"bit {bit} of byte {offset}"
+                with flipped(path, offset, bit):
+                    outcome = outcome_of(path, told)
+                    if isinstance(outcome, CheckpointError) or not outcome.is_valid:
+                        continue
+                    unnoticed += 1
+                    with open_checkpoint(path) as checkpoint:
+                        assert held(checkpoint) == truth, told
+    assert unnoticed < 14 * 8 * 16  # per record: system, version made by, and attributes
+
+
+# Every way to lie in a pickle -----------------------------------------------------------------------
+
+PICKLES = ("guide.pth", "values.pth", "quantized.pth", "sparse.pth", "nested.pth", "module.pth")
+OPCODES = b"(.0123456789FIJKLMNPQRSTUVXabcdeghijloqprstu}])" + bytes(range(0x80, 0x99))
+
+
+def with_pickle(path: Path, data: bytes) -> bytes:
+    """Return a checkpoint with another data.pkl, all checksums right."""
+    out = io.BytesIO()
+    with ZipFile(path) as old, ZipFile(out, "w") as new:
+        for record in old.infolist():
+            content = data if record.filename.endswith("/data.pkl") else old.read(record)
+            new.writestr(ZipInfo(record.filename), content)
+    return out.getvalue()
+
+
+def pickle_of(path: Path) -> bytes:
+    with ZipFile(path) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        return archive.read(name)
+
+
+@st.composite
+def astray(draw: st.DrawFn) -> tuple[str, bytes]:
+    """Return the name of a fixture, and its pickle with a few bytes replaced, removed or repeated."""
+    name = draw(st.sampled_from(PICKLES))
+    data = bytearray(pickle_of(FILES / "pytorch" / name))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data) - 1))
+        length = draw(st.integers(0, 12))
+        match draw(st.sampled_from(["opcode", "bit", "remove", "repeat", "number"])):
+            case "opcode":
+                data[at] = draw(st.sampled_from(OPCODES))
+            case "bit":
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "remove":
+                del data[at : at + length]
+            case "repeat":
+                data[at:at] = data[at : at + length]
+            case "number":
+                data[at : at + 4] = draw(st.sampled_from([b"\0\0\0\0", b"\xff" * 4, b"\xff\xff\xff\x7f"]))
+        data = data or bytearray(b".")
+    return name, bytes(data)
+
+
+def look_at_all(path: Path) -> None:
+    """Ask everything of a file that answers without reading endless tensors; nothing but our errors comes out."""
+    for answer in (verified, inspected):
+        try:
+            answer(path)
+        except CheckpointError as error:
+            assert str(error)
+
+
+def verified(path: Path) -> None:
+    verification = verify(path, jobs=1)
+    json.loads(dumps(verify_document([verification])))
+    assert verify_text([verification], verbose=True)
+
+
+def inspected(path: Path) -> None:
+    inspection = inspect(str(path))
+    json.loads(dumps(inspect_document([inspection])))
+    assert inspect_text(inspection)
+
+
+@given(astray())
+@settings(deadline=None, max_examples=400)
+def test_pickle_gone_astray_is_an_error_or_an_answer(place: Path, drawn: tuple[str, bytes]) -> None:
+    name, data = drawn
+    place.write_bytes(with_pickle(FILES / "pytorch" / name, data))
+    with no_file_left_open():
+        look_at_all(place)
+
+
+HEADS = (
+    b"",
+    b"PK\x03\x04",
+    b"PK\x05\x06",
+    b"\x80\x02",
+    b"\x80\x04\x95",
+    b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
+    b"\x08\x00\x00\x00\x00\x00\x00\x00{}      ",
+    b'\x40\x00\x00\x00\x00\x00\x00\x00{"a":',
+    b"(dp0\n",
+    b"\x89HDF\r\n\x1a\n",
+    b"version https://git-lfs.github.com/spec/",
+)
+
+
+@given(
+    st.sampled_from(HEADS),
+    st.binary(max_size=400),
+    st.sampled_from([".pth", ".safetensors", ".pkl", ".pt", ""]),
+)
+@settings(deadline=None, max_examples=300)
+def test_any_bytes_are_an_error_or_an_answer(place: Path, head: bytes, tail: bytes, suffix: str) -> None:
+    path = place.with_suffix(suffix)
+    path.write_bytes(head + tail)
+    with no_file_left_open():
+        look_at_all(path)
+    path.unlink()
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 66) | st.text(max_size=6) | st.sampled_from(["F32", "I8"]),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "w", ""]), inner, max_size=4),
+    max_leaves=15,
+), st.binary(max_size=40))  # fmt: skip
+@settings(deadline=None, max_examples=300)
+def test_any_json_as_a_safetensors_header(place: Path, header: object, data: bytes) -> None:
+    path = place.with_suffix(".safetensors")
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    with no_file_left_open():
+        look_at_all(path)
+
+
+@pytest.mark.parametrize("sidecar", ["config.json", "trainer_state.json", "model.safetensors.index.json"])
+@given(
+    content=st.one_of(
+        st.binary(max_size=60),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(
+                        [
+                            "epoch",
+                            "global_step",
+                            "log_history",
+                            "best_metric",
+                            "weight_map",
+                            "metadata",
+                            "step",
+                            "x",
+                        ]
+                    ),
+                    inner,
+                    max_size=4,
+                )
+            ),
+            max_leaves=12,
+        ).map(lambda tree: json.dumps(tree).encode()),
+    )
+)
+@settings(deadline=None, max_examples=60)
+def test_any_content_of_a_sidecar(
+    tmp_path_factory: pytest.TempPathFactory, sidecar: str, content: bytes
+) -> None:
+    directory = trainer_directory(tmp_path_factory)
+    (directory / sidecar).write_bytes(content)
+    try:
+        with no_file_left_open():
+            look_at_all(directory)
+    finally:
+        (directory / sidecar).unlink()
+
+
+def trainer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of a Trainer directory, made once a session."""
+    import shutil
+
+    directory = tmp_path_factory.getbasetemp() / "sidecars" / "checkpoint-2"
+    if not directory.exists():
+        shutil.copytree(FILES / "safetensors" / "trainer" / "checkpoint-2", directory)
+    return directory
+
+
+# What is large, or only says so ---------------------------------------------------------------------
+
+PROBE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
+from ckpttool.cli import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def in_little_memory(*arguments: object, limit: int = 2048 * MIB) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of bounded memory and time."""
+    command = [sys.executable, "-c", PROBE.format(limit=limit), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+needs_limits = pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems don't hold a process to RLIMIT_AS"
+)
+
+
+def deflated(count: int, nbytes: int) -> Iterator[tuple[ZipInfo, bytes]]:
+    """Yield records that inflate to zeros."""
+    for key in range(count):
+        info = ZipInfo(f"bomb/data/{key}")
+        info.compress_type = 8
+        yield info, bytes(nbytes)
+
+
+def pickled_tensors(count: int, nbytes: int) -> bytes:
+    """Return the pickle of a list of byte tensors, each over a storage of its own."""
+    import struct
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    one = b"ctorch._utils\n_rebuild_tensor_v2\n(("
+    one += text("storage") + b"ctorch\nByteStorage\n"
+    two = text("cpu") + number(nbytes) + b"tQK\x00" + number(nbytes) + b"\x85K\x01\x85\x89"
+    two += b"ccollections\nOrderedDict\n)RtRa"
+    return b"\x80\x02]" + b"".join(one + text(str(key)) + two for key in range(count)) + b"."
+
+
+@needs_limits
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_many_compressed_records_are_not_inflated_all_at_once(command: str, tmp_path: Path) -> None:
+    """Each is below the limit for one; together they take 4 GB."""
+    path = tmp_path / "bomb.pth"
+    count, nbytes = 40, 100 * MIB
+    with ZipFile(path, "w") as archive:
+        archive.writestr(ZipInfo("bomb/data.pkl"), pickled_tensors(count, nbytes))
+        for info, content in deflated(count, nbytes):
+            archive.writestr(info, content)
+        archive.writestr(ZipInfo("bomb/version"), b"3\n")
+    done = in_little_memory(command, "--json", path)
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert "internal error" not in done.stderr and "Traceback" not in done.stderr
+
+
+@needs_limits
+def test_statistics_of_an_expanded_terabyte(tmp_path: Path) -> None:
+    """2^40 elements that are one stored element: its statistics are known from that one."""
+    done = in_little_memory("inspect", "--json", "--stats", FILES / "hostile" / "tensor_expanded.pth")
+    assert done.returncode == 0, done.stderr
