@@ -67,6 +67,7 @@ class Span:
         crc32: The checksum that the format carries for exactly these bytes, or None.
         dtype: Type of the elements, where the bytes are nothing but values; None where they are not.
         byteorder: Byte order of the elements.
+        inflated: How many bytes ``read`` gives, where they lie compressed.
     """
 
     extent: Extent
@@ -75,6 +76,12 @@ class Span:
     crc32: int | None = None
     dtype: DType | None = None
     byteorder: Literal["little", "big"] = "little"
+    inflated: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of bytes that ``read`` gives."""
+        return self.extent.nbytes if self.inflated is None else self.inflated
 
 
 class Values(Protocol):
@@ -142,7 +149,7 @@ class Tensor:
 
     def tobytes(self) -> bytes:
         """Return all elements as bytes, in C order and little-endian."""
-        return b"".join(self.blocks())
+        return b"".join(map(bytes, self.blocks()))
 
     def array(self) -> np.ndarray[Any, Any]:
         """Return the values: a read-only map where they lie in one piece, a copy elsewhere.

@@ -1,19 +1,19 @@
 """The command line: one file a command. Parse, one call, render, exit.
 
-``main`` is the one place where errors become exit codes: 0 all is as you would wish, 1 something needs a
+``run`` is the one place where errors become exit codes: 0 all is as you would wish, 1 something needs a
 look, 2 it could not be done.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from ckpttool.cli import inspect, latest, list, prune, verify
+from ckpttool.cli import inspect, latest, prune, verify
+from ckpttool.cli.list import list_
 from ckpttool.cli.output import say_error
 from ckpttool.errors import CheckpointError, UsageError
 
@@ -51,16 +51,9 @@ def _ckpttool(
 
 app.command()(inspect.inspect)
 app.command()(verify.verify)
-app.command("list")(list.list_)
+app.command("list")(list_)
 app.command()(latest.latest)
 app.command()(prune.prune)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its status."""
-    # Checkpoints are large trees that live until the end: looking for cycles among them costs a third.
-    gc.set_threshold(100_000, 50, 100)
-    sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,6 +66,8 @@ def inspect(
 
 def _one(path: str) -> str:
     """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
+    if not os.path.isdir(path):
+        return path
     from ckpttool.series.order import newest_in
 
     chosen = newest_in(path)

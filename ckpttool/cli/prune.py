@@ -80,7 +80,12 @@ def _asked(planned: Planned, stream: TextIO) -> bool:
 
     preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
     print(prune_text(preview, colour=has_colour(stream)), file=stream, flush=True)
-    return typer.confirm("Remove them?", default=False, err=True)
+    # Click's own confirmation writes a blank to stdout, where only the answer belongs.
+    print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        raise typer.Abort
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _say(pruned: Pruned) -> None:

@@ -13,18 +13,21 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.interface import Format, Probe
 
-FORMATS = (
-    "pytorch_zip:PytorchZip",
-    "pytorch_legacy:PytorchLegacy",
-    "pytorch_tar:PytorchTar",
-    "torchscript:TorchScript",
-    "plain_pickle:PlainPickle",
-    "safetensors:Safetensors",
-    "sharded:ShardedSafetensors",
-    "sharded:ShardedPytorch",
-    "hf_trainer:HfTrainer",
-)
-"""Where each format's class lies in this package."""
+FORMATS: dict[str, str] = {
+    "pytorch_zip:PytorchZip": "zip",
+    "pytorch_legacy:PytorchLegacy": "pickle other",
+    "pytorch_tar:PytorchTar": "tar",
+    "torchscript:TorchScript": "zip",
+    "plain_pickle:PlainPickle": "pickle other",
+    "safetensors:Safetensors": "json",
+    "sharded:ShardedSafetensors": "json directory",
+    "sharded:ShardedPytorch": "json directory",
+    "hf_trainer:HfTrainer": "directory",
+}
+"""Where each format's class lies in this package, and the kinds of content (``Probe.kinds``) it may have.
+
+All formats that may have a probe's kind of content are asked; the others are not even imported.
+"""
 
 ENTRY_POINTS = "ckpttool.formats"
 
@@ -33,9 +36,10 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz
 
 
 @cache
-def formats() -> tuple[Format, ...]:
-    """Return the formats that ckpttool knows by itself."""
-    return tuple(_load(f"ckpttool.formats.{place}") for place in FORMATS)
+def formats(kinds: frozenset[str] | None = None) -> tuple[Format, ...]:
+    """Return the formats that ckpttool knows by itself; with ``kinds`` those that may have such content."""
+    places = (place for place, has in FORMATS.items() if kinds is None or not kinds.isdisjoint(has.split()))
+    return tuple(_load(f"ckpttool.formats.{place}") for place in places)
 
 
 @cache
@@ -46,6 +50,7 @@ def third_party_formats() -> tuple[Format, ...]:
     return tuple(entry.load()() for entry in entry_points(group=ENTRY_POINTS))
 
 
+@cache
 def _load(place: str) -> Format:
     module, _, name = place.partition(":")
     found: Format = getattr(import_module(module), name)()
@@ -58,7 +63,7 @@ def detect(probe: Probe) -> Format | None:
     Raises:
         AmbiguousFormat: Several do, and none of them specialises the others.
     """
-    found = [format for format in formats() if format.matches(probe)]
+    found = [format for format in formats(probe.kinds) if format.matches(probe)]
     if not found:
         found = [format for format in third_party_formats() if format.matches(probe)]
     found = [one for one in found if not any(isinstance(one, other.specialises) for other in found)]

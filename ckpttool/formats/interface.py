@@ -58,6 +58,20 @@ class Probe:
         return b"" if self.is_directory else self.source.read(0, min(HEAD_BYTES, self.source.size))
 
     @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Return the kinds of content that the first bytes allow, as the table of formats names them."""
+        if self.is_directory:
+            return frozenset({"directory"})
+        head = self.head
+        told = {
+            "zip": head.startswith((LOCAL_MAGIC, EMPTY_MAGIC)),
+            "tar": head[257:262] == b"ustar",
+            "pickle": head[:1] == b"\x80",
+            "json": b"{" in head,
+        }
+        return frozenset(kind for kind, is_so in told.items() if is_so) or frozenset({"other"})
+
+    @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:
         """Return what lies in the directory, by name; nothing for a file."""
         return scan(self.path) if self.is_directory else {}

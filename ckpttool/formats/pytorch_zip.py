@@ -138,11 +138,12 @@ class Records:
         types = element_types(tensors)
         has_checksums = self.archive.has_checksums
         for member in self.archive.members:
-            extent = Extent(self.path, member.payload, member.size)
+            extent = Extent(self.path, member.payload, member.stored)
             crc = member.crc32 if has_checksums else None
             dtype = types.get((member.payload, member.stored)) if member.method == STORED else None
             read = reader_from(self.archive.content(member), self.archive.offset(member))
-            yield Span(extent, member.name, read, crc, dtype, self.byteorder)
+            inflated = None if member.method == STORED else member.size
+            yield Span(extent, member.name, read, crc, dtype, self.byteorder, inflated)
 
 
 def element_types(tensors: list[tuple[Any, TensorParts]]) -> dict[tuple[int, int], DType]:
@@ -227,9 +228,11 @@ def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | Non
         DamagedCheckpoint: It is no reference to a storage.
     """
     try:
+        if not isinstance(persistent_id, tuple | list):
+            raise TypeError(f"a {type(persistent_id).__name__}")
         kind, storage_class, key, _, count = persistent_id[:5]
         if kind not in ("storage", b"storage") or type(count) is not int or count < 0:
-            raise TypeError(f"kind {kind!r}, {count!r} elements")
+            raise TypeError("another kind, or no number of elements")
         key = key.decode("ascii") if isinstance(key, bytes) else key
         if not isinstance(key, str | int):
             raise TypeError(f"a key that is a {type(key).__name__}")

@@ -93,13 +93,16 @@ def waiting(directory: str) -> list[str]:
 def half_removed(directory: str) -> frozenset[str]:
     """Return the names that belong to checkpoints some part of which is gone already.
 
-    Raises:
-        DamagedCheckpoint: A journal can't be understood.
+    A journal that can't be understood tells nothing here; the next prune refuses to go on.
     """
     names: set[str] = set()
     for path in waiting(directory):
         stage = os.path.dirname(path)
-        for number, removal in enumerate(read(path).removals):
+        try:
+            removals = read(path).removals
+        except CheckpointError:
+            continue
+        for number, removal in enumerate(removals):
             if _has_begun(os.path.join(stage, str(number))):
                 names.update(removal.members)
     return frozenset(names)

@@ -42,6 +42,7 @@ _HASH_MODULUS = (1 << 61) - 1
 _MAPPINGS = frozenset(
     {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
 )
+_MASKED = Global("numpy.ma.core", "_mareconstruct")
 
 
 class Interpreter:
@@ -125,6 +126,8 @@ class Interpreter:
         if end < 0:
             self._refill(PAYLOAD_BYTES)
             end = self._data.find(b"\n")
+            if end < 0 and len(self._data) >= _WINDOW:
+                raise self.exceeded(f"a line of more than {_WINDOW:,} bytes")
             if end < 0:
                 raise self._truncated()
         line = self._data[self._pos : end]
@@ -289,6 +292,8 @@ class Interpreter:
         if isinstance(function, Global) and function in self._shaped:
             self._shaped[function] -= 1
             self.pickle.watched.append((self.position, call))
+        if function == _MASKED and args and isinstance(args[0], Global) and args[0] in self._shaped:
+            self._shaped[args[0]] -= 1  # it only makes an empty one
         self.grow(self._plain(call))
 
     def _plain(self, call: Call) -> object:

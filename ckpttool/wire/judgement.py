@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
-from ckpttool.wire.source import Readable
+from ckpttool.wire.source import Buffer, Readable
 from ckpttool.wire.trust import Trust, trust
 
 MAX_PICKLES = 10_000
@@ -129,14 +129,44 @@ def _is_paddle_eval(args: tuple[Any, ...]) -> bool:
     return len(args) == 2 and args[0] == "data" and _is_paddle_tensor(args[1])
 
 
+def _is_stored_tensor(args: tuple[Any, ...]) -> bool:
+    """Accept a storage that was pickled without ``torch.save``, if the pickles inside are harmless too.
+
+    It is a whole file of the old serialization: five pickles, then the values.
+    """
+    if len(args) != 1 or not isinstance(args[0], bytes | Payload):
+        return False
+    inner: Readable
+    if isinstance(args[0], bytes):
+        inner, at, end = Buffer("", args[0]), 0, len(args[0])
+    else:
+        inner, at, end = args[0].source, args[0].offset, args[0].offset + args[0].nbytes
+    try:
+        for _ in range(_PICKLES_OF_A_STORAGE):
+            pickle = Interpreter(inner, at, end).run()
+            if _loads_more(pickle) or judge(pickle):
+                return False
+            at = pickle.end
+    except CheckpointError:
+        return False
+    return True
+
+
+def _loads_more(pickle: Pickle) -> bool:
+    """Tell whether a pickle inside a storage holds storages itself, which no honest one does."""
+    return any(call.is_of("torch.storage", "_load_from_bytes") for _, call in pickle.watched)
+
+
 _HARMLESS_ARGUMENTS: dict[tuple[str, str], Callable[[tuple[Any, ...]], bool]] = {
     ("_codecs", "encode"): _is_latin1,
     ("builtins", "getattr"): _is_attribute,
     ("builtins", "eval"): _is_paddle_eval,
     ("builtins", "type"): lambda args: args == (None,),
     ("copyreg", "_reconstructor"): _is_bare_object,
+    ("torch.storage", "_load_from_bytes"): _is_stored_tensor,
 }
 
+_PICKLES_OF_A_STORAGE = 5
 _READS_FILES = frozenset({"from_file", "frombuffer"})
 
 

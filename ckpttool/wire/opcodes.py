@@ -149,7 +149,7 @@ _string(0x54, _I4, "8-bit")  # T: Python 2's str, bytes or text
 _string(0x55, _U1, "8-bit")  # U
 
 
-_ESCAPE = re.compile(rb"\\\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)
 _SHORT_ESCAPES = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 

@@ -108,7 +108,7 @@ def scan(
 
 def _cut(scanned: Scanned) -> Iterator[_Piece]:
     """Cut a span into pieces; each starts at a multiple of every element's size."""
-    nbytes = scanned.span.extent.nbytes
+    nbytes = scanned.span.nbytes
     for start in range(0, max(nbytes, 1), PIECE_BYTES):
         yield _Piece(scanned, start, min(PIECE_BYTES, nbytes - start))
 
@@ -153,7 +153,7 @@ def _test_of(
     span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
 ) -> Callable[[int], bool] | None:
     """Return what tells whether the first bytes of the buffer hold a NaN or an infinity."""
-    if span.dtype is None or span.dtype.float_code is None or span.extent.nbytes == 0:
+    if span.dtype is None or span.dtype.float_code is None or span.nbytes == 0:
         return None
     key = (span.dtype.name, span.byteorder)
     if key not in tests:

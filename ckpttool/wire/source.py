@@ -10,8 +10,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckpttool.errors import AccessDenied, LimitExceeded, Truncated, from_os_error
 
@@ -171,8 +170,7 @@ def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None
     return lambda offset, buffer: source.read_into(base + offset, buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class Contiguous:
+class Contiguous(NamedTuple):
     """Elements that lie in one piece, in C order.
 
     ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
@@ -194,8 +192,7 @@ class Contiguous:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class InMemory:
+class InMemory(NamedTuple):
     """Elements that had to be decoded, as bytes in C order; small by nature."""
 
     data: bytes
@@ -211,14 +208,12 @@ class InMemory:
 
 
 def swapped(view: memoryview, word: int) -> memoryview:
-    """Return the bytes with each word of ``word`` bytes reversed; the same view for 1."""
+    """Return the bytes with each word of 2, 4 or 8 bytes reversed; the same view for 1."""
     if word == 1:
         return view
     import numpy as np
 
-    words: np.ndarray[Any, Any] = (
-        np.frombuffer(view, f"u{word}") if word <= 8 else np.frombuffer(view, f"V{word}")
-    )
+    words: np.ndarray[Any, Any] = np.frombuffer(view, f"u{word}")
     return memoryview(words.byteswap().view(np.uint8).data)
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.report import Finding, error
@@ -43,8 +43,7 @@ _ENCRYPTED, _HAS_DESCRIPTOR, _PATCHED, _UTF8 = 0x0001, 0x0008, 0x0020, 0x0800
 _GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A record of a zip, as the central directory describes it; sizes and offsets in bytes."""
 
     name: str
@@ -145,13 +144,12 @@ class Archive:
         return content
 
 
-@dataclass(frozen=True, slots=True)
-class Directory:
+class Directory(NamedTuple):
     """Where the central directory lies, and how many records it announces."""
 
     offset: int
     nbytes: int
-    count: int
+    records: int
 
 
 def find_directory(source: Readable, findings: list[Finding]) -> Directory:
@@ -213,7 +211,7 @@ def _zip64_directory(
         findings.append(error("zip-headers-disagree", "the ZIP64 record speaks of several disks"))
     large = Directory(offset, size, count)
     pairs = (
-        (stated.count, count, _SATURATED16),
+        (stated.records, count, _SATURATED16),
         (stated.nbytes, size, _SATURATED32),
         (stated.offset, offset, _SATURATED32),
     )
@@ -229,16 +227,16 @@ def read_directory(source: Readable, directory: Directory) -> list[Member]:
         DamagedCheckpoint: It is not a list of as many records as announced.
         LimitExceeded: It is longer than any honest one.
     """
-    if directory.count > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
-        found = f"a directory of {directory.count:,} records in {directory.nbytes:,} bytes"
+    if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
+        found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")
     data = source.read(directory.offset, directory.nbytes, "zip directory")
     members, at = [], 0
-    for index in range(directory.count):
+    for index in range(directory.records):
         if at + _CENTRAL.size > len(data) or data[at : at + 4] != b"PK\x01\x02":
             found = f"no record {index} in the directory"
             raise DamagedCheckpoint(
-                source.path, found, expected=f"{directory.count} records", code="zip-directory"
+                source.path, found, expected=f"{directory.records} records", code="zip-directory"
             )
         member, at = _directory_entry(source.path, data, at)
         members.append(member)
@@ -318,7 +316,7 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
     """
     located: list[Member] = []
     previous: Member | None = None
-    boundaries = [member.header for member in members[1:]] + [end]
+    boundaries = [*(member.header for member in members), end][1:]
     expected_start = 0
     for member, boundary in zip(members, boundaries, strict=True):
         if previous is not None:
@@ -357,7 +355,7 @@ def _locate_one(source: Readable, member: Member, boundary: int, findings: list[
         )
     elif difference := _descriptor_difference(member, source.read(tail, boundary - tail)):
         findings.append(error("zip-headers-disagree", difference, member.name))
-    return replace(member, payload=payload)
+    return member._replace(payload=payload)
 
 
 def _differences(

@@ -55,7 +55,7 @@ def _cells(row: Row) -> list[str]:
         ours,
         row.peer or _NOTHING,
         _time(row.theirs),
-        _NOTHING if row.ratio is None else f"{row.ratio:.2f}",
+        _NOTHING if row.ratio is None else f"{row.ratio:.3g}",
         ", ".join(row.bars) or _NOTHING,
         _VERDICTS[row.is_met],
         _NOTHING if row.resident is None else f"{row.resident:.0f}",

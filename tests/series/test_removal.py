@@ -452,6 +452,7 @@ def test_a_journal_that_leads_out_is_refused(series: Path, monkeypatch: pytest.M
     before = _digests(series.parent)
     with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
         _prune(series)
+    assert len(list_checkpoints(series).journals) == 1
     assert _digests(series.parent) == before
 
 

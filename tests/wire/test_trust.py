@@ -277,7 +277,6 @@ GADGETS = each(
     torch.ops load_library
     torch.package PackageImporter
     torch.serialization load
-    torch.storage _load_from_bytes
     torch.nn.cpp ModuleWrapper
     torch.nn.functional os
     torch.nn.modules.module warnings

@@ -1,0 +1,129 @@
+"""``ckpttool latest``: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats import open_checkpoint
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs, below the working directory."""
+    shutil.copytree(files / "series", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
+
+
+def _flip(path: Path) -> None:
+    """Change a byte of a tensor: only its checksum tells."""
+    with open_checkpoint(path) as checkpoint:
+        storage = checkpoint.tensors[0].storage
+    assert storage is not None
+    content = bytearray(path.read_bytes())
+    content[storage.offset] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_newest(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("latest", series) == (0, "run/model_epoch_10.pth\n", "")
+    assert run("latest", f"{series}/") == (0, "run/model_epoch_10.pth\n", "")
+    monkeypatch.chdir(series)
+    assert run("latest") == (0, "model_epoch_10.pth\n", "")
+
+
+def test_json(run, series: Path) -> None:
+    status, out, err = run("latest", series, "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == {
+        "schema": "ckpttool.latest/1",
+        "path": "run/model_epoch_10.pth",
+        "epoch": 10,
+        "step": None,
+        "passed_over": [],
+    }
+
+
+def test_null(run, series: Path) -> None:
+    os.rename(series / "model_epoch_10.pth", series / "new\nline_epoch_11.pth")
+    assert run("latest", series, "-0") == (0, "run/new\nline_epoch_11.pth\0", "")
+
+
+def test_a_name_like_an_option_is_none(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.rename(series / "model_epoch_10.pth", series / "--force_epoch_10.pth")
+    monkeypatch.chdir(series)
+    assert run("latest") == (0, "./--force_epoch_10.pth\n", "")
+
+
+def test_a_damaged_one_is_passed_over(run, series: Path) -> None:
+    (series / "model_epoch_10.pth").write_bytes((series / "model_epoch_10.pth").read_bytes()[:900])
+    status, out, err = run("latest", series)
+    assert (status, out) == (0, "run/model_epoch_9.pth\n")
+    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: damaged: ")
+
+
+def test_every_byte_is_read_where_asked(run, series: Path) -> None:
+    _flip(series / "model_epoch_10.pth")
+    assert run("latest", series).out == "run/model_epoch_10.pth\n"
+    status, out, _ = run("latest", series, "--verify", "full", "--json")
+    document = json.loads(out)
+    assert (status, document["path"]) == (0, "run/model_epoch_9.pth")
+    (passed,) = document["passed_over"]
+    assert passed["path"] == "run/model_epoch_10.pth"
+    assert "CRC-32" in passed["why"]
+
+
+def test_what_is_being_written_is_passed_over(run, series: Path) -> None:
+    shutil.copy(series / "model_epoch_10.pth", series / "model_epoch_11.pth.tmp")
+    assert run("latest", series).out == "run/model_epoch_10.pth\n"
+
+
+def test_the_best(run, series: Path) -> None:
+    assert run("latest", series, "--best", "loss", "--mode", "max").out == "run/model_epoch_1.pth\n"
+    assert run("latest", series, "--best", "loss", "--mode", "min").out == "run/model_epoch_10.pth\n"
+
+
+def test_the_best_of_a_metric_that_nobody_has(run, series: Path) -> None:
+    answer = run("latest", series, "--best", "bleu", "--mode", "max")
+    assert answer == (1, "", "ckpttool: error: run: no checkpoint with a metric 'bleu'\n")
+
+
+@pytest.mark.parametrize("options", [["--best", "loss"], ["--mode", "min"]])
+def test_a_metric_and_its_mode_belong_together(run, series: Path, options: list[str]) -> None:
+    answer = run("latest", series, *options)
+    assert answer == (2, "", "ckpttool: error: --best METRIC and --mode min|max belong together\n")
+
+
+def test_it_descends_only_where_asked(run, series: Path) -> None:
+    assert run("latest", ".") == (1, "", "ckpttool: error: .: no checkpoint\n")
+    assert run("latest", ".", "-r") == (0, "run/model_epoch_10.pth\n", "")
+
+
+def test_a_run_of_a_trainer(run, files: Path) -> None:
+    trainer = files / "safetensors" / "trainer"
+    assert run("latest", trainer) == (0, f"{trainer}/checkpoint-4\n", "")
+
+
+def test_a_path_that_is_one(run, series: Path, files: Path) -> None:
+    assert run("latest", series / "model_epoch_3.pth") == (0, "run/model_epoch_3.pth\n", "")
+    one = files / "safetensors" / "trainer" / "checkpoint-2"
+    assert run("latest", one) == (0, f"{one}\n", "")
+
+
+def test_nothing_there(run, tmp_path: Path) -> None:
+    assert run("latest", tmp_path) == (1, "", f"ckpttool: error: {tmp_path}: no checkpoint\n")
+    missing = tmp_path / "missing"
+    assert run("latest", missing) == (1, "", f"ckpttool: error: {missing}: no such file or directory\n")
+
+
+def test_nothing_intact(run, series: Path) -> None:
+    for path in series.iterdir():
+        path.write_bytes(path.read_bytes()[:900])
+    status, out, err = run("latest", series)
+    assert (status, out) == (1, "")
+    assert err.endswith("ckpttool: error: run: none of 10 checkpoints is intact\n")

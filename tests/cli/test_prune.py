@@ -1,0 +1,271 @@
+"""``ckpttool prune``: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats import open_checkpoint
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs, below the working directory."""
+    shutil.copytree(files / "series", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
+
+
+def _flip(path: Path) -> None:
+    """Change a byte of a tensor: only its checksum tells."""
+    with open_checkpoint(path) as checkpoint:
+        storage = checkpoint.tensors[0].storage
+    assert storage is not None
+    content = bytearray(path.read_bytes())
+    content[storage.offset] ^= 1
+    path.write_bytes(content)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:900])
+
+
+def _epochs(directory: Path) -> list[int]:
+    return sorted(int(path.stem.rpartition("_")[2]) for path in directory.glob("*.pth"))
+
+
+PLAN = """\
+run/model_epoch_*.pth
+  keep    model_epoch_10.pth  newest, last 7
+  keep    model_epoch_9.pth   last 7
+  keep    model_epoch_8.pth   last 7
+  keep    model_epoch_7.pth   last 7
+  keep    model_epoch_6.pth   last 7
+  keep    model_epoch_5.pth   last 7
+  keep    model_epoch_4.pth   last 7
+  remove  model_epoch_3.pth   4.1 kB
+  remove  model_epoch_2.pth   4.1 kB
+  remove  model_epoch_1.pth   4.1 kB
+
+"""
+
+
+def test_text(run, series: Path) -> None:
+    would = PLAN + "would remove 3 of 10 checkpoints and free 12 kB\n"
+    assert run("prune", series, "--keep", 7, "--dry-run") == (0, would, "")
+    assert run("prune", series, "--keep", 7, "--check") == (1, would, "")
+    assert len(_epochs(series)) == 10
+    assert run("prune", series, "--keep", 7) == (0, PLAN + "removed 3 of 10 checkpoints, 12 kB freed\n", "")
+    assert _epochs(series) == [4, 5, 6, 7, 8, 9, 10]
+    assert sorted(os.listdir(series)) == sorted(f"model_epoch_{epoch}.pth" for epoch in range(4, 11))
+    assert run("prune", series, "--keep-last", 7, "--check").status == 0
+    assert run("prune", series, "--keep", 7).out.endswith("nothing to remove among 7 checkpoints\n")
+
+
+def test_json(run, series: Path) -> None:
+    documents = [json.loads(run("prune", series, "--keep", 9, "--json", *dry).out) for dry in (["-n"], [])]
+    assert documents[0] == documents[1] | {"dry_run": True}
+    document = documents[1]
+    assert document == {
+        "schema": "ckpttool.prune/1",
+        "dry_run": False,
+        "policy": {"keep_last": 9},
+        "freed_bytes": 4065,
+        "groups": document["groups"],
+        "errors": [],
+        "settled": {"finished": [], "put_back": []},
+    }
+    (group,) = document["groups"]
+    assert list(group) == ["key", "keep", "remove", "skipped"]
+    assert group["key"] == "run/model_epoch_*.pth"
+    assert group["keep"][:2] == [
+        {"path": "run/model_epoch_10.pth", "reasons": ["newest", "last 9"]},
+        {"path": "run/model_epoch_9.pth", "reasons": ["last 9"]},
+    ]
+    assert (group["remove"], group["skipped"]) == ([{"path": "run/model_epoch_1.pth", "bytes": 4065}], None)
+
+
+@pytest.mark.parametrize("harm", [_cut, _flip])
+def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm) -> None:
+    harm(series / "model_epoch_10.pth")
+    before = sum(path.stat().st_size for path in series.iterdir())
+    status, out, err = run("prune", series, "--keep", 3, "--json")
+    document = json.loads(out)
+    assert (status, _epochs(series)) == (1, [7, 8, 9, 10])
+    assert document["freed_bytes"] == before - sum(path.stat().st_size for path in series.iterdir())
+    (group,) = document["groups"]
+    assert [one["path"] for one in group["keep"]] == [f"run/model_epoch_{n}.pth" for n in (10, 9, 8, 7)]
+    assert group["keep"][0]["reasons"][0].startswith("damaged: ")
+    assert group["keep"][1]["reasons"] == ["newest", "last 3"]
+    assert err.startswith("ckpttool: error: run/model_epoch_10.pth: damaged: ")
+    assert err.endswith("; it is kept\n")
+    assert err.count("\n") == 1
+
+
+def test_quick_looks_at_the_structure_alone(run, series: Path) -> None:
+    _flip(series / "model_epoch_10.pth")
+    assert run("prune", series, "--keep", 3, "--verify", "quick").status == 0
+    assert _epochs(series) == [8, 9, 10]
+
+
+def test_damage_among_what_goes_is_kept_too(run, series: Path) -> None:
+    _cut(series / "model_epoch_2.pth")
+    assert run("prune", series, "--keep", 3).status == 1
+    assert _epochs(series) == [2, 8, 9, 10]
+
+
+def test_damage_is_told_where_nothing_goes(run, series: Path) -> None:
+    _cut(series / "model_epoch_2.pth")
+    status, _, err = run("prune", series, "--keep", 20)
+    assert (status, err.count("\n")) == (1, 1)
+
+
+def test_a_symlink_protects(run, series: Path) -> None:
+    (series / "best.pth").symlink_to("model_epoch_4.pth")
+    status, out, err = run("prune", series, "--keep", 2)
+    assert (status, err) == (0, "")
+    assert "keep    model_epoch_4.pth   symlink best.pth" in out
+    names = ["best.pth", "model_epoch_10.pth", "model_epoch_4.pth", "model_epoch_9.pth"]
+    assert sorted(os.listdir(series)) == names
+
+
+def test_a_series_whose_pointer_leads_nowhere_is_left_alone(run, series: Path) -> None:
+    (series / "latest").write_text("model_epoch_99.pth")
+    status, out, err = run("prune", series, "--keep", 2)
+    assert (status, len(_epochs(series))) == (1, 10)
+    why = "left alone: run/latest: latest is model_epoch_99.pth, which isn't there"
+    assert out.splitlines()[1] == f"  {why}"
+    assert err == f"ckpttool: error: run/model_epoch_*.pth: {why}\n"
+
+
+def test_series_are_pruned_each_for_itself(run, series: Path) -> None:
+    for epoch in range(1, 6):
+        shutil.copy(series / f"model_epoch_{epoch}.pth", series / f"other_epoch_{epoch}.pth")
+    (series / "notes.txt").write_text("precious")
+    assert run("prune", series, "--keep", 1).status == 0
+    assert sorted(os.listdir(series)) == ["model_epoch_10.pth", "notes.txt", "other_epoch_5.pth"]
+
+
+def test_it_descends_only_where_asked(run, series: Path) -> None:
+    assert run("prune", ".", "--keep", 2) == (0, "", "no checkpoint here\n")
+    assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
+    assert _epochs(series) == [1, 9, 10]
+
+
+def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
+    trainer = tmp_path / "trainer"
+    shutil.copytree(files / "safetensors" / "trainer", trainer, ignore=shutil.ignore_patterns("*.expected*"))
+    shutil.copytree(trainer / "checkpoint-2", trainer / "checkpoint-1")
+    assert run("prune", trainer, "--keep", 1).status == 0
+    assert os.listdir(trainer) == ["checkpoint-4"]
+
+
+def test_names_are_escaped(run, series: Path) -> None:
+    os.rename(series / "model_epoch_3.pth", series / "model_epoch_3\n\x1b[31m.pth")
+    answer = run("prune", series, "--keep", 2)
+    assert "\x1b" not in answer.out + answer.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "no rule says what to keep (--keep N keeps the newest N)"),
+        (["--keep", 0], "--keep 0 would keep nothing (at least 1)"),
+        (["--keep", 2, "--min-age", "soon"], "no duration: 'soon' (such as 7d12h, 90m or 30)"),
+    ],
+)
+def test_usage(run, series: Path, options: list[object], said: str) -> None:
+    assert run("prune", series, *options) == (2, "", f"ckpttool: error: {said}\n")
+    assert len(_epochs(series)) == 10
+
+
+def test_what_is_no_directory_of_checkpoints(run, series: Path, files: Path, tmp_path: Path) -> None:
+    path = series / "model_epoch_3.pth"
+    said = f"ckpttool: error: {path} is a file (name the directory that it lies in)\n"
+    assert run("prune", path, "--keep", 1) == (2, "", said)
+    one = tmp_path / "checkpoint-2"
+    shutil.copytree(files / "safetensors" / "trainer" / "checkpoint-2", one)
+    said = f"ckpttool: error: {one} is a checkpoint itself (name the directory that it lies in)\n"
+    assert run("prune", one, "--keep", 1) == (2, "", said)
+    missing = tmp_path / "missing"
+    said = f"ckpttool: error: {missing}: no such file or directory\n"
+    assert run("prune", missing, "--keep", 1) == (2, "", said)
+
+
+def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.series import removal
+
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(removal.Stage, "unlink", die)
+        with pytest.raises(Killed):
+            run("prune", series, "--keep", 9)
+    status, _, err = run("prune", series, "--keep", 9, "-n")
+    assert (status, err.count("a prune was interrupted here")) == (0, 1)
+    status, _, err = run("prune", series, "--keep", 9)
+    assert status == 0
+    assert err == (
+        "ckpttool: warning: run/model_epoch_1.pth: an interrupted prune had begun to remove it; "
+        "that is finished now\n"
+    )
+
+
+# Asking ---------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """What somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, run):
+    """Return what puts somebody before a terminal who types an answer."""
+
+    def put(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", Terminal(text))
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "left"), [("y\n", 0, 7), ("n\n", 1, 10), ("\n", 1, 10), ("", 130, 10)]
+)
+def test_it_asks_on_a_terminal(run, series: Path, typed, text: str, status: int, left: int) -> None:
+    typed(text)
+    answer = run("prune", series, "--keep", 7)
+    assert (answer.status, len(_epochs(series))) == (status, left)
+    assert answer.out.startswith(PLAN + "would remove 3 of 10 checkpoints and free 12 kB\n")
+    assert "Remove them? [y/N]" in answer.err
+    if text:
+        last = (
+            "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+        )
+        assert answer.out.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("options", [["--yes"], ["--dry-run"], ["--check"], ["--keep", 10]])
+def test_it_does_not_ask_needlessly(run, series: Path, typed, options: list[object]) -> None:
+    typed("")
+    assert "Remove" not in run("prune", series, "--keep", 7, *options).err
+
+
+def test_json_stays_one_document_where_it_asks(run, series: Path, typed) -> None:
+    typed("y\n")
+    answer = run("prune", series, "--keep", 7, "--json")
+    assert json.loads(answer.out)["dry_run"] is False
+    assert "would remove 3" in answer.err
