@@ -59,7 +59,7 @@ app.command()(prune.prune)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        status = app(args=None if arguments is None else [*arguments], standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (CheckpointError, UsageError) as error:

@@ -50,9 +50,10 @@ def inspect(
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif json:
-        from ckpttool.render.json import dumps, inspect_document
+        from ckpttool.cli.series import print_json
+        from ckpttool.render.json import inspect_document
 
-        print(dumps(inspect_document(inspections)))
+        print_json(inspect_document(inspections))
     else:
         from ckpttool.render.text import inspect_text
 
@@ -68,9 +69,11 @@ def _one(path: str) -> str:
     """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
     if not os.path.isdir(path):
         return path
+    from ckpttool.cli.series import say_journals
     from ckpttool.series.order import newest_in
 
     chosen = newest_in(path)
+    say_journals(chosen.journals)
     if chosen.others:
         say_warning(f"{path}: {chosen.others + 1} checkpoints; this is the newest, {chosen.path}")
     return chosen.path

@@ -20,28 +20,31 @@ if TYPE_CHECKING:
     from ckpttool.series.pruning import Pruned
 
 
+Keep = Annotated[
+    int | None,
+    typer.Option(
+        "--keep", "--keep-last", metavar="N", help="Keep the newest N intact ones.", show_default=False
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go; remove nothing.")]
+Check = Annotated[bool, typer.Option("--check", help="Remove nothing; status 1 if something would go.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+MinAge = Annotated[
+    str, typer.Option("--min-age", metavar="TIME", help="Keep what changed less than TIME (2h, 7d) ago.")
+]
+
+
 def prune(
     directory: Directory = Path(),
-    keep: Annotated[
-        int | None,
-        typer.Option(
-            "--keep", "--keep-last", metavar="N", help="Keep the newest N intact ones.", show_default=False
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say what would go; remove nothing.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Remove nothing; status 1 if something would go.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    keep: Keep = None,
+    dry_run: DryRun = False,
+    check: Check = False,
+    yes: Yes = False,
     json: Json = False,
     recursive: Recursive = False,
     exclude: Exclude = [],  # noqa: B006 - Typer copies it
     max_depth: MaxDepth = None,
-    min_age: Annotated[
-        str, typer.Option("--min-age", metavar="TIME", help="Keep what changed less than TIME (2h, 7d) ago.")
-    ] = "0",
+    min_age: MinAge = "0",
     verify: Verify = Depth.FULL,
     jobs: Jobs = None,
 ) -> int:

@@ -117,9 +117,10 @@ def _passes(verification: Verification, strict: bool) -> bool:
 
 def _print(verifications: list[Verification], json: bool, verbose: bool) -> None:
     if json:
-        from ckpttool.render.json import dumps, verify_document
+        from ckpttool.cli.series import print_json
+        from ckpttool.render.json import verify_document
 
-        print(dumps(verify_document(verifications)))
+        print_json(verify_document(verifications))
         return
     from ckpttool.render.text import verify_text
 

@@ -66,11 +66,15 @@ def detect(probe: Probe) -> Format | None:
     found = [format for format in formats(probe.kinds) if format.matches(probe)]
     if not found:
         found = [format for format in third_party_formats() if format.matches(probe)]
-    found = [one for one in found if not any(isinstance(one, other.specialises) for other in found)]
+    found = [one for one in found if not any(_specialises(other, one) for other in found)]
     if len(found) > 1:
         names = " and ".join(sorted({type(format).__name__ for format in found}))
         raise AmbiguousFormat(probe.path, f"{names} both recognise it")
     return found[0] if found else None
+
+
+def _specialises(format: Format, other: Format) -> bool:
+    return format is not other and isinstance(other, format.specialises)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

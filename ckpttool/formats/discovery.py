@@ -93,7 +93,11 @@ def _in_directory(directory: str, root: str, walk: Walk, depth: int) -> Iterator
 
 
 def _subdirectory(entry: os.DirEntry[str], root: str, walk: Walk, depth: int) -> Iterator[Unit]:
-    unit = _looked_at(entry.path, walk)
+    try:
+        unit = unit_at(entry.path)
+    except CheckpointError as error:
+        walk.on_error(error)
+        return
     if unit is not None:
         yield unit
     elif walk.recursive and (walk.max_depth is None or depth < walk.max_depth):

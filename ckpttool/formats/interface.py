@@ -69,7 +69,8 @@ class Probe:
             "pickle": head[:1] == b"\x80",
             "json": b"{" in head,
         }
-        return frozenset(kind for kind, is_so in told.items() if is_so) or frozenset({"other"})
+        kinds = {kind for kind, is_so in told.items() if is_so}
+        return frozenset(kinds if kinds - {"json"} else kinds | {"other"})
 
     @cached_property
     def entries(self) -> Mapping[str, os.DirEntry[str]]:

@@ -189,7 +189,7 @@ def _zip64_directory(
     source: Readable, stated: Directory, end: int, findings: list[Finding]
 ) -> tuple[Directory, int]:
     """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it."""
-    saturated = stated.count == _SATURATED16 or _SATURATED32 in (stated.nbytes, stated.offset)
+    saturated = stated.records == _SATURATED16 or _SATURATED32 in (stated.nbytes, stated.offset)
     locator_at = end - _LOCATOR64.size
     locator = source.read(locator_at, _LOCATOR64.size) if locator_at >= 0 else b""
     if locator[:4] != b"PK\x06\x07":
