@@ -1,7 +1,8 @@
 """Tell what a machine-learning checkpoint is and whether it is intact, and keep directories tidy.
 
-``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)`` and ``verify(path)`` return
-frozen results, the same that the command line shows.
+``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)``, ``verify(path)``,
+``list_checkpoints(directory)``, ``latest(directory)`` and ``prune(request)`` return frozen results, the same
+that the command line shows.
 
 The names are imported when they are first used: `import ckpttool` costs nothing.
 """
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from ckpttool.ops.inspect import Inspection, inspect
     from ckpttool.ops.verify import Verification, verify
     from ckpttool.report import Finding, Severity
+    from ckpttool.series.listing import latest, list_checkpoints
+    from ckpttool.series.planning import Request
+    from ckpttool.series.pruning import prune
+    from ckpttool.series.retention import Policy
 
 __all__ = [
     "AccessDenied",
@@ -44,6 +49,8 @@ __all__ = [
     "NotACheckpoint",
     "NotDownloaded",
     "NotFound",
+    "Policy",
+    "Request",
     "Severity",
     "Tensor",
     "TrainingState",
@@ -52,7 +59,10 @@ __all__ = [
     "UsageError",
     "Verification",
     "inspect",
+    "latest",
+    "list_checkpoints",
     "open_checkpoint",
+    "prune",
     "verify",
 ]
 
@@ -62,6 +72,10 @@ _HOMES = {
     "ops.inspect": ("Inspection", "inspect"),
     "ops.verify": ("Verification", "verify"),
     "report": ("Finding", "Severity"),
+    "series.listing": ("latest", "list_checkpoints"),
+    "series.planning": ("Request",),
+    "series.pruning": ("prune",),
+    "series.retention": ("Policy",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

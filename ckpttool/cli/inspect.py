@@ -50,7 +50,7 @@ def inspect(
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif json:
-        from ckpttool.cli.series import print_json
+        from ckpttool.cli.output import print_json
         from ckpttool.render.json import inspect_document
 
         print_json(inspect_document(inspections))

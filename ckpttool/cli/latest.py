@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ckpttool.cli.options import Jobs, Json
-from ckpttool.cli.output import say_error, say_warning
-from ckpttool.cli.series import Directory, Null, Recursive, print_json, print_paths, say_journals
+from ckpttool.cli.output import print_json, say_error, say_warning
+from ckpttool.cli.series import Directory, Null, Recursive, print_paths, say_journals
 
 
 class Depth(str, enum.Enum):

@@ -27,7 +27,7 @@ def list_(
     for problem in listing.problems:
         say_warning(f"{problem.path}: {problem.message}")
     if json:
-        from ckpttool.cli.series import print_json
+        from ckpttool.cli.output import print_json
         from ckpttool.render.json_series import list_document
 
         print_json(list_document(listing))

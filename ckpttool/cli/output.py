@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import FileEntry
     from ckpttool.ops.verify import Advance
 
 
@@ -68,6 +67,8 @@ def progress(what: str, total: int) -> Iterator[Advance]:
         yield lambda nbytes: bar.advance(task, nbytes)
 
 
-def total_bytes(files: Sequence[FileEntry]) -> int:
-    """Return the bytes of files."""
-    return sum(entry.nbytes for entry in files)
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print a document; a name that is no text keeps its bytes as lone surrogates, which JSON can spell."""
+    from ckpttool.render.json import dumps
+
+    print(dumps(document).encode("utf-8", "backslashreplace").decode())

@@ -10,8 +10,8 @@ import typer
 
 from ckpttool.cli.latest import Depth, Verify
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth
-from ckpttool.cli.output import has_colour, progress, say, say_error, say_warning
-from ckpttool.cli.series import Directory, Recursive, print_json, say_journals
+from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning
+from ckpttool.cli.series import Directory, Recursive, say_journals
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -37,10 +37,3 @@ def print_paths(paths: Sequence[str], *, null: bool) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(b"".join(os.fsencode(path) + (b"\0" if null else b"\n") for path in paths))
     sys.stdout.buffer.flush()
-
-
-def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document; a name that is no text keeps its bytes as lone surrogates, which JSON can spell."""
-    from ckpttool.render.json import dumps
-
-    print(dumps(document).encode("utf-8", "backslashreplace").decode())

@@ -117,7 +117,7 @@ def _passes(verification: Verification, strict: bool) -> bool:
 
 def _print(verifications: list[Verification], json: bool, verbose: bool) -> None:
     if json:
-        from ckpttool.cli.series import print_json
+        from ckpttool.cli.output import print_json
         from ckpttool.render.json import verify_document
 
         print_json(verify_document(verifications))
