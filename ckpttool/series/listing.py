@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ckpttool.errors import NotFound, UsageError
@@ -43,7 +43,12 @@ class Latest:
     entry: Entry | None
     reason: str | None = None
     passed_over: tuple[Problem, ...] = ()
-    journals: tuple[str, ...] = field(default=())
+    journals: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str | None:
+        """Return the path of the checkpoint, or None where there is none."""
+        return None if self.entry is None else self.entry.path
 
 
 def list_checkpoints(
