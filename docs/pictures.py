@@ -1,7 +1,7 @@
 """Draws the pictures of README: runs the real commands on a terminal and exports what they print as SVG.
 
-    python docs/pictures.py           writes docs/pictures/*.svg
-    python docs/pictures.py --check   exits 1 where one of them is stale
+python docs/pictures.py           writes docs/pictures/*.svg
+python docs/pictures.py --check   exits 1 where one of them is stale
 """
 
 from __future__ import annotations
@@ -68,7 +68,13 @@ def prepare(folder: Path) -> None:
 
 def run(command: str, folder: str) -> str:
     """Return what a command prints on a terminal of our width, escape codes and all."""
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color", "TZ": "UTC"}
+    environment = {
+        **os.environ,
+        "COLUMNS": str(COLUMNS),
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "TZ": "UTC",
+    }
     environment.pop("NO_COLOR", None)
     program = [sys.executable, "-m", "ckpttool", *command.split()]
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, check=False)

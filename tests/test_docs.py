@@ -39,7 +39,10 @@ def steps(page: Path) -> list[tuple[str, str]]:
 
 def pattern(expected: str) -> str:
     """Return the regular expression of an expected output, in which a line of … stands for any lines."""
-    lines = [r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()) + r"\n" for line in expected.splitlines()]
+    lines = [
+        r"(?:.*\n)*?" if line.strip() == "…" else re.escape(line.rstrip()) + r"\n"
+        for line in expected.splitlines()
+    ]
     return "".join(lines)
 
 
@@ -50,7 +53,11 @@ def test_examples_print_what_the_page_shows(page: Path, tmp_path: Path, pictures
         program, *arguments = shlex.split(command)
         assert program == "ckpttool"
         done = subprocess.run(
-            [sys.executable, "-m", "ckpttool", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "ckpttool", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode in (0, 1), done.stderr
         printed = "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).splitlines())
@@ -58,7 +65,9 @@ def test_examples_print_what_the_page_shows(page: Path, tmp_path: Path, pictures
             assert re.fullmatch(pattern(expected), printed), f"$ {command}\n{printed}"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "library.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "docs" / "library.md"], ids=lambda page: page.stem
+)
 def test_python_examples_run(page: Path, tmp_path: Path, pictures: ModuleType) -> None:
     pictures.prepare(tmp_path)
     code = "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE))
@@ -77,7 +86,8 @@ def test_every_option_stands_in_the_docs(command: str) -> None:
 
 
 def test_every_command_has_a_page() -> None:
-    shown = subprocess.run([sys.executable, "-m", "ckpttool", "--help"], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "ckpttool", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     commands = re.findall(r"^  ([a-z]+)  ", shown.partition("Commands:")[2], re.MULTILINE)
     assert sorted(commands) == sorted(COMMANDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.zipped import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 class Probe:
@@ -129,16 +131,22 @@ class Probe:
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
-    """Return the entries of a directory by name, in the order of their names.
+    """Return the entries of a directory by name, in the order of their names, numbers as numbers.
 
     Raises:
         NotFound, AccessDenied: It can't be read.
     """
     try:
         with os.scandir(path) as entries:
-            return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+            return {entry.name: entry for entry in sorted(entries, key=lambda entry: natural(entry.name))}
     except OSError as error:
         raise from_os_error(error, path) from error
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a sorting key in which numbers compare as numbers: epoch_9 comes before epoch_10."""
+    parts = _DIGITS.split(name)
+    return [(1, int(part), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts)]
 
 
 @dataclass(frozen=True, slots=True)
