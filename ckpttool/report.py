@@ -49,3 +49,8 @@ def note(code: str, message: str, where: str | None = None) -> Finding:
 def has_errors(findings: tuple[Finding, ...]) -> bool:
     """Tell whether any finding is an error."""
     return any(finding.severity is Severity.ERROR for finding in findings)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where there isn't just one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -26,7 +26,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 CASES = pytest.mark.parametrize("name", EXPECTED)
 PAYLOAD = Path("/tmp/ckpttool-was-run")
 """What the commands in the hostile files would create."""
-SECONDS = 10.0
+SECONDS = 20.0
 MEMORY = 2 << 30
 BLOCKS = 100
 TERMINAL_CONTROLS = frozenset(map(chr, [*range(32), *range(127, 160), 0x202E, 0x2066, 0x200B])) - {"\n"}

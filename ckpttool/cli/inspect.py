@@ -85,10 +85,9 @@ def _field(inspection: Inspection, key: str) -> str:
     Raises:
         UsageError: There is no such key.
     """
-    import json
-
     from ckpttool.errors import UsageError
-    from ckpttool.render.json import finite, inspect_document
+    from ckpttool.render.escape import printable
+    from ckpttool.render.json import dumps, inspect_document
 
     (value,) = inspect_document([inspection])["checkpoints"]
     for part in key.split("."):
@@ -98,4 +97,4 @@ def _field(inspection: Inspection, key: str) -> str:
             value = value[part]
         else:
             raise UsageError(f"no field {key}: {part} is not there")
-    return value if isinstance(value, str) else json.dumps(finite(value))
+    return printable(value) if isinstance(value, str) else dumps(value)

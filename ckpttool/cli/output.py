@@ -68,7 +68,7 @@ def progress(what: str, total: int) -> Iterator[Advance]:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document; a name that is no text keeps its bytes as lone surrogates, which JSON can spell."""
+    """Print a document."""
     from ckpttool.render.json import dumps
 
-    print(dumps(document).encode("utf-8", "backslashreplace").decode())
+    print(dumps(document))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import BLOCK_BYTES, Checkpoint, Tensor
+from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
 from ckpttool.report import Finding
 
@@ -95,17 +96,12 @@ def statistics_of(tensor: Tensor) -> Statistics:
     """
     import numpy as np
 
-    from ckpttool.dtypes import numpy_dtype
-
     dtype = numpy_dtype(tensor.dtype)
-    count = nan = infinite = zeros = kept = 0
+    stored = nan = infinite = zeros = kept = 0
     low, high, mean, squares = math.inf, -math.inf, 0.0, 0.0
-    for block in tensor.blocks():
-        values = _widened(
-            np.frombuffer(block, dtype) if tensor.dtype.bits >= 8 else tensor.array().reshape(-1)
-        )
+    for values in _stored_values(tensor, dtype):
         finite = values[np.isfinite(values)]
-        count += values.size
+        stored += values.size
         nan += int(np.count_nonzero(np.isnan(values)))
         infinite += int(np.count_nonzero(np.isinf(values)))
         zeros += int(np.count_nonzero(values == 0))
@@ -116,12 +112,21 @@ def statistics_of(tensor: Tensor) -> Statistics:
             squares += float(((finite - block_mean) ** 2).sum()) + delta**2 * kept * finite.size / total
             mean += delta * finite.size / total
             kept = total
-        if tensor.dtype.bits < 8:
-            break
+    times = tensor.size // stored if stored else 1
+    counts = (tensor.size, nan * times, infinite * times, zeros * times)
     if not kept:
-        return Statistics(count, nan, infinite, zeros, None, None, None, None)
-    return Statistics(count, nan, infinite, zeros, low, high, mean, math.sqrt(squares / kept))
+        return Statistics(*counts, None, None, None, None)
+    return Statistics(*counts, low, high, mean, math.sqrt(squares / kept))
 
 
-def _widened(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return values.astype("float64")
+def _stored_values(tensor: Tensor, dtype: np.dtype[Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the values in float64, each stored one once: an expanded tensor repeats its own."""
+    import numpy as np
+
+    assert tensor.values is not None  # the caller asked
+    if tensor.dtype.bits < 8:
+        yield tensor.array().reshape(-1).astype(np.float64)
+        return
+    for block in tensor.values.once().blocks(BLOCK_BYTES):
+        with np.errstate(invalid="ignore"):
+            yield np.frombuffer(block, dtype).astype(np.float64)

@@ -14,7 +14,7 @@ from ckpttool.checkpoint import Checkpoint, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats import detect, suffix_format, unrecognised
 from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.report import Finding, Severity, error, has_errors, warning
+from ckpttool.report import Finding, Severity, counted, error, has_errors, warning
 from ckpttool.wire.scan import Scanned, Specials, count_specials, scan
 
 CHECKS = ("structure", "checksum", "values", "safety")
@@ -133,7 +133,7 @@ def _beyond_opening(
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
     if safety is Safety.UNSAFE and "safety" in only:
-        checks[-1] = Check("safety", Status.FAILED, _counted(len(seen), "finding"))
+        checks[-1] = Check("safety", Status.FAILED, counted(len(seen), "finding"))
     nbytes = os.path.getsize(path) if os.path.isfile(path) else 0
     return Verification(path, format.name if format else None, None, safety, tuple(checks), findings, nbytes)
 
@@ -192,11 +192,11 @@ class _Verifier:
         self._findings.extend(found)
         failures = sum(finding.severity in self._fatal for finding in found)
         if failures:
-            return Check(name, Status.FAILED, f"{_counted(failures, 'finding')} in {detail}")
+            return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}")
         return Check(name, Status.PASSED, detail)
 
     def _structure(self) -> Check:
-        files = _counted(len(self._checkpoint.files), "file")
+        files = counted(len(self._checkpoint.files), "file")
         return self._check(
             "structure", self._checkpoint.findings, f"{files}, {len(self._checkpoint):,} tensors"
         )
@@ -216,7 +216,7 @@ class _Verifier:
             if bare
             else ""
         )
-        return self._check("checksum", findings, f"{_counted(len(covered), 'record')}{none}")
+        return self._check("checksum", findings, f"{counted(len(covered), 'record')}{none}")
 
     def _without_checksums(self) -> str:
         if self._checkpoint.format == "pytorch" and self._checkpoint.variant == "zip":
@@ -230,7 +230,7 @@ class _Verifier:
             return Check("values", Status.SKIPPED, "no tensor holds values")
         findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
         findings += self._unfinished_training()
-        return self._check("values", findings, _counted(len(tensors), "tensor"))
+        return self._check("values", findings, counted(len(tensors), "tensor"))
 
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return the tensors that the pass over the file has not shown to be finite."""
@@ -296,7 +296,3 @@ def _mismatch(scanned: Scanned) -> Finding:
 def _unreadable(scanned: Scanned) -> Finding:
     assert scanned.failure is not None  # selected by the caller
     return error(scanned.failure.code, scanned.failure.reason, scanned.span.where)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

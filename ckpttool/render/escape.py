@@ -16,8 +16,13 @@ def printable(text: str) -> str:
     return "".join(map(_spelled, text))
 
 
+def is_printable(character: str) -> bool:
+    """Tell whether a character shows as itself, and moves nothing else."""
+    return unicodedata.category(character) not in _UNFIT
+
+
 def _spelled(character: str) -> str:
-    if unicodedata.category(character) not in _UNFIT:
+    if is_printable(character):
         return character
     if character in _SHORT:
         return _SHORT[character]

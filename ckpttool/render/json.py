@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.render.escape import is_printable
+
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
     from ckpttool.ops.inspect import Inspection, Statistics
@@ -14,12 +16,21 @@ if TYPE_CHECKING:
     from ckpttool.report import Finding
 
 
-def dumps(document: Mapping[str, Any]) -> str:
-    """Return a document as JSON text; NaN and infinities become strings."""
+def dumps(document: Any) -> str:
+    """Return a document as JSON text; NaN and infinities become strings.
+
+    What a terminal would obey, and what UTF-8 can't hold, is spelled as JSON's own escapes.
+    """
     try:
-        return json.dumps(document, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        return json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(finite(document), ensure_ascii=False, allow_nan=False)
+    for character in set(text):
+        if not is_printable(character):
+            units = character.encode("utf-16-be", "surrogatepass").hex()
+            escapes = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+            text = text.replace(character, escapes)
+    return text
 
 
 def finite(value: Any) -> Any:

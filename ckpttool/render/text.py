@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Role, Tensor, TrainingState
 from ckpttool.ops.inspect import Inspection, Statistics
 from ckpttool.ops.verify import Safety, Status, Verification
 from ckpttool.render.escape import printable
-from ckpttool.report import Finding, Severity
+from ckpttool.report import Finding, Severity, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +43,8 @@ def number(value: object) -> str:
     """Return a number without digits that nobody reads."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_whole else printable(str(value))
 
 
 # inspect --------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ def inspect_text(
         emoji=False,
         markup=False,
     )
-    console.print(_title(inspection), style="bold")
+    console.print(_title(inspection), style="bold", soft_wrap=True)
     for label, value in _summary(inspection):
         console.print(f"  {label:<14} {value}", soft_wrap=True)
     if inspection.tensors:
@@ -108,7 +109,7 @@ def _holds(inspection: Inspection) -> str:
     told = ", ".join(f"{count:,} {role.value}" for role, count in counts.items() if count)
     if not told:
         return f"{found.granularity.value}: no tensors"
-    return f"{found.granularity.value}: {len(found.tensors):,} tensors ({told})"
+    return f"{found.granularity.value}: {counted(len(found.tensors), 'tensor')} ({told})"
 
 
 def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:

@@ -191,7 +191,12 @@ class Interpreter:
             raise Truncated(self.source.path, found, expected=available, where=self._where)
 
     def remember(self, index: int) -> None:
-        """Store the top of the stack in the memo."""
+        """Store the top of the stack in the memo.
+
+        Python's own unpickler allocates up to the index, whatever lies below.
+        """
+        if index > MAX_OPCODES:
+            raise self.exceeded(f"entry {index:,} of a pickle's memo")
         self.memo[index] = self.stack[-1]
         if len(self.memo) > MAX_MEMO:
             raise self.exceeded(f"more than {MAX_MEMO:,} entries in a pickle's memo")
@@ -257,7 +262,7 @@ class Interpreter:
         elif isinstance(target, Call):
             target.pairs.extend(pairs)
         else:
-            self.misused(f"items are set on {_kind(target)}")
+            self._unfit(target, "set on")
 
     def extend(self, target: object, items: list[Any]) -> None:
         if isinstance(target, list):
@@ -267,7 +272,7 @@ class Interpreter:
         elif isinstance(target, set):
             target.update(map(self.hashable, items))
         else:
-            self.misused(f"items are appended to {_kind(target)}")
+            self._unfit(target, "appended to")
 
     # Names and calls ------------------------------------------------------------------------------
 
@@ -343,6 +348,12 @@ class Interpreter:
             return call
 
     # Errors ---------------------------------------------------------------------------------------
+
+    def _unfit(self, target: object, what: str) -> None:
+        """Note items for what Python would ask to take them, or refuse those for what can't."""
+        if not isinstance(target, Global | Persistent):
+            raise self.damaged(f"items are {what} {_kind(target)}")
+        self.misused(f"items are {what} {_kind(target)}")
 
     def misused(self, sentence: str) -> None:
         self.pickle.misuse.append((self.position, sentence))

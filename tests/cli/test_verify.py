@@ -215,6 +215,18 @@ def test_strict_takes_no_unknown_class(run, files: Path) -> None:
     assert statuses(only(answer))["safety"] == "failed"
 
 
+def test_strict_does_not_fail_for_what_was_not_asked(run, guide: Path) -> None:
+    """Safety is unknown because nobody asked for it; that is no warning."""
+    status, _, err = run("verify", "--strict", "--only", "structure", guide)
+    assert (status, err) == (0, "")
+
+
+def test_options_that_leave_no_check_are_misuse(run, flipped: Path) -> None:
+    """Nothing looked at is not valid."""
+    status, out, err = run("verify", "--quick", "--only", "checksum", flipped)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
 def test_quiet_prints_nothing(run, guide: Path, flipped: Path) -> None:
     assert run("verify", "-q", guide) == (0, "", "")
     assert run("verify", "--quiet", flipped) == (1, "", "")
