@@ -54,7 +54,7 @@ def draw(name: str, commands: list[str]) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Lay out the checkpoints that the commands speak of: a good, a damaged and a malicious one, and a series."""
+    """Lay out what the commands speak of: a good, a damaged and a malicious checkpoint, and a series."""
     shutil.copy(FILES / "pytorch" / "guide.pth", folder / "model_checkpoint.pth")
     shutil.copytree(FILES / "series", folder / "runs")
     damaged = bytearray((folder / "model_checkpoint.pth").read_bytes())

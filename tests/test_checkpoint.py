@@ -13,7 +13,8 @@ import pytest
 from ckpttool import Checkpoint, CheckpointError, Tensor, open_checkpoint
 from ckpttool.checkpoint import Granularity, Role
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire.source import InMemory, Source
+from ckpttool.wire.readable import InMemory
+from ckpttool.wire.source import Source
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ def test_blocks_are_small_whatever_the_tensor(tmp_path: Path) -> None:
     path.write_bytes(b"")
     os.truncate(path, 1 << 24)
     with Source(path) as source:
-        from ckpttool.wire.source import Contiguous
+        from ckpttool.wire.readable import Contiguous
 
         one = Tensor(("x",), BY_NAME["uint8"], (1 << 24,), values=Contiguous(source, 0, 1 << 24))
         assert {len(block) for block in one.blocks()} == {1 << 20}

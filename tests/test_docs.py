@@ -98,7 +98,7 @@ def test_every_finding_code_is_documented() -> None:
 
 
 def finding_codes() -> set[str]:
-    """Return the codes in the source: what error(), warning() and note() are called with, and errors' codes."""
+    """Return the codes in the source: of findings, and of errors."""
     codes: set[str] = set()
     for module in (ROOT / "ckpttool").rglob("*.py"):
         source = module.read_text("utf-8")

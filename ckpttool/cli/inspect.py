@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def inspect(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", show_default=False, help="Files, directories, indexes.")
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", readable=False, show_default=False, help="Files, directories, indexes."
+        ),
     ],
     json: Json = False,
     all: Annotated[bool, typer.Option("--all", help="Show every tensor, not just the first 40.")] = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -12,9 +12,6 @@ from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
 from ckpttool.cli.output import has_colour, progress, say_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ckpttool.formats.discovery import Walk
     from ckpttool.formats.interface import Unit
     from ckpttool.ops.verify import Verification
 
@@ -22,7 +19,12 @@ if TYPE_CHECKING:
 def verify(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="PATH...", show_default=False, help="Files, or directories of checkpoints."),
+        typer.Argument(
+            metavar="PATH...",
+            readable=False,
+            show_default=False,
+            help="Files, or directories of checkpoints.",
+        ),
     ],
     json: Json = False,
     quick: Annotated[
@@ -49,21 +51,32 @@ def verify(
     Structure, every checksum, NaN and infinities, and what loading it could run. A directory stands for all
     checkpoints in it. Exit status: 0 all is well, 1 invalid or unsafe, 2 not a checkpoint.
     """
-    from ckpttool.formats.discovery import Walk
+    from ckpttool.errors import CheckpointError
 
-    checks = _checks(quick, only)
+    wanted = _Wanted(_checks(quick, only), strict, jobs, exclude, max_depth)
     could_not = False
-    verifications = []
-    walk = Walk(exclude=exclude, max_depth=max_depth, on_error=lambda error: say_error(str(error)))
+    verifications: list[Verification] = []
     for path in paths:
-        units = list(_units(str(path), walk))
-        could_not |= not units
-        verifications += [_verified(unit, checks, strict, jobs) for unit in units]
-    if verifications and not quiet:
-        _print(verifications, json, verbose)
+        try:
+            verifications += _verified_all(str(path), wanted)
+        except CheckpointError as error:
+            say_error(str(error))
+            could_not = True
     if could_not:
         return 2
+    if not quiet:
+        _print(verifications, json, verbose)
     return int(not all(_passes(verification, strict) for verification in verifications))
+
+
+class _Wanted(NamedTuple):
+    """What was asked for."""
+
+    checks: tuple[str, ...]
+    strict: bool
+    jobs: int | None
+    exclude: list[str]
+    max_depth: int | None
 
 
 def _checks(quick: bool, only: str | None) -> tuple[str, ...]:
@@ -81,38 +94,54 @@ def _checks(quick: bool, only: str | None) -> tuple[str, ...]:
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
         raise UsageError(f"no check {unknown[0]!r}: there are {', '.join(CHECKS)}")
-    return tuple(name for name in names if not quick or name in QUICK_CHECKS)
+    checks = tuple(name for name in names if not quick or name in QUICK_CHECKS)
+    if not checks:
+        raise UsageError("--quick and --only leave no check")
+    return checks
 
 
-def _units(path: str, walk: Walk) -> Iterator[Unit]:
-    """Yield what is to be verified at a path; say so where it is nothing."""
+def _verified_all(path: str, wanted: _Wanted) -> list[Verification]:
+    """Return the verdicts on all checkpoints at a path; what in a directory can't be read is invalid.
+
+    Raises:
+        CheckpointError: The path itself can't be looked at, or nothing there is a checkpoint.
+    """
     from ckpttool.errors import CheckpointError
     from ckpttool.formats import unrecognised
-    from ckpttool.formats.discovery import discover
+    from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.interface import Probe
+    from ckpttool.ops.verify import unreadable
 
-    found = False
-    try:
-        for unit in discover(path, walk):
-            found = True
-            yield unit
-        if not found:
-            raise unrecognised(Probe(path))
-    except CheckpointError as error:
-        say_error(str(error))
+    lost: list[CheckpointError] = []
+    walk = Walk(exclude=wanted.exclude, max_depth=wanted.max_depth, on_error=lost.append)
+    units = list(discover(path, walk))
+    if not units:
+        raise lost[0] if lost else unrecognised(Probe(path))
+    verifications = []
+    for unit in units:
+        try:
+            verifications.append(_verified(unit, wanted))
+        except CheckpointError as error:
+            if unit.path == path:
+                raise
+            lost.append(error)
+    return verifications + [unreadable(error) for error in lost]
 
 
-def _verified(unit: Unit, checks: tuple[str, ...], strict: bool, jobs: int | None) -> Verification:
+def _verified(unit: Unit, wanted: _Wanted) -> Verification:
     from ckpttool.ops.verify import verify as verify_one
 
     with progress(unit.path, unit.nbytes) as advance:
-        return verify_one(unit, only=checks, strict=strict, jobs=jobs, advance=advance)
+        return verify_one(unit, only=wanted.checks, strict=wanted.strict, jobs=wanted.jobs, advance=advance)
 
 
 def _passes(verification: Verification, strict: bool) -> bool:
-    from ckpttool.ops.verify import Safety
+    from ckpttool.ops.verify import Safety, Status
 
-    return verification.is_fine and not (strict and verification.safety is Safety.UNKNOWN)
+    was_judged = any(
+        check.name == "safety" and check.status is not Status.SKIPPED for check in verification.checks
+    )
+    return verification.is_fine and not (strict and was_judged and verification.safety is Safety.UNKNOWN)
 
 
 def _print(verifications: list[Verification], json: bool, verbose: bool) -> None:

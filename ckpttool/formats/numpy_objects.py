@@ -17,7 +17,8 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.trees import Leaf, plain
 from ckpttool.wire.pickled import Call, Global, Payload
-from ckpttool.wire.source import Contiguous, InMemory, Source, swap_width, swapped
+from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
+from ckpttool.wire.source import Source
 from ckpttool.wire.strided import Strided, is_contiguous
 
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})

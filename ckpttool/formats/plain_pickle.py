@@ -20,7 +20,8 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Payload, Persistent
-from ckpttool.wire.source import Buffer, Readable
+from ckpttool.wire.readable import Readable
+from ckpttool.wire.source import Buffer
 
 MAX_TRIED = 1 << 26
 """The most bytes of a file that are interpreted to see whether they are a pickle without a header."""

@@ -19,14 +19,15 @@ from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.assembly import assemble
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.pytorch_zip import element_types, parse_persistent_id
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch_records import element_types, parse_persistent_id
 from ckpttool.formats.trees import Flat, Leaf, flatten, plain, references
 from ckpttool.report import Finding, error
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge
 from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
-from ckpttool.wire.source import Readable, Source
+from ckpttool.wire.readable import Readable
+from ckpttool.wire.source import Source
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

@@ -20,7 +20,8 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
 from ckpttool.training import training_state
 from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Contiguous, Source, reader_from
+from ckpttool.wire.readable import Contiguous, reader_from
+from ckpttool.wire.source import Source
 
 MAX_HEADER = 100_000_000
 """The longest header in bytes, as in tensor.rs."""

@@ -16,7 +16,7 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.numpy_objects import numpy_leaf
 from ckpttool.formats.trees import Leaf, plain, references
 from ckpttool.wire.pickled import Call, Global, Persistent
-from ckpttool.wire.source import Contiguous, Readable, swap_width
+from ckpttool.wire.readable import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach
 
 MAX_AXES = 64

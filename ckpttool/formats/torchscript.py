@@ -19,8 +19,8 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.assembly import assemble
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.pytorch_legacy import told_by_errors
-from ckpttool.formats.pytorch_zip import Records, StorageRecords
 from ckpttool.formats.torch_objects import TensorParts, TorchObjects
+from ckpttool.formats.torch_records import Records, StorageRecords
 from ckpttool.formats.trees import Flat, Leaf, flatten, nodes
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import Judged, judge

@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 
-MAX_VISITS = 5_000_000
+MAX_VISITS = 2_000_000
 MAX_DEPTH = 500
 MAX_REPEATS = 200_000
 """How often containers may be met again: what is shared is told at each place, and can multiply at will."""
@@ -20,6 +20,7 @@ _MAX_KEY_BITS = 64
 _SHOWN_ARGS = 8
 
 _SCALARS = frozenset({int, float, str, bool, type(None)})
+_SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
 
 T = TypeVar("T")
 
@@ -128,7 +129,11 @@ class _Flattening(Generic[T]):
         found = self._leaf(node)
         if found is not None:
             self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
+            self._visits += len(found.tensors)
             return _GONE if found.plain is None else found.plain
+        if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
+            self._visits += len(node) // _SCALARS_A_VISIT
+            return [plain(item) for item in node]
         parts = _children(node)
         if parts is None:
             return plain(node)

@@ -138,6 +138,14 @@ def _beyond_opening(
     return Verification(path, format.name if format else None, None, safety, tuple(checks), findings, nbytes)
 
 
+def unreadable(failure: CheckpointError) -> Verification:
+    """Return the verdict on what lies in a directory and can't be read: it is not fine."""
+    checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS]
+    checks[0] = Check("structure", Status.FAILED, failure.reason)
+    finding = error(failure.code, failure.reason, failure.where)
+    return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,))
+
+
 class _Verifier:
     """Runs the checks on one open checkpoint and collects what they find."""
 
@@ -256,7 +264,10 @@ class _Verifier:
         return special_findings(specials, tensor)
 
     def _unfinished_training(self) -> list[Finding]:
-        loss = self._checkpoint.training.loss
+        try:
+            loss = self._checkpoint.training.loss
+        except CheckpointError:  # a scalar that can't be read: the pass over the file has told
+            return []
         if loss is None or loss - loss == 0:
             return []
         return [

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
+from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
-from ckpttool.wire.source import Readable
+from ckpttool.wire.readable import Readable
 from ckpttool.wire.trust import Trust, modern, trust
 
 MAX_OPCODES = 10_000_000
-MAX_NODES = 5_000_000
+MAX_NODES = 3_000_000
 MAX_MEMO = 4_000_000
 MAX_STREAM = 1 << 28
 """The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
@@ -34,6 +34,7 @@ MAX_MEMORY = 1 << 28
 
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
+_FIRST_WINDOW = 1 << 10
 _WINDOW = 1 << 20
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _HASH_MODULUS = (1 << 61) - 1
@@ -58,6 +59,7 @@ class Interpreter:
         self._data = b""
         self._pos = 0
         self._refill_at = -1
+        self._window = _FIRST_WINDOW
         self._streamed = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
@@ -104,7 +106,8 @@ class Interpreter:
         """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
         self._base = self.position
         self._pos = 0
-        length = min(max(_WINDOW, needed), self._end - self._base)
+        self._window = min(4 * self._window, _WINDOW)
+        length = min(max(self._window, needed), self._end - self._base)
         self._data = self.source.read(self._base, length, self._where) if length > 0 else b""
         at_end = self._base + len(self._data) >= self._end
         self._refill_at = self._end if at_end else len(self._data) - _LONGEST_FIXED
@@ -124,7 +127,7 @@ class Interpreter:
         """Return the bytes before the next line feed."""
         end = self._data.find(b"\n", self._pos)
         if end < 0:
-            self._refill(PAYLOAD_BYTES)
+            self._refill(_WINDOW)
             end = self._data.find(b"\n")
             if end < 0 and len(self._data) >= _WINDOW:
                 raise self.exceeded(f"a line of more than {_WINDOW:,} bytes")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 
-MAX_VALUES = 10_000_000
+MAX_VALUES = 4_000_000
 """The most JSON values in one text; a safetensors header of 100 MB has as many."""
 
 MAX_DEPTH = 127

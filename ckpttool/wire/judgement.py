@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
-from ckpttool.wire.source import Buffer, Readable
+from ckpttool.wire.readable import Readable
+from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import Trust, trust
 
 MAX_PICKLES = 10_000
@@ -47,6 +48,11 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
             safety += judge(interpreter.pickle, where)
             break
         safety += judge(pickles[-1], where)
+    if len(pickles) == MAX_PICKLES and pickles[-1].end < end:
+        found = f"more than {MAX_PICKLES:,} pickles one behind the other"
+        failure = LimitExceeded(source.path, found, where=where)
+        failure.safety = tuple(dict.fromkeys(safety))
+        raise failure
     return Judged(tuple(pickles), tuple(dict.fromkeys(safety)), end - pickles[-1].end)
 
 

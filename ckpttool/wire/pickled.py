@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.wire.source import Readable
+from ckpttool.wire.readable import Readable
 
 
 @dataclass(frozen=True, slots=True)

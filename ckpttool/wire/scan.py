@@ -109,8 +109,10 @@ def scan(
 def _cut(scanned: Scanned) -> Iterator[_Piece]:
     """Cut a span into pieces; each starts at a multiple of every element's size."""
     nbytes = scanned.span.nbytes
-    for start in range(0, max(nbytes, 1), PIECE_BYTES):
-        yield _Piece(scanned, start, min(PIECE_BYTES, nbytes - start))
+    # What is compressed can only be read from its start on.
+    length = PIECE_BYTES if scanned.span.inflated is None else max(nbytes, 1)
+    for start in range(0, max(nbytes, 1), length):
+        yield _Piece(scanned, start, min(length, nbytes - start))
 
 
 def _work(progress: _Progress, checksum: bool, values: bool) -> None:

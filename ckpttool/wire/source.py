@@ -1,4 +1,4 @@
-"""Bounds-checked reads of an open file, and the values that lie in it.
+"""Bounds-checked reads of an open file.
 
 Files are read with ``pread`` and never through a map: a map of a file that a trainer cuts short kills the
 process, and counts every touched page as memory.
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from ckpttool.errors import AccessDenied, LimitExceeded, Truncated, from_os_error
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 MAX_READ = 1 << 28
 """The most bytes that one ``read`` may ask for; all larger data is streamed."""
@@ -105,7 +104,7 @@ class Source:
             except OSError as error:
                 raise from_os_error(error, self.path) from error
             if count == 0:
-                found = f"the file ends at byte {offset + done}"
+                found = f"the file ends at byte {os.fstat(self._descriptor).st_size}"
                 raise Truncated(self.path, found, expected=f"{self.size} when it was opened", where=where)
             done += count
 
@@ -160,63 +159,3 @@ class Buffer:
             Truncated: The data ends before.
         """
         buffer[:] = self.read(offset, len(buffer), where)
-
-
-Readable: TypeAlias = Source | Buffer
-
-
-def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:
-    """Return what fills a buffer from an offset that counts from ``base``, in bytes."""
-    return lambda offset, buffer: source.read_into(base + offset, buffer)
-
-
-class Contiguous(NamedTuple):
-    """Elements that lie in one piece, in C order.
-
-    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
-    """
-
-    source: Readable
-    offset: int
-    nbytes: int
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        buffer = bytearray(min(self.nbytes, max(16, limit - limit % 16)))
-        for start in range(0, self.nbytes, len(buffer) or 1):
-            view = memoryview(buffer)[: min(len(buffer), self.nbytes - start)]
-            self.source.read_into(self.offset + start, view)
-            yield swapped(view, self.swap)
-
-    def once(self) -> Contiguous:
-        return self
-
-
-class InMemory(NamedTuple):
-    """Elements that had to be decoded, as bytes in C order; small by nature."""
-
-    data: bytes
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        step = max(16, limit - limit % 16)
-        for start in range(0, len(self.data), step):
-            yield swapped(memoryview(self.data)[start : start + step], self.swap)
-
-    def once(self) -> InMemory:
-        return self
-
-
-def swapped(view: memoryview, word: int) -> memoryview:
-    """Return the bytes with each word of 2, 4 or 8 bytes reversed; the same view for 1."""
-    if word == 1:
-        return view
-    import numpy as np
-
-    words: np.ndarray[Any, Any] = np.frombuffer(view, f"u{word}")
-    return memoryview(words.byteswap().view(np.uint8).data)
-
-
-def swap_width(word: int, byteorder: str) -> int:
-    """Return the word to reverse so that values in ``byteorder`` become little-endian."""
-    return word if byteorder == "big" else 1

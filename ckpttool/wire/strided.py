@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.source import Readable, swapped
+from ckpttool.wire.readable import Readable, swapped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,21 +10,22 @@ Source: PKWARE APPNOTE 6.3; PyTorch ``caffe2/serialize/inline_container.cc`` for
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.report import Finding, error
-from ckpttool.wire.source import Buffer, Readable
+from ckpttool.wire.inflated import Inflated
+from ckpttool.wire.readable import Readable
+from ckpttool.wire.source import Source
 
 LOCAL_MAGIC = b"PK\x03\x04"
 EMPTY_MAGIC = b"PK\x05\x06"
 
 STORED, DEFLATED = 0, 8
 
-MAX_MEMBERS = 2_000_000
+MAX_MEMBERS = 500_000
 MAX_DIRECTORY = 1 << 28
 MAX_INFLATED = 1 << 28
 """The most bytes that a member which has to be inflated may have."""
@@ -72,7 +73,7 @@ class Archive:
             once ``members`` has been asked for.
     """
 
-    def __init__(self, source: Readable) -> None:
+    def __init__(self, source: Source) -> None:
         """Read the directory.
 
         Raises:
@@ -105,15 +106,19 @@ class Archive:
         return any(member.crc32 for member in self.members) or not any(m.size for m in self.members)
 
     def content(self, member: Member) -> Readable:
-        """Return something to read the content of a member from, with the offset of its first byte.
+        """Return something to read the content of a member from; see ``offset``.
 
         Raises:
             LimitExceeded: It would inflate to more than ``MAX_INFLATED`` bytes.
-            DamagedCheckpoint: It can't be inflated.
         """
         if member.method == STORED:
             return self.source
-        return Buffer(self.source.path, self._inflated(member))
+        if member.size > MAX_INFLATED:
+            found = f"a compressed record of {member.size:,} bytes"
+            raise LimitExceeded(
+                self.source.path, found, expected=f"at most {MAX_INFLATED:,}", where=member.name
+            )
+        return Inflated(self.source, member.payload, member.stored, member.size, member.name)
 
     def offset(self, member: Member) -> int:
         """Return the offset of a member's first byte in what ``content`` returns."""
@@ -126,22 +131,6 @@ class Archive:
             DamagedCheckpoint: It can't be read or inflated.
         """
         return self.content(member).read(self.offset(member), member.size, member.name)
-
-    def _inflated(self, member: Member) -> bytes:
-        path = self.source.path
-        if member.size > MAX_INFLATED:
-            found = f"a compressed record of {member.size:,} bytes"
-            raise LimitExceeded(path, found, expected=f"at most {MAX_INFLATED:,}", where=member.name)
-        data = self.source.read(member.payload, member.stored, member.name)
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            content = inflater.decompress(data, member.size + 1)
-        except zlib.error as failure:
-            raise DamagedCheckpoint(path, f"can't be inflated: {failure}", where=member.name) from failure
-        if len(content) != member.size or not inflater.eof or inflater.unused_data:
-            found = f"inflates to {len(content):,} bytes or more"
-            raise DamagedCheckpoint(path, found, expected=f"{member.size:,}", where=member.name)
-        return content
 
 
 class Directory(NamedTuple):

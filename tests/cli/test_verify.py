@@ -410,9 +410,12 @@ def test_no_permission_in_a_directory(
         return really_open(path, *args, **kwargs)
 
     monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)
-    status, _, err = run("verify", "--json", tmp_path)
+    status, out, err = run("verify", "--json", tmp_path)
     monkeypatch.undo()
-    assert (status, err) == (2, f"ckpttool: error: {tmp_path}/b.pth: permission denied\n")
+    assert (status, err) == (1, "")
+    lost = json.loads(out)["checkpoints"][1]
+    assert (lost["path"], lost["verdict"]) == (f"{tmp_path}/b.pth", "invalid")
+    assert [finding["code"] for finding in lost["findings"]] == ["access-denied"]
 
 
 def test_file_that_shrinks_while_it_is_read(
@@ -445,8 +448,9 @@ def test_file_that_vanishes_between_finding_and_opening(
         return verify(unit, **options)
 
     monkeypatch.setattr(verifying, "verify", vanishing)
-    status, _, err = run("verify", tmp_path)
-    assert (status, err) == (2, f"ckpttool: error: {tmp_path}/b.pth: no such file or directory\n")
+    status, out, err = run("verify", tmp_path)
+    assert (status, err) == (1, "")
+    assert f"INVALID  {tmp_path}/b.pth" in out and "no such file or directory" in out
 
 
 def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from ckpttool.checkpoint import Extent, Span
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import Truncated
 from ckpttool.wire import scan as under_test
+from ckpttool.wire.readable import InMemory, reader_from
 from ckpttool.wire.scan import combined_crc32, count_specials, scan
-from ckpttool.wire.source import Buffer, InMemory, reader_from
+from ckpttool.wire.source import Buffer
 
 NARROW = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes <= 2]
 WIDE = [dtype for dtype in BY_NAME.values() if dtype.float_code is not None and dtype.word_bytes > 2]

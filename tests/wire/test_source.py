@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import AccessDenied, CheckpointError, LimitExceeded, NotFound, Truncated
 from ckpttool.wire import source as under_test
-from ckpttool.wire.source import Buffer, Contiguous, InMemory, Readable, Source, reader_from, swapped
+from ckpttool.wire.readable import Contiguous, InMemory, Readable, reader_from, swapped
+from ckpttool.wire.source import Buffer, Source
 
 CONTENT = bytes(range(256)) * 4
 
