@@ -137,6 +137,8 @@ class MissingPackage(CheckpointError):
 def from_os_error(error: OSError, path: str | os.PathLike[str]) -> CheckpointError:
     """Return the error of this tree that says what the operating system said."""
     if isinstance(error, FileNotFoundError):
+        if os.path.islink(path):
+            return NotFound(path, f"a link to {os.readlink(path)}, which does not exist")
         return NotFound(path, "no such file or directory")
     if isinstance(error, PermissionError):
         return AccessDenied(path, "permission denied")

@@ -101,7 +101,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     """Return the error that says best why no format recognises a path."""
     if probe.is_directory:
-        return NotACheckpoint(probe.path, "no checkpoint", expected="a directory that holds one")
+        return NotACheckpoint(probe.path, "no checkpoint in this directory")
     if probe.head.startswith(_LFS_POINTER):
         return NotDownloaded(probe.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
     looks_like = suffix_format(probe.name)
@@ -125,4 +125,7 @@ def _described(probe: Probe) -> str:
     for magic, name in _COMPRESSED.items():
         if probe.head.startswith(magic):
             return f"a file compressed with {name}; decompress it first"
+    first_line = probe.head.split(b"\n")[0][:40].decode("utf-8", "replace").strip()
+    if first_line.isprintable() and "\ufffd" not in first_line and b"\0" not in probe.head:
+        return f"text that starts with {first_line!r}"
     return f"{probe.source.size:,} bytes that start with {probe.head[:8].hex(' ')}"

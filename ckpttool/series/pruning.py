@@ -154,6 +154,8 @@ def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
             locks.hold(directory)
             outcome = remove(directory, _journal(groups, total))
         except CheckpointError as failure:
+            if len(intended) == 1:
+                raise
             outcome = Outcome(failed={entry.path: failure.reason for one in groups for entry in one.remove})
         total.removed += outcome.removed
         total.failed |= outcome.failed

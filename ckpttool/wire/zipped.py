@@ -152,9 +152,8 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
     tail = source.read(tail_offset, source.size - tail_offset)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or len(tail) - at < _END.size:
-        raise Truncated(
-            source.path, f"{source.size:,} bytes of a zip without its directory", expected="more bytes"
-        )
+        found = f"{source.size:,} bytes of a zip that ends before its directory"
+        raise Truncated(source.path, found)
     _, disk, first_disk, here, count, nbytes, offset, comment = _END.unpack_from(tail, at)
     end = tail_offset + at
     if comment:

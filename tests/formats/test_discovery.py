@@ -210,10 +210,10 @@ def test_declared_specialisation_wins(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "content", "kind", "said"),
     [
-        ("a.txt", b"hello", NotACheckpoint, "5 bytes that start with 68 65 6c 6c 6f (one of "),
+        ("a.txt", b"hello", NotACheckpoint, "text that starts with 'hello' (one of "),
         ("a.txt", b"", NotACheckpoint, "an empty file (one of "),
         ("a.pth", b"", DamagedCheckpoint, "an empty file (a pytorch checkpoint)"),
-        ("A.PTH", b"x", DamagedCheckpoint, "1 bytes that start with 78 (a pytorch checkpoint)"),
+        ("A.PTH", b"\xff", DamagedCheckpoint, "1 bytes that start with ff (a pytorch checkpoint)"),
         ("a.safetensors", b"", DamagedCheckpoint, "an empty file (a safetensors checkpoint)"),
         ("a.bin", b"\x1f\x8b\x08", DamagedCheckpoint, "a file compressed with gzip; decompress it first"),
         ("a", b"\x28\xb5\x2f\xfd", NotACheckpoint, "a file compressed with zstd; decompress it first"),
