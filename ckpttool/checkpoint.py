@@ -134,7 +134,9 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all elements, packed."""
+        """Return the bytes of all elements, packed; of strings, the bytes that store them."""
+        if self.dtype.kind == "string":
+            return self.extent.nbytes if self.extent else 0
         return self.dtype.nbytes(self.size)
 
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:

@@ -117,6 +117,8 @@ _TABLE = (
     DType("qint32", 32, "quantized", "int32", storage="QInt32"),
     DType("quint4x2", 4, "quantized", None, storage="QUInt4x2"),
     DType("quint2x4", 2, "quantized", None, storage="QUInt2x4"),
+    DType("string", 0, "string"),
+    DType("variant", 0, "string"),
     DType("bits8", 8, "bits", "uint8", storage="Bits8"),
     DType("bits1x8", 8, "bits", "uint8", storage="Bits1x8"),
     DType("bits2x4", 8, "bits", "uint8", storage="Bits2x4"),

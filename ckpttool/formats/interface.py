@@ -17,6 +17,7 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.zipped import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
+_HDF5 = b"\x89HDF\r\n\x1a\n"
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -70,6 +71,8 @@ class Probe:
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
             "json": b"{" in head,
+            "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
+            "numpy": head.startswith(b"\x93NUMPY"),
         }
         kinds = {kind for kind, is_so in told.items() if is_so}
         return frozenset(kinds if kinds - {"json"} else kinds | {"other"})

@@ -1,0 +1,118 @@
+"""Protocol buffers on the wire: the fields of a message, without a schema and without recursion.
+
+Source: Protocol Buffers documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckpttool.errors import DamagedCheckpoint
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_MAX_VARINT_BYTES = 10
+_FIXED32, _FIXED64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+class Field(NamedTuple):
+    """One field of a message.
+
+    Attributes:
+        number: As the schema numbers it.
+        kind: VARINT, FIXED64, BYTES or FIXED32.
+        value: An unsigned integer, or the bytes of a string or message.
+        start: Offset in the message of the value's first byte (behind the length, for BYTES).
+    """
+
+    number: int
+    kind: int
+    value: int | memoryview
+    start: int
+
+    @property
+    def data(self) -> memoryview:
+        """Return the bytes of a string or message; none for a number."""
+        return self.value if isinstance(self.value, memoryview) else memoryview(b"")
+
+    @property
+    def integer(self) -> int:
+        """Return the unsigned number; 0 for bytes."""
+        return 0 if isinstance(self.value, memoryview) else self.value
+
+    @property
+    def signed(self) -> int:
+        """Return the number as int64 fields hold it, in two's complement."""
+        return self.integer - (1 << 64) if self.integer >> 63 else self.integer
+
+    @property
+    def text(self) -> str:
+        """Return the bytes as text; what is no UTF-8 is spelled out."""
+        return bytes(self.data).decode("utf-8", "backslashreplace")
+
+
+def varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """Return an unsigned base-128 integer and the offset behind it.
+
+    Raises:
+        ValueError: It doesn't end, or doesn't fit into 64 bits.
+    """
+    number = shift = 0
+    for byte in data[at : at + _MAX_VARINT_BYTES]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            if number >> 64:
+                raise ValueError(f"a varint at byte {at} of more than 64 bits")
+            return number, at + shift // 7
+    raise ValueError(f"a varint at byte {at} that doesn't end")
+
+
+def fields(message: bytes | memoryview, path: str, where: str | None = None) -> Iterator[Field]:
+    """Yield the fields of a message in order; values are views, nothing is copied.
+
+    Args:
+        message: The bytes of the message.
+        path: The file, for errors.
+        where: What the message is, for errors.
+
+    Raises:
+        DamagedCheckpoint: It is no message.
+    """
+    view = memoryview(message)
+    at = 0
+    try:
+        while at < len(view):
+            key, at = varint(view, at)
+            field = _field(view, key >> 3, key & 7, at)
+            yield field
+            at = field.start + len(field.data) if field.kind == BYTES else _behind(view, field)
+    except ValueError as failure:
+        raise DamagedCheckpoint(
+            path, f"no message: {failure}", where=where, code="protobuf-damaged"
+        ) from failure
+
+
+def _field(view: memoryview, number: int, kind: int, at: int) -> Field:
+    if number == 0:
+        raise ValueError(f"field number 0 at byte {at}")
+    if kind == VARINT:
+        return Field(number, kind, varint(view, at)[0], at)
+    if kind == BYTES:
+        length, start = varint(view, at)
+        if start + length > len(view):
+            raise ValueError(f"{length:,} bytes announced at byte {at:,} of {len(view):,}")
+        return Field(number, kind, view[start : start + length], start)
+    layout = {FIXED32: _FIXED32, FIXED64: _FIXED64}.get(kind)
+    if layout is None:
+        raise ValueError(f"wire type {kind} at byte {at}")
+    if at + layout.size > len(view):
+        raise ValueError(f"a number that ends behind byte {len(view):,}")
+    return Field(number, kind, layout.unpack_from(view, at)[0], at)
+
+
+def _behind(view: memoryview, field: Field) -> int:
+    if field.kind == VARINT:
+        return varint(view, field.start)[1]
+    return field.start + (4 if field.kind == FIXED32 else 8)
