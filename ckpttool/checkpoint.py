@@ -67,7 +67,8 @@ class Span:
         crc32: The checksum that the format carries for exactly these bytes, or None.
         dtype: Type of the elements, where the bytes are nothing but values; None where they are not.
         byteorder: Byte order of the elements.
-        inflated: How many bytes ``read`` gives, where they lie compressed.
+        inflated: How many bytes ``read`` gives, where they lie compressed, or are not summed as they lie.
+        algorithm: Which checksum ``crc32`` is: zlib's CRC-32, or Castagnoli's CRC-32C.
     """
 
     extent: Extent
@@ -77,6 +78,7 @@ class Span:
     dtype: DType | None = None
     byteorder: Literal["little", "big"] = "little"
     inflated: int | None = None
+    algorithm: Literal["crc32", "crc32c"] = "crc32"
 
     @property
     def nbytes(self) -> int:
@@ -313,11 +315,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     @cached_property
     def parameters(self) -> int:
         """Return the number of elements of all weights, tied ones once."""
-        return sum(
-            tensor.size
-            for tensor in self.tensors
-            if tensor.role is Role.WEIGHTS and tensor.shares_with is None
-        )
+        weights = (tensor for tensor in self.tensors if tensor.role is Role.WEIGHTS)
+        return sum({tensor.shares_with or tensor.name: tensor.size for tensor in weights}.values())
 
     @property
     def granularity(self) -> Granularity:

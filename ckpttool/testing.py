@@ -62,6 +62,10 @@ Truth = Mapping[str, Any]
 Description = dict[tuple[str | int, ...], tuple[str, tuple[int, ...]]]
 
 
+NAN_SAMPLES = 12
+"""In how many tensors of a fixture, about, a NaN is put."""
+
+
 class FormatContract:
     """What every format promises.
 
@@ -253,6 +257,20 @@ class FormatContract:
         assert verification.is_valid, verification.findings
         expected = Safety.UNKNOWN if path.name in self.suspected else Safety.SAFE
         assert verification.safety is expected, verification.findings
+
+    def test_a_nan_is_found_in_any_tensor(self, path: Path, tmp_path: Path) -> None:
+        """The last element of each tensor that lies in one piece becomes a NaN, one tensor at a time."""
+        copy = copied(path, tmp_path)
+        with open_checkpoint(copy) as checkpoint:
+            places = [(tensor, tensor.extent) for tensor in checkpoint.tensors if tensor.extent is not None]
+        for tensor, extent in places[:: max(1, len(places) // NAN_SAMPLES)]:
+            nan = nan_of(tensor)
+            if nan is None or not tensor.size:
+                continue
+            with overwritten(Path(extent.file), extent.end - len(nan), nan):
+                found = verify(copy, only=("values",), jobs=2).findings
+            names = {finding.where for finding in found if finding.code == "nan"}
+            assert tensor.name in names or tensor.shares_with in names, (tensor.name, found)
 
     def test_json_says_the_same_when_read_again(self, path: Path) -> None:
         document = inspect_document([inspect(str(path))])
@@ -450,6 +468,27 @@ def flipped(file: Path, offset: int, bit: int) -> Iterator[None]:
         yield
         stream.seek(offset)
         stream.write(bytes([byte]))
+
+
+@contextmanager
+def overwritten(file: Path, offset: int, data: bytes) -> Iterator[None]:
+    """Write bytes over those of a file, and put these back."""
+    with open(file, "r+b", buffering=0) as stream:
+        stream.seek(offset)
+        before = stream.read(len(data))
+        stream.seek(offset)
+        stream.write(data)
+        yield
+        stream.seek(offset)
+        stream.write(before)
+
+
+def nan_of(tensor: Tensor) -> bytes | None:
+    """Return the bytes of a NaN of a tensor's type as its file holds it; None where there is none."""
+    code = tensor.dtype.float_code
+    if code is None or tensor.dtype.bits < 8:
+        return None
+    return code.last_nan.to_bytes(code.word_bytes, tensor.byteorder)
 
 
 def outcome_of(path: Path, told: str) -> Outcome:

@@ -19,9 +19,14 @@ Scalar = Callable[[], float | int | None]
 """Reads a scalar tensor, when somebody asks."""
 
 _OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
+_MACHINERY = re.compile(
+    r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
+)
+_WHOLE_WEIGHTS = re.compile(
+    r"(^|_)(model|net|network|weights|params|(model_)?state|state_dict)$", re.IGNORECASE
+)
 _TRAINING = re.compile(
-    r"sched|scaler|^amp|rng|random|callback|^loops$|loss|metric|epoch|(^|_)step|iter|history|(^|_)best|"
-    r"sampler|early_stop|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
+    r"loss|metric|epoch|(^|_)step|iter|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
     re.IGNORECASE,
 )
 _WEIGHTS = re.compile(
@@ -46,20 +51,37 @@ _STEP = (
     "iterations",
     "n_iter",
     "it",
+    "iter_num",
+    "num_timesteps",
+    "num_iterations",
+    "total_steps_done",
 )
-_LOSS = ("loss", "train_loss", "training_loss", "last_loss", "epoch_loss")
+_LOSS = ("loss", "train_loss", "training_loss", "last_loss", "epoch_loss", "losses")
 _OTHER_LOSSES = ("val_loss", "valid_loss", "validation_loss", "eval_loss", "test_loss", "best_loss")
-_RATE = ("learning_rate", "lr", "current_lr")
+_RATE = ("learning_rate", "lr", "current_lr", "lr0")
 _SEED = ("seed", "random_seed", "manual_seed")
 _WHEN = ("saved_at", "created_at", "timestamp", "date", "datetime", "time", "date_saved")
-_HYPER = ("hyper_parameters", "hparams", "hyperparameters", "args", "config", "cfg", "opt")
-_NESTED = ("training", "train_state", "trainer_state", "state", "meta", "metadata", "info", "extra")
+_HYPER = ("hyper_parameters", "hparams", "hyperparameters", "args", "train_args", "config", "cfg", "opt")
+_NESTED = (
+    "training",
+    "train_state",
+    "trainer_state",
+    "trainer",
+    "extra_state",
+    "train_iterator",
+    "state",
+    "app",
+    "meta",
+    "metadata",
+    "info",
+    "extra",
+)
 _METRIC = re.compile(
-    r"loss|(^|_)acc(uracy)?($|_|\d)|accuracy|(^|_)f1|auc|bleu|rouge|(^|_)m?ap($|_)|iou|psnr|ssim|perplexity|ppl|(^|_)[wc]er$|score|metric|error|"
-    r"(^|_)r2$|mse|mae|dice|precision|recall|fid",
+    r"loss|(^|_)acc(uracy)?($|_|\d)|accuracy|(^|_)f1|auc|bleu|rouge|(^|_)m?ap($|_)|(^|_)m?iou|psnr|ssim|perplexity|"
+    r"ppl|(^|_)[wc]er$|score|metric|error|(^|_)r2$|mse|mae|dice|precision|recall|fid|fitness",
     re.IGNORECASE,
 )
-_METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "eval_metrics")
+_METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "train_metrics", "eval_metrics")
 
 
 def role_of(path: Path, shape: tuple[int, ...]) -> Role:
@@ -74,7 +96,12 @@ def role_of(path: Path, shape: tuple[int, ...]) -> Role:
             return Role.OTHER
         if _OPTIMIZER.search(key):
             return Role.OPTIMIZER
-        if _TRAINING.search(key) and not (len(path) == 1 and "." in key):
+        is_module_path = len(path) == 1 and "." in key
+        if _MACHINERY.search(key) and not is_module_path:
+            return Role.TRAINING
+        if _WHOLE_WEIGHTS.search(key) and len(path) > 1:
+            return Role.WEIGHTS
+        if _TRAINING.search(key) and not is_module_path:
             return Role.TRAINING
         if _WEIGHTS.search(key):
             return Role.WEIGHTS
@@ -120,10 +147,15 @@ def training_state(
 def _levels(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the mappings in which training values are looked for, the outermost first."""
     yield "", metadata
+    for prefix, level in (("", metadata), *_nested("", metadata)):
+        yield from _nested(prefix, level)
+
+
+def _nested(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for key in _NESTED:
-        inner = metadata.get(key)
+        inner = level.get(key)
         if isinstance(inner, Mapping) and "param_groups" not in inner:
-            yield f"{key}.", inner
+            yield f"{prefix}{key}.", inner
 
 
 def _from_keys(
@@ -142,10 +174,12 @@ def _from_keys(
                 yield f"tensor {key}", tensors[key]()
 
     for origin, value in first(_EPOCH):
-        found.give("epoch", _number(value), origin)
+        found.give("epoch", _counted(_number(value)), origin)
     for origin, value in first(_STEP):
-        found.give("step", _integer(value), origin)
+        found.give("step", _counted(_integer(value)), origin)
     for origin, value in first(_LOSS):
+        if isinstance(value, list) and value:
+            value, origin = value[-1], f"{origin}[-1]"
         found.give("loss", _number(value), origin)
     for origin, value in first(_RATE):
         found.give("learning_rate", _number(value), origin)
@@ -210,15 +244,19 @@ def _from_lightning(found: _Gathered, metadata: Mapping[str, Any], scalars: Mapp
 
 def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
     """Take the learning rate of the first parameter group of the first optimizer."""
-    for key, value in metadata.items():
-        if not _OPTIMIZER.search(str(key)):
+    for key, value in [("", metadata), *metadata.items()]:
+        if key and not _OPTIMIZER.search(str(key)):
             continue
         optimizers = value if isinstance(value, list) else [value]
         for index, optimizer in enumerate(optimizers):
             groups = optimizer.get("param_groups") if isinstance(optimizer, Mapping) else None
             if isinstance(groups, list) and groups and isinstance(groups[0], Mapping):
                 place = f"{key}.{index}" if isinstance(value, list) else key
-                found.give("learning_rate", _number(groups[0].get("lr")), f"key {place}.param_groups[0].lr")
+                found.give(
+                    "learning_rate",
+                    _number(groups[0].get("lr")),
+                    f"key {f'{place}.param_groups[0].lr'.lstrip('.')}",
+                )
 
 
 def _from_settings(found: _Gathered) -> None:
@@ -265,3 +303,13 @@ def _integer(value: object) -> int | None:
     if isinstance(number, float):
         return int(number) if math.isfinite(number) and number.is_integer() else None
     return number
+
+
+def _counted(number: float | int | None) -> float | int | None:
+    """Return a count; some tools write -1 where they don't know."""
+    return None if number is None or number < 0 else number
+
+
+def is_training_scalar(key: str | int) -> bool:
+    """Tell whether a key is one of those under which epoch, step, loss or learning rate are saved."""
+    return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)

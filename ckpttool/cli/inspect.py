@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.options import Json
+from ckpttool.cli.options import Json, Quiet
 from ckpttool.cli.output import has_colour, say_warning, width
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def inspect(
             "--field", metavar="KEY", help="Print one value, such as training.epoch.", show_default=False
         ),
     ] = None,
+    quiet: Quiet = False,
 ) -> int:
     """Tell what a checkpoint is.
 
@@ -50,6 +51,12 @@ def inspect(
     from ckpttool.report import has_errors
 
     inspections = [inspect_one(_one(str(path)), filter=filter, stats=stats) for path in paths]
+    if not quiet:
+        _print(inspections, field, json, all)
+    return int(any(has_errors(inspection.findings) for inspection in inspections))
+
+
+def _print(inspections: list[Inspection], field: str | None, json: bool, all_tensors: bool) -> None:
     if field is not None:
         print("\n".join(_field(inspection, field) for inspection in inspections))
     elif json:
@@ -61,11 +68,10 @@ def inspect(
         from ckpttool.render.text import inspect_text
 
         shown = (
-            inspect_text(one, all_tensors=all, colour=has_colour(sys.stdout), width=width(sys.stdout))
+            inspect_text(one, all_tensors=all_tensors, colour=has_colour(sys.stdout), width=width(sys.stdout))
             for one in inspections
         )
         print("\n\n".join(shown))
-    return int(any(has_errors(inspection.findings) for inspection in inspections))
 
 
 def _one(path: str) -> str:

@@ -23,6 +23,7 @@ FORMATS: dict[str, str] = {
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
     "hf_trainer:HfTrainer": "directory",
+    "torch_dcp:TorchDcp": "directory",
 }
 """Where each format's class lies in this package, and the kinds of content (``Probe.kinds``) it may have.
 
@@ -30,6 +31,17 @@ All formats that may have a probe's kind of content are asked; the others are no
 """
 
 ENTRY_POINTS = "ckpttool.formats"
+
+_PYTORCH_BIN = (
+    "pytorch_model",
+    "adapter_model",
+    "diffusion_pytorch_model",
+    "optimizer",
+    "scheduler",
+    "training_args",
+    "model",
+)
+"""What a ``.bin`` is called that PyTorch wrote; all kinds of data have that suffix."""
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
@@ -116,7 +128,10 @@ def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
 
 def suffix_format(name: str) -> Format | None:
     """Return the format that usually has such a name, or None."""
-    return next((format for format in formats() if name.lower().endswith(format.suffixes)), None)
+    lowered = name.lower()
+    if lowered.endswith(".bin") and not lowered.startswith(_PYTORCH_BIN):
+        return None
+    return next((format for format in formats() if lowered.endswith(format.suffixes)), None)
 
 
 def _described(probe: Probe) -> str:
@@ -125,6 +140,8 @@ def _described(probe: Probe) -> str:
     for magic, name in _COMPRESSED.items():
         if probe.head.startswith(magic):
             return f"a file compressed with {name}; decompress it first"
+    if probe.is_zip:
+        return "a zip that is no checkpoint"
     first_line = probe.head.split(b"\n")[0][:40].decode("utf-8", "replace").strip()
     if first_line.isprintable() and "\ufffd" not in first_line and b"\0" not in probe.head:
         return f"text that starts with {first_line!r}"

@@ -12,7 +12,7 @@ from ckpttool.formats.numpy_objects import shortest
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding
-from ckpttool.training import Scalar, role_of, training_state
+from ckpttool.training import Scalar, is_training_scalar, role_of, training_state
 
 _SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
 
@@ -30,8 +30,7 @@ def assemble(
     safety: tuple[Finding, ...] = (),
 ) -> Checkpoint:
     """Return the checkpoint that a tree of objects makes."""
-    bare = not isinstance(flat.plain, dict) or not flat.plain
-    tensors = named(flat.tensors, bare)
+    tensors = named(flat.tensors, flat.plain)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
     return Checkpoint(
         path=probe.path,
@@ -49,18 +48,18 @@ def assemble(
     )
 
 
-def named(found: list[tuple[Path, TensorParts]], bare: bool) -> tuple[Tensor, ...]:
+def named(found: list[tuple[Path, TensorParts]], rest: object) -> tuple[Tensor, ...]:
     """Return the tensors with roles, and with the ties between them.
 
     Args:
         found: Tensors by path.
-        bare: Whether nothing but tensors lies in the checkpoint.
+        rest: What else lies in the checkpoint, as plain data.
     """
     first: dict[object, str] = {}
     tensors = []
-    is_state_dict = bare and all(len(path) <= 1 for path, parts in found if parts.role is None)
+    guess = _guesser(found, rest)
     for path, parts in found:
-        guessed = Role.WEIGHTS if is_state_dict else role_of(path, parts.shape)
+        guessed = guess(path, parts.shape)
         tensor = Tensor(
             path or ("tensor",),
             parts.dtype,
@@ -76,6 +75,20 @@ def named(found: list[tuple[Path, TensorParts]], bare: bool) -> tuple[Tensor, ..
             owner = first.setdefault(parts.identity, tensor.name)
         tensors.append(tensor if owner == tensor.name else _tied(tensor, owner))
     return tuple(tensors)
+
+
+def _guesser(found: list[tuple[Path, TensorParts]], rest: object) -> Callable[[Path, tuple[int, ...]], Role]:
+    """Return what guesses a tensor's role from its path and shape, knowing the whole."""
+    if isinstance(rest, dict) and "param_groups" in rest:
+        return lambda path, shape: Role.OPTIMIZER
+    is_bare = not isinstance(rest, dict) or not rest
+    if is_bare and all(len(path) <= 1 for path, parts in found if parts.role is None):
+        return _role_in_state_dict
+    return role_of
+
+
+def _role_in_state_dict(path: Path, shape: tuple[int, ...]) -> Role:
+    return Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
 
 
 def _tied(tensor: Tensor, owner: str) -> Tensor:

@@ -33,6 +33,7 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safetensors|bin)")
 _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
+_RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
 _NUMBERED = re.compile(r"checkpoint-(\d{1,18})")
 _DURATION = re.compile(r"eval_(\w+_)?(runtime|model_preparation_time|\w+_per_second)")
 
@@ -40,7 +41,7 @@ Entries = Mapping[str, os.DirEntry[str]]
 
 
 class HfTrainer(Format):
-    """A directory like ``checkpoint-500`` that ``transformers.Trainer`` wrote."""
+    """A directory like ``checkpoint-500`` that ``transformers.Trainer`` or Accelerate wrote."""
 
     name: ClassVar[str] = "safetensors"
     specialises = (ShardedSafetensors, ShardedPytorch)
@@ -48,7 +49,7 @@ class HfTrainer(Format):
     def matches(self, probe: Probe) -> bool:
         entries = probe.entries
         is_numbered = _NUMBERED.fullmatch(_own_name(probe.path)) is not None
-        if STATE not in entries and not is_numbered:
+        if STATE not in entries and not is_numbered and not _is_accelerate(entries):
             return False
         if any(_NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
             return False  # the run's own directory: a final model beside many checkpoints
@@ -61,7 +62,7 @@ class HfTrainer(Format):
         directory, entries = probe.path, probe.entries
         state = _read_json(directory, STATE, "state") if STATE in entries else {}
         with Gathered("part") as parts:
-            if STATE not in entries:
+            if STATE not in entries and not _is_accelerate(entries):
                 parts.fault("missing", "there is none; the save was interrupted before its end", STATE)
             told: dict[str, Any] = {key: value for key, value in state.items() if key != "log_history"}
             told = {"trainer_state": told, **_configs(parts, directory, entries)}
@@ -74,18 +75,26 @@ class HfTrainer(Format):
             return Checkpoint(
                 path=directory,
                 format=_weights_format(parts, weights),
-                variant="trainer",
+                variant="accelerate" if _is_accelerate(entries) else "trainer",
                 tensors=tuple(tensors),
                 files=tuple(_files(directory)),
                 spans=parts.spans,
                 metadata=lambda: told,
                 training=lambda: training_of(state, told.get("training_args", {}), _own_name(directory)),
-                producer=Producer("transformers", _version(told.get("config", {}))),
+                producer=Producer(
+                    "accelerate" if _is_accelerate(entries) else "transformers",
+                    _version(told.get("config", {})),
+                ),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
                 complete=parts.complete,
                 close=parts.keep(),
             )
+
+
+def _is_accelerate(entries: Entries) -> bool:
+    """Tell whether ``Accelerator.save_state`` wrote a directory: it knows no trainer state."""
+    return STATE not in entries and any(map(_RANDOM_STATES.fullmatch, entries))
 
 
 def _own_name(path: str) -> str:

@@ -20,7 +20,7 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Payload, Persistent
-from ckpttool.wire.readable import Readable
+from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
 
 MAX_TRIED = 1 << 26
@@ -114,7 +114,8 @@ def _spans(source: Readable, flat: Flat[TensorParts]) -> Iterator[Span]:
     for path, parts in flat.tensors:
         if parts.storage is not None and parts.storage not in spans:
             where = ".".join(map(str, path))
-            span = Span(parts.storage, where, source.read_into, None, parts.dtype, parts.byteorder)
+            read = reader_from(source, parts.storage.offset)
+            span = Span(parts.storage, where, read, None, parts.dtype, parts.byteorder)
             spans[parts.storage] = span
     yield from sorted(spans.values(), key=lambda span: span.extent.offset)
 

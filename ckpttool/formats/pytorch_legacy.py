@@ -26,7 +26,7 @@ from ckpttool.report import Finding, error
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge
 from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
-from ckpttool.wire.readable import Readable
+from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -317,7 +317,8 @@ def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iter
     for storage in storages.values():
         if storage.extent is not None:
             dtype = types.get((storage.extent.offset, storage.nbytes), storage.dtype)
-            yield Span(storage.extent, f"storage {storage.key}", storage.source.read_into, None, dtype)
+            read = reader_from(storage.source, storage.extent.offset)
+            yield Span(storage.extent, f"storage {storage.key}", read, None, dtype)
 
 
 def with_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
