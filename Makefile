@@ -44,7 +44,7 @@ $(VENV)/.base: $(VENV)/.python pyproject.toml
 # PyTorch first and alone: under the pin no other package can bring a build with CUDA.
 $(VENV)/.test: $(VENV)/.base pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt torch
-	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --constraint constraints.txt --editable '.[dev,frameworks]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.test

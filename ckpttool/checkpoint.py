@@ -315,8 +315,12 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     @cached_property
     def parameters(self) -> int:
         """Return the number of elements of all weights, tied ones once."""
-        weights = (tensor for tensor in self.tensors if tensor.role is Role.WEIGHTS)
-        return sum({tensor.shares_with or tensor.name: tensor.size for tensor in weights}.values())
+        weights = [tensor for tensor in self.tensors if tensor.role is Role.WEIGHTS]
+        owned = sum(tensor.size for tensor in weights if tensor.shares_with is None)
+        # Weights may be tied to what comes first and serves something else: these count here, once.
+        others = {tensor.name for tensor in self.tensors if tensor.role is not Role.WEIGHTS}
+        borrowed = {tensor.shares_with: tensor.size for tensor in weights if tensor.shares_with in others}
+        return owned + sum(borrowed.values())
 
     @property
     def granularity(self) -> Granularity:

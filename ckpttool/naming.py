@@ -54,6 +54,15 @@ _QUALIFIER = re.compile(
     r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",
     _FLAGS,
 )
+_ORDINAL = re.compile(
+    r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
+    rf"step|saved?)){_SEP}$",
+    _FLAGS,
+)
+"""What a bare number follows that counts saves: after ``digit_3`` or ``llama3`` it tells models apart."""
+
+_BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
+_PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
 _PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
 )
@@ -61,9 +70,12 @@ _SIBLING = re.compile(
     r"(?:^|[^a-z])(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|gpu|device|worker|node|host|job|task|"
     r"sub|subj|subject|patient|v|ver|version|rev|part|shard|expert|member|ensemble|head|heads|layer|layers|"
     r"stage|phase|level|size|bs|batch|batchsize|dim|hidden|width|depth|lr|wd|config|cfg|variant|group|class|"
-    rf"domain|client|agent|env|trainer|pserver|[knx]){_SEP}$",
+    r"domain|client|agent|env|trainer|pserver|consolidated|random_states?|rng_states?|rng|custom_checkpoint|"
+    r"dist_optim|pt|pth|bin|tp|pp|dp|mp|zero|fsdp|chunk|piece|slice|"
+    rf"[fknrsx]){_SEP}$",
     _FLAGS,
 )
+_STATES_BEHIND = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", _FLAGS)
 _AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
 _TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", _FLAGS)
 _TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", _FLAGS)
@@ -77,6 +89,7 @@ class NameFields:
         blank: The name with all recognised fields replaced by ``*``: what a series has in common.
         saved_at: ISO 8601.
         number: The last number of a name that has no other field: it orders, whatever it counts.
+        is_ordinal: Whether that number may count saves: it follows a word such as ``model``, or nothing.
     """
 
     blank: str
@@ -85,11 +98,30 @@ class NameFields:
     saved_at: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     number: int | None = None
+    is_ordinal: bool = True
+
+    @property
+    def position(self) -> tuple[float | str | None, ...]:
+        """Return the place that the name gives in a series; names of one series have comparable ones."""
+        return self.epoch, self.step, self.number, self.saved_at
 
 
 def parse_name(name: str) -> NameFields:
     """Return the fields of a checkpoint's file or directory name."""
     return _Reading(name).fields()
+
+
+def pair_fields(name: str) -> NameFields | None:
+    """Return the fields of ``checkpoint_3_1200.pt``, epoch and step, where a series bears that out."""
+    match = _PAIR.fullmatch(name)
+    if match is None:
+        return None
+    return NameFields(f"{match[1]}*_*{match[4]}", epoch=int(match[2]), step=int(match[3]))
+
+
+def is_named_best(name: str) -> bool:
+    """Tell whether a name says that its checkpoint is the best: ``best.pth``, ``model_best_epoch_3.pt``."""
+    return _BEST.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +156,7 @@ class _Reading:
         self.saved_at: str | None = None
         self.metrics: dict[str, float] = {}
         self.number: int | None = None
+        self.is_ordinal = True
         self.decimals: list[tuple[int, int]] = []
         self.rest = list(self._numbers())
 
@@ -133,7 +166,9 @@ class _Reading:
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.spans == self.decimals:
             self._last_number()
-        return NameFields(self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number)
+        return NameFields(
+            self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
+        )
 
     def _numbers(self) -> Iterator[_Number]:
         """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
@@ -249,13 +284,15 @@ class _Reading:
             if self._is_position(number):
                 value = number.value
                 self.number = value if isinstance(value, int) else None
+                self.is_ordinal = bool(_ORDINAL.search(self._before(number.start)))
                 self._take(number.start, number.end)
                 return
 
     def _is_position(self, number: _Number) -> bool:
         before = self._before(number.start)
         is_token = _TOKEN_BEFORE.search(before) and not self.name[number.end : number.end + 1].isalpha()
-        return number.is_whole and bool(is_token) and not _SIBLING.search(before)
+        is_part = _SIBLING.search(before) or _STATES_BEHIND.match(self.name, number.end, self.end)
+        return number.is_whole and bool(is_token) and not is_part
 
     def _take(self, start: int, end: int) -> bool:
         self.spans.append((start, end))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.naming import parse_name
+from ckpttool.naming import is_named_best, parse_name
 
 RECOGNISED = [
     # name, blank, epoch, step, number, saved_at, metrics
@@ -78,6 +78,17 @@ NOTHING = [
     "yolov5s.pt",
     "model_v2.pt",
     "mp_rank_00",
+    "consolidated.03.pth",
+    "random_states_2.pkl",
+    "rng_state_1.pth",
+    "custom_checkpoint_0.pkl",
+    "dist_optim.1.pt",
+    "model.pt.2",
+    "model_optim_rng_dp3.pt",
+    "model_s4.pth",
+    "model_tp1.pt",
+    "layer_00-model_03-model_states.pt",
+    "zero_pp_rank_1_mp_rank_00_optim_states.pt",
     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
 ]
 
@@ -105,6 +116,21 @@ def test_a_name_without_fields_is_its_own_series(name: str) -> None:
     fields = parse_name(name)
     assert fields.blank == name
     assert (fields.epoch, fields.step, fields.number, fields.saved_at) == (None, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_best"),
+    [
+        ("best.pth", True),
+        ("ckpt_best.pt", True),
+        ("model_best_epoch_3.pth", True),
+        ("checkpoint.best_loss_3.11.pt", True),
+        ("bestiary_3.pt", False),
+        ("model_3.pt", False),
+    ],
+)
+def test_the_best_says_so(name: str, is_best: bool) -> None:
+    assert is_named_best(name) == is_best
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)

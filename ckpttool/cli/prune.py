@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.latest import Depth, Verify
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth
+from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning
 from ckpttool.cli.series import Directory, Recursive, say_journals
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from ckpttool.series.planning import Planned
+    from ckpttool.series.planning import Planned, Request
     from ckpttool.series.pruning import Pruned
 
 
@@ -41,6 +41,8 @@ def prune(
     check: Check = False,
     yes: Yes = False,
     json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     recursive: Recursive = False,
     exclude: Exclude = [],  # noqa: B006 - Typer copies it
     max_depth: MaxDepth = None,
@@ -67,22 +69,29 @@ def prune(
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or is_dry)
 
     def confirm(planned: Planned) -> bool:
-        return not asks or _asked(planned, sys.stderr if json else sys.stdout)
+        return not asks or _asked(planned, sys.stderr if json else sys.stdout, verbose)
 
     pruned = carry_out(request, dry_run=is_dry, confirm=confirm, progress=progress)
-    _say(pruned)
-    _print(pruned, json=json, was_shown=asks and bool(pruned.plan.removals))
+    _say(pruned, quiet=quiet)
+    if json:
+        from ckpttool.render.json_series import prune_document
+
+        print_json(prune_document(pruned))
+    elif not pruned.plan.groups:
+        _say_nothing(request, quiet)
+    elif not quiet:
+        _print(pruned, was_shown=asks and bool(pruned.plan.removals), verbose=verbose)
     would_go = check and bool(pruned.plan.removals)
     return int(bool(pruned.problems) or would_go or pruned.declined)
 
 
-def _asked(planned: Planned, stream: TextIO) -> bool:
+def _asked(planned: Planned, stream: TextIO, verbose: bool) -> bool:
     """Show a plan and ask whether to carry it out."""
     from ckpttool.render.text_series import prune_text
     from ckpttool.series.pruning import Pruned
 
     preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
-    print(prune_text(preview, colour=has_colour(stream)), file=stream, flush=True)
+    print(prune_text(preview, colour=has_colour(stream), verbose=verbose), file=stream, flush=True)
     # Click's own confirmation writes a blank to stdout, where only the answer belongs.
     print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
@@ -91,8 +100,19 @@ def _asked(planned: Planned, stream: TextIO) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def _say(pruned: Pruned) -> None:
-    """Say on stderr what must not be missed."""
+def _say(pruned: Pruned, *, quiet: bool) -> None:
+    """Say on stderr what must not be missed; of what failed alike, once."""
+    if not quiet:
+        _warn(pruned)
+    alike: dict[str, list[str]] = {}
+    for problem in pruned.problems:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, paths in alike.items():
+        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say_error(f"{paths[0]}: {message}{others}")
+
+
+def _warn(pruned: Pruned) -> None:
     say_journals(pruned.journals)
     for path in pruned.finished:
         say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
@@ -100,20 +120,19 @@ def _say(pruned: Pruned) -> None:
         say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
     for warning in pruned.warnings:
         say_warning(warning)
-    for problem in pruned.problems:
-        say_error(f"{problem.path}: {problem.message}")
 
 
-def _print(pruned: Pruned, *, json: bool, was_shown: bool) -> None:
+def _say_nothing(request: Request, quiet: bool) -> None:
+    from ckpttool.series.survey import nothing_in
+
+    if not quiet:
+        say(f"{request.directory}: {nothing_in(request.directory, recursive=request.recursive)}")
+
+
+def _print(pruned: Pruned, *, was_shown: bool, verbose: bool) -> None:
     from ckpttool.render.text_series import prune_text, total_line
 
-    if json:
-        from ckpttool.render.json_series import prune_document
-
-        print_json(prune_document(pruned))
-    elif not pruned.plan.groups:
-        say("no checkpoint here")
-    elif was_shown:
+    if was_shown:
         print(total_line(pruned))
     else:
-        print(prune_text(pruned, colour=has_colour(sys.stdout)))
+        print(prune_text(pruned, colour=has_colour(sys.stdout), verbose=verbose))

@@ -22,9 +22,12 @@ Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Descend into
 
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted prune waits to be settled."""
+    from ckpttool.series.entry import shown
+    from ckpttool.series.home import owner_of
+
     for path in journals:
-        directory = os.path.dirname(os.path.dirname(path)) or os.curdir
-        say_warning(f"{directory}: a prune was interrupted here; the next one settles it ({path})")
+        directory = owner_of(os.path.dirname(path))
+        say_warning(f"{directory}: a prune was interrupted here; the next one settles it ({shown(path)})")
 
 
 def print_paths(paths: Sequence[str], *, null: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
 
 import typer
 
@@ -12,7 +12,10 @@ from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
 from ckpttool.cli.output import has_colour, progress, say_error
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ckpttool.formats.interface import Unit
+    from ckpttool.ops.sealing import Sealed
     from ckpttool.ops.verify import Verification
 
 
@@ -35,11 +38,20 @@ def verify(
         typer.Option(
             "--only",
             metavar="NAME,...",
-            help="Run these checks: structure, checksum, values, safety.",
+            help="Run these checks: structure, checksum, values, safety, manifest.",
             show_default=False,
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail.")] = False,
+    write_manifest: Annotated[
+        bool,
+        typer.Option(
+            "--write-manifest", help="Write NAME.sha256 and NAME.digests.json beside what is valid."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a manifest that says something else.")
+    ] = False,
     exclude: Exclude = [],  # noqa: B006 - Typer copies it
     max_depth: MaxDepth = None,
     jobs: Jobs = None,
@@ -48,12 +60,16 @@ def verify(
 ) -> int:
     """Check that it is intact, sane and safe.
 
-    Structure, every checksum, NaN and infinities, and what loading it could run. A directory stands for all
-    checkpoints in it. Exit status: 0 all is well, 1 invalid or unsafe, 2 not a checkpoint.
+    Structure, every checksum, NaN and infinities, what loading it could run, and a manifest beside it. A
+    directory stands for all checkpoints in it. Exit status: 0 all is well, 1 invalid or unsafe, 2 not a
+    checkpoint.
     """
     from ckpttool.errors import CheckpointError
 
-    wanted = _Wanted(_checks(quick, only), strict, jobs, exclude, max_depth)
+    checks = _checks(quick, only)
+    _check_sealing(write_manifest, force, whole=not quick and only is None)
+    sealing = _Sealing(force, {}) if write_manifest else None
+    wanted = _Wanted(checks, strict, jobs, exclude, max_depth, sealing)
     could_not = False
     verifications: list[Verification] = []
     for path in paths:
@@ -62,11 +78,15 @@ def verify(
         except CheckpointError as error:
             say_error(str(error))
             could_not = True
-    if could_not:
+    sealed = sealing.done if sealing else {}
+    _say_refused(sealed)
+    if could_not or any(one.failed for one in sealed.values()):
+        _say_sealed(sealed, sys.stderr)
         return 2
     if not quiet:
-        _print(verifications, json, verbose)
-    return int(not all(_passes(verification, strict) for verification in verifications))
+        _print(verifications, sealed, json, verbose)
+    passed = all(_passes(verification, strict) for verification in verifications)
+    return int(not passed or any(one.refused for one in sealed.values()))
 
 
 class _Wanted(NamedTuple):
@@ -77,6 +97,28 @@ class _Wanted(NamedTuple):
     jobs: int | None
     exclude: list[str]
     max_depth: int | None
+    sealing: _Sealing | None
+
+
+class _Sealing(NamedTuple):
+    """That manifests are wanted, and what became of those so far, by the checkpoints' paths."""
+
+    force: bool
+    done: dict[str, Sealed]
+
+
+def _check_sealing(write_manifest: bool, force: bool, *, whole: bool) -> None:
+    """Require that a manifest is only written for what was looked at in full.
+
+    Raises:
+        UsageError: It isn't.
+    """
+    from ckpttool.errors import UsageError
+
+    if force and not write_manifest:
+        raise UsageError("--force goes with --write-manifest")
+    if write_manifest and not whole:
+        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
 
 
 def _checks(quick: bool, only: str | None) -> tuple[str, ...]:
@@ -131,6 +173,14 @@ def _verified_all(path: str, wanted: _Wanted) -> list[Verification]:
 def _verified(unit: Unit, wanted: _Wanted) -> Verification:
     from ckpttool.ops.verify import verify as verify_one
 
+    if wanted.sealing is not None:
+        from ckpttool.ops.sealing import verify_and_seal
+
+        with progress(unit.path, unit.nbytes) as advance:
+            force, strict, jobs = wanted.sealing.force, wanted.strict, wanted.jobs
+            verdict, sealed = verify_and_seal(unit, force=force, strict=strict, jobs=jobs, advance=advance)
+        wanted.sealing.done[unit.path] = sealed
+        return verdict
     with progress(unit.path, unit.nbytes) as advance:
         return verify_one(unit, only=wanted.checks, strict=wanted.strict, jobs=wanted.jobs, advance=advance)
 
@@ -144,13 +194,32 @@ def _passes(verification: Verification, strict: bool) -> bool:
     return verification.is_fine and not (strict and was_judged and verification.safety is Safety.UNKNOWN)
 
 
-def _print(verifications: list[Verification], json: bool, verbose: bool) -> None:
+def _print(
+    verifications: list[Verification], sealed: Mapping[str, Sealed], json: bool, verbose: bool
+) -> None:
     if json:
         from ckpttool.cli.output import print_json
         from ckpttool.render.json import verify_document
 
-        print_json(verify_document(verifications))
+        print_json(verify_document(verifications, sealed))
         return
     from ckpttool.render.text import verify_text
 
     print(verify_text(verifications, verbose=verbose, colour=has_colour(sys.stdout)))
+    _say_sealed(sealed, sys.stdout)
+
+
+def _say_sealed(sealed: Mapping[str, Sealed], stream: TextIO) -> None:
+    """Print a line for each manifest that is there now: also for those written before something failed."""
+    from ckpttool.render.escape import printable
+
+    for one in sealed.values():
+        if one.files:
+            verb = "there already" if one.was_there else "wrote"
+            print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)
+
+
+def _say_refused(sealed: Mapping[str, Sealed]) -> None:
+    for path, one in sealed.items():
+        if one.refused is not None:
+            say_error(f"{path}: no manifest written: {one.refused}")

@@ -11,6 +11,7 @@ from importlib import import_module
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
+from ckpttool.formats.foreign import foreign
 from ckpttool.formats.interface import Format, Probe
 
 FORMATS: dict[str, str] = {
@@ -23,7 +24,20 @@ FORMATS: dict[str, str] = {
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
     "hf_trainer:HfTrainer": "directory",
+    "tf_checkpoint:TensorFlow": "other directory",
+    "savedmodel:SavedModelDirectory": "directory",
     "torch_dcp:TorchDcp": "directory",
+    "deepspeed:DeepSpeed": "directory",
+    "torch_export:TorchExport": "zip",
+    "numpy_files:Npy": "numpy",
+    "numpy_files:Npz": "zip",
+    "fluid:Fluid": "directory",
+    "paddle:PaddlePickle": "pickle other",
+    "paddle_files:PaddleFiles": "json other",
+    "hdf5:Hdf5": "hdf5",
+    "keras_h5:KerasH5": "hdf5",
+    "keras_zip:KerasZip": "zip",
+    "keras_sharded:KerasSharded": "json directory",
 }
 """Where each format's class lies in this package, and the kinds of content (``Probe.kinds``) it may have.
 
@@ -112,12 +126,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     """Return the error that says best why no format recognises a path."""
+    other = foreign(probe)
     if probe.is_directory:
-        return NotACheckpoint(probe.path, "no checkpoint in this directory")
+        return NotACheckpoint(probe.path, other.told if other else "no checkpoint in this directory")
     if probe.head.startswith(_LFS_POINTER):
         return NotDownloaded(probe.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
     looks_like = suffix_format(probe.name)
-    what = _described(probe)
+    what = other.told if other else _described(probe)
+    if looks_like is None and other:
+        return NotACheckpoint(probe.path, what)
     if looks_like is None:
         known = ", ".join(sorted({format.name for format in formats()}))
         return NotACheckpoint(probe.path, what, expected=f"one of {known}")

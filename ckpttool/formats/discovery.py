@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import detect, formats, suffix_format
-from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -64,7 +65,8 @@ def unit_at(path: str) -> Unit | None:
         format = detect(probe)
         if format is None and (probe.is_directory or suffix_format(probe.name) is None):
             return None
-        return Unit(path, (probe.name,), format)
+        unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(path, (probe.name,), format)
+        return None if unit is None else _with_sidecars(unit)
     finally:
         probe.close()
 
@@ -81,15 +83,39 @@ def _in_directory(directory: str, root: str, walk: Walk, depth: int) -> Iterator
     for format in (format for format in formats() if isinstance(format, SetFormat)):
         for unit in format.units(directory, entries):
             if claimed.isdisjoint(unit.members):
-                claimed.update(unit.members)
-                yield unit
+                whole = _with_sidecars(unit)
+                claimed.update(whole.members)
+                yield whole
     for name, entry in entries.items():
-        if name in claimed:
+        if name in claimed or _is_sidecar(name, entries):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _subdirectory(entry, root, walk, depth)
         elif _is_candidate(entry, root) and (found := _looked_at(entry.path, walk)):
             yield found
+
+
+def _with_sidecars(unit: Unit) -> Unit:
+    """Return a unit together with the manifests that lie beside it."""
+    bare = unit.path.rstrip(os.sep)
+    directory, own = os.path.dirname(bare), os.path.basename(bare)
+    names = (name + ending for name in dict.fromkeys((own, *unit.members)) for ending in SIDECARS)
+    found = [
+        name for name in names if name not in unit.members and _is_own_file(os.path.join(directory, name))
+    ]
+    return replace(unit, members=(*unit.members, *found)) if found else unit
+
+
+def _is_own_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
+    """Tell whether a name belongs to another entry of the directory; it is no checkpoint of its own."""
+    return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
 def _subdirectory(entry: os.DirEntry[str], root: str, walk: Walk, depth: int) -> Iterator[Unit]:

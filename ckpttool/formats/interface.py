@@ -17,7 +17,11 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.zipped import EMPTY_MAGIC, LOCAL_MAGIC, Archive
 
 HEAD_BYTES = 4096
+SIDECARS = (".sha256", ".digests.json")
+"""Endings of what ``verify --write-manifest`` puts beside a checkpoint; it goes where the checkpoint goes."""
+
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+_TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _DIGITS = re.compile(r"([0-9]+)")
 
 
@@ -34,8 +38,9 @@ class Probe:
             NotFound, AccessDenied: It can't be looked at.
         """
         self.path = os.fspath(path)
+        self._file = _file_of(self.path)
         try:
-            self.is_directory = stat.S_ISDIR(os.stat(self.path).st_mode)
+            self.is_directory = stat.S_ISDIR(os.stat(self._file).st_mode)
         except OSError as error:
             raise from_os_error(error, self.path) from error
         except ValueError as error:
@@ -53,7 +58,7 @@ class Probe:
         Raises:
             NotFound, AccessDenied: It can't be opened.
         """
-        return Source(self.path)
+        return Source(self._file)
 
     @cached_property
     def head(self) -> bytes:
@@ -133,6 +138,13 @@ class Probe:
             self.source.close()
 
 
+def _file_of(path: str) -> str:
+    """Return the file that a path stands for: of a TensorFlow prefix, or of a shard behind it, the index."""
+    shard = _TENSORFLOW_SHARD.search(path)
+    index = f"{path[: shard.start()] if shard else path}.index"
+    return index if (shard or not os.path.lexists(path)) and os.path.isfile(index) else path
+
+
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
     """Return the entries of a directory by name, in the order of their names, numbers as numbers.
 
@@ -165,6 +177,11 @@ class Unit:
     path: str
     members: tuple[str, ...]
     format: Format | None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the members that hold the checkpoint, without the manifests beside it."""
+        return tuple(name for name in self.members if not name.endswith(SIDECARS)) or self.members
 
     def files(self) -> Iterator[str]:
         """Yield the paths of all its files, those in its directories included; no link is followed."""
@@ -228,3 +245,7 @@ class SetFormat(Format):
     @abstractmethod
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         """Return the checkpoints of this format among the entries of a directory."""
+
+    def unit_of(self, probe: Probe) -> Unit | None:
+        """Return the checkpoint that a path of this format is; None for a directory that only holds it."""
+        return Unit(probe.path, (probe.name,), self)

@@ -185,7 +185,7 @@ class Sharded(SetFormat):
         if os.path.lexists(unit.path):
             return super().open_unit(unit)
         found = error("index-missing", "there is no index", os.path.basename(unit.path))
-        index = Index(unit.path, tuple(sorted(unit.members)), None, {}, (found,))
+        index = Index(unit.path, tuple(sorted(unit.parts)), None, {}, (found,))
         return open_set(self.name, unit, index)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:

@@ -14,11 +14,20 @@ from ckpttool.checkpoint import Checkpoint, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats import detect, suffix_format, unrecognised
 from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.ops.manifest import SUFFIX, compare, has_digests, manifests_of
+from ckpttool.ops.scanned import (
+    checksum_findings,
+    covered_by_checksums,
+    special_findings,
+    without_checksums,
+)
 from ckpttool.report import Finding, Severity, counted, error, has_errors, warning
-from ckpttool.wire.scan import Scanned, Specials, count_specials, scan
+from ckpttool.wire.scan import Scanned, count_specials, scan
 
-CHECKS = ("structure", "checksum", "values", "safety")
+CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 QUICK_CHECKS = ("structure", "safety")
+_OPTIONAL = "manifest"
+"""The check that stands in the answer only where there is something to compare with, or it was asked for."""
 
 Advance = Callable[[int], None]
 
@@ -129,18 +138,22 @@ def _beyond_opening(
     where = failure.where if failure.path == path else f"{os.path.basename(failure.path)}: {failure.where}"
     findings = (error(failure.code, failure.reason, where), *seen)
     reason = "the structure is damaged"
-    checks = [Check(name, Status.SKIPPED, reason if name in only else "not asked for") for name in CHECKS]
+    checks = [
+        Check(name, Status.SKIPPED, reason if name in only else "not asked for")
+        for name in CHECKS
+        if name != _OPTIONAL or _asks_for_manifest(only) or os.path.isfile(path + SUFFIX)
+    ]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
     if safety is Safety.UNSAFE and "safety" in only:
-        checks[-1] = Check("safety", Status.FAILED, counted(len(seen), "finding"))
+        checks[CHECKS.index("safety")] = Check("safety", Status.FAILED, counted(len(seen), "finding"))
     nbytes = os.path.getsize(path) if os.path.isfile(path) else 0
     return Verification(path, format.name if format else None, None, safety, tuple(checks), findings, nbytes)
 
 
 def unreadable(failure: CheckpointError) -> Verification:
     """Return the verdict on what lies in a directory and can't be read: it is not fine."""
-    checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS]
+    checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != _OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     finding = error(failure.code, failure.reason, failure.where)
     return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,))
@@ -159,6 +172,8 @@ class _Verifier:
         self._advance = advance
         self._findings: list[Finding] = []
         self._scanned: list[Scanned] = []
+        self._manifests = manifests_of(checkpoint)
+        self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
 
     def run(self) -> Verification:
         """Return the verdict."""
@@ -170,10 +185,12 @@ class _Verifier:
                 values="values" in self._only,
                 advance=self._advance,
             )
-        runs = (self._structure, self._checksum, self._values, self._safety)
+        runs = (self._structure, self._checksum, self._values, self._safety, self._manifest)
+        compares = self._has_manifest or _asks_for_manifest(self._only)
         checks = tuple(
             run() if name in self._only else Check(name, Status.SKIPPED, "not asked for")
             for name, run in zip(CHECKS, runs, strict=True)
+            if name != _OPTIONAL or compares
         )
         found = self._checkpoint
         return Verification(
@@ -210,27 +227,10 @@ class _Verifier:
         )
 
     def _checksum(self) -> Check:
-        failures = [s for s in self._scanned if s.failure is not None]
-        covered = [s for s in self._scanned if s.span.crc32 is not None]
-        findings = [_unreadable(scanned) for scanned in failures]
-        if not covered and not findings:
-            return Check("checksum", Status.SKIPPED, self._without_checksums())
-        findings += [_mismatch(s) for s in covered if s.failure is None and not s.matches]
-        bare = sorted({os.path.basename(s.span.extent.file) for s in self._scanned if s.span.crc32 is None})
-        none = (
-            f"; {', '.join(bare)} carries none"
-            if len(bare) == 1
-            else f"; {len(bare)} files carry none"
-            if bare
-            else ""
-        )
-        return self._check("checksum", findings, f"{counted(len(covered), 'record')}{none}")
-
-    def _without_checksums(self) -> str:
-        if self._checkpoint.format == "pytorch" and self._checkpoint.variant == "zip":
-            return "the file was saved without checksums"
-        kind = " ".join(filter(None, (self._checkpoint.format, self._checkpoint.variant)))
-        return f"{kind} files carry no checksums"
+        findings = checksum_findings(self._scanned)
+        if not findings and all(one.span.crc32 is None for one in self._scanned):
+            return Check("checksum", Status.SKIPPED, without_checksums(self._checkpoint))
+        return self._check("checksum", findings, covered_by_checksums(self._scanned))
 
     def _values(self) -> Check:
         tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
@@ -283,27 +283,16 @@ class _Verifier:
             return Check("safety", Status.PASSED, "loading it runs nothing")
         return self._check("safety", self._checkpoint.safety, "what loading it could run")
 
+    def _manifest(self) -> Check:
+        if not self._has_manifest:
+            return Check("manifest", Status.SKIPPED, "there is none beside it")
+        findings, compared = compare(self._checkpoint, self._manifests, self._jobs)
+        return self._check("manifest", findings, compared)
 
-def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
-    """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
-    findings = []
-    if specials.nan:
-        findings.append(error("nan", f"{specials.nan:,} of {tensor.size:,} values are NaN", tensor.name))
-    if specials.infinite:
-        message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
-        findings.append(warning("infinity", message, tensor.name))
-    return findings
+
+def _asks_for_manifest(only: Collection[str]) -> bool:
+    return _OPTIONAL in only and set(only) != set(CHECKS)
 
 
 def _place(span: Span) -> tuple[str, int, int]:
     return span.extent.file, span.extent.offset, span.extent.nbytes
-
-
-def _mismatch(scanned: Scanned) -> Finding:
-    stated, found = scanned.span.crc32 or 0, scanned.crc32 or 0
-    return error("checksum-mismatch", f"CRC-32 is {found:08x} instead of {stated:08x}", scanned.span.where)
-
-
-def _unreadable(scanned: Scanned) -> Finding:
-    assert scanned.failure is not None  # selected by the caller
-    return error(scanned.failure.code, scanned.failure.reason, scanned.span.where)

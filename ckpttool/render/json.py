@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.render.escape import is_printable
@@ -12,6 +13,7 @@ from ckpttool.render.escape import is_printable
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
     from ckpttool.ops.inspect import Inspection, Statistics
+    from ckpttool.ops.sealing import Sealed
     from ckpttool.ops.verify import Verification
     from ckpttool.report import Finding
 
@@ -134,14 +136,23 @@ def finding(one: Finding) -> dict[str, Any]:
     return {"code": one.code, "severity": one.severity.value, "message": one.message, "where": one.where}
 
 
-def verify_document(verifications: list[Verification]) -> dict[str, Any]:
-    """Return the document of ``verify``."""
+def verify_document(
+    verifications: list[Verification], sealed: Mapping[str, Sealed] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the document of ``verify``; ``sealed`` has what became of manifests, by path."""
     is_valid = all(verification.is_valid for verification in verifications)
     return {
         "schema": "ckpttool.verify/1",
         "verdict": "valid" if is_valid else "invalid",
-        "checkpoints": [_verified(verification) for verification in verifications],
+        "checkpoints": [_verified(one) | _sealed(sealed.get(one.path)) for one in verifications],
     }
+
+
+def _sealed(one: Sealed | None) -> dict[str, Any]:
+    if one is None:
+        return {}
+    is_written = bool(one.files) and not one.was_there
+    return {"manifest": {"written": is_written, "files": list(one.files), "refused": one.refused}}
 
 
 def _verified(verification: Verification) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def _verdict_line(verification: Verification, colour: bool) -> str:
 
 
 def _tells(name: str, status: Status) -> bool:
-    return status is Status.PASSED and name in ("checksum", "values")
+    return status is Status.PASSED and name in ("checksum", "values", "manifest")
 
 
 def _verdict(verification: Verification) -> tuple[str, str]:

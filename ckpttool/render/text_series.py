@@ -43,7 +43,7 @@ def _row(listed: Listed, now: float) -> tuple[str, ...]:
         printable(", ".join(_metrics(entry))),
         file_size(entry.nbytes),
         age(now - entry.modified_ns / 10**9),
-        printable("; ".join([entry.fault or "ok", *listed.protected])),
+        printable("; ".join([entry.fault or "readable", *listed.protected])),
     )
 
 
@@ -75,10 +75,21 @@ def _aligned(rows: Sequence[Sequence[str]], shown: Sequence[int]) -> list[str]:
     return lines
 
 
-def prune_text(pruned: Pruned, *, colour: bool = False) -> str:
-    """Return the plan, series by series, and what it comes to."""
-    parts = ["\n".join(_group_lines(one, colour)) for one in pruned.plan.groups]
+def prune_text(pruned: Pruned, *, colour: bool = False, verbose: bool = False) -> str:
+    """Return the plan, series by series, and what it comes to.
+
+    What is a series of its own and stays is counted, unless ``verbose``: nobody asked for it.
+    """
+    shown = [one for one in pruned.plan.groups if verbose or not _is_single(one)]
+    parts = ["\n".join(_group_lines(one, colour)) for one in shown]
+    if folded := len(pruned.plan.groups) - len(shown):
+        parts.append(f"{folded:,} single checkpoint{'' if folded == 1 else 's'} kept (-v shows them)")
     return "\n\n".join([*parts, total_line(pruned)])
+
+
+def _is_single(group: GroupPlan) -> bool:
+    is_alone = len(group.keep) == 1 and not group.remove
+    return is_alone and group.skipped is None and group.keep[0].entry.is_sound
 
 
 def _group_lines(group: GroupPlan, colour: bool) -> Iterator[str]:
@@ -98,6 +109,8 @@ def total_line(pruned: Pruned) -> str:
     removed = len(pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = f"{count:,} checkpoint{'' if count == 1 else 's'}"
+    if pruned.failed:
+        return _failures(pruned, removed)
     if not removed:
         return f"nothing to remove among {checkpoints}"
     if pruned.declined:
@@ -105,3 +118,11 @@ def total_line(pruned: Pruned) -> str:
     if pruned.dry_run:
         return f"would remove {removed:,} of {checkpoints} and free {file_size(pruned.freed_bytes)}"
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
+
+
+def _failures(pruned: Pruned, removed: int) -> str:
+    """Return what a prune came to that could not do all that it was to."""
+    reasons = list(dict.fromkeys(pruned.failed.values()))
+    told = reasons[0] + (", …" if len(reasons) > 1 else "")
+    line = f"removed {removed:,} of {removed + len(pruned.failed):,}, {file_size(pruned.freed_bytes)} freed"
+    return f"{line}; {len(pruned.failed):,} failed: {printable(told)}"

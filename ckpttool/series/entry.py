@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.checkpoint import Checkpoint, Granularity, Role, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotFound, from_os_error
 from ckpttool.formats import unrecognised
-from ckpttool.formats.interface import Probe, Unit
+from ckpttool.formats.interface import SIDECARS, Probe, Unit
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.report import Severity
 from ckpttool.series.files import Contents, contents
@@ -35,6 +35,8 @@ class Entry:
         inside: Epoch and step as the checkpoint itself has them.
         saved_at: When it was saved, by its own account, in seconds since 1970.
         signature: Hash of the names and shapes of its tensors; None where it isn't sound.
+        granularity: How much of a training run it holds; None where it can't be told.
+        has_weights: Whether there are weights among its tensors.
         best_paths: What it calls the best checkpoint of its run.
         holds_others: Whether other checkpoints lie inside its directory.
         group: Key of the series it belongs to.
@@ -54,6 +56,8 @@ class Entry:
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     signature: str | None = None
+    granularity: Granularity | None = None
+    has_weights: bool = False
     best_paths: tuple[str, ...] = ()
     holds_others: bool = False
     group: str = ""
@@ -85,8 +89,9 @@ class Entry:
 
     @property
     def modified_ns(self) -> int:
-        """Return when its newest file was changed, in nanoseconds since 1970."""
-        return self.contents.modified_ns
+        """Return when its newest file was changed, in nanoseconds since 1970; manifests come later."""
+        saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
+        return Contents(saved or self.contents.files).modified_ns
 
     def metric(self, name: str) -> float | None:
         """Return a metric's value where it is known and a number; ``loss`` is one too."""
@@ -166,18 +171,25 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         loss=training.loss,
         metrics=training.metrics,
         signature=signature(checkpoint) if fault is None else None,
+        granularity=checkpoint.granularity,
+        has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
         best_paths=tuple(_best_paths(checkpoint)),
         holds_others=holds_others,
     )
 
 
 def _inside(training: TrainingState) -> tuple[Number | None, int | None]:
-    """Return epoch and step, unless they were taken from the name or are no numbers."""
+    """Return epoch and step, unless they were taken from the name or are no numbers.
+
+    A negative one is what a framework writes for "not training any more": the name knows better.
+    """
     is_named = {key: origin.startswith("name ") for key, origin in training.origin.items()}
     epoch, step = training.epoch, training.step
-    if is_named.get("epoch") or epoch is None or not math.isfinite(epoch):
+    if is_named.get("epoch") or epoch is None or not math.isfinite(epoch) or epoch < 0:
         epoch = None
-    return epoch, None if is_named.get("step") else step
+    if is_named.get("step") or step is None or step < 0:
+        step = None
+    return epoch, step
 
 
 def _structural_fault(checkpoint: Checkpoint) -> str | None:

@@ -1,8 +1,9 @@
 """What a removal is about to do, written down first: a kill at any point loses nothing.
 
-A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints. Its ``journal.json`` appears whole, once
-all that will be removed is known; a directory without one is an attempt that touched nothing. What goes is
-renamed into it, and unlinked only there, so that no half of a checkpoint ever lies where one is looked for.
+A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints, or where ``home`` says. Its
+``journal.json`` appears whole, once all that will be removed is known; a directory without one is an attempt
+that touched nothing. What goes is renamed into it, and unlinked only there, so that no half of a checkpoint
+ever lies where one is looked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.home import beside, has_serials
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
@@ -81,10 +83,32 @@ def _is_stage(name: str) -> bool:
     return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
 
 
+def stages_beside(directory: str) -> list[str]:
+    """Return the paths of what removals in a Fluid root left in the directory around it.
+
+    Raises:
+        CheckpointError: The directory around it can't be read.
+    """
+    around, suffix = beside(directory)
+    try:
+        with os.scandir(around) as entries:
+            found = [
+                entry.name
+                for entry in entries
+                if entry.name.endswith(suffix) and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError as error:
+        raise from_os_error(error, around) from error
+    named = (name for name in found if _is_stage(name.removesuffix(suffix)))
+    return sorted(os.path.join(around, name) for name in named)
+
+
 def waiting(directory: str) -> list[str]:
-    """Return the paths of the journals in a directory that the next prune has to settle."""
+    """Return the paths of the journals of a directory that the next prune has to settle."""
     try:
         paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
+        if has_serials(directory):
+            paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
     except CheckpointError:  # what can't be read holds nothing that we could settle
         return []
     return [path for path in paths if os.path.lexists(path)]

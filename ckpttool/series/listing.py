@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ckpttool.errors import NotFound, UsageError
-from ckpttool.series.entry import Entry
-from ckpttool.series.order import newest_first
+from ckpttool.series.choice import newest_first, tiers
+from ckpttool.series.entry import Entry, shown
 from ckpttool.series.planning import Depth, Problem, read_in_full
 from ckpttool.series.pointers import temporary_for
 from ckpttool.series.protection import follow
-from ckpttool.series.survey import Survey, survey
+from ckpttool.series.survey import Survey, nothing_in, survey
 
 Mode = Literal["min", "max"]
+
+_MAX_RIVALS = 3
+"""More names than that nobody reads in one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Latest:
     entry: Entry | None
     reason: str | None = None
     passed_over: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
 
     @property
@@ -66,7 +70,7 @@ def list_checkpoints(
     found = survey(directory, recursive=recursive, exclude=exclude, max_depth=max_depth)
     pointed = follow(found.root, found.groups)
     listed = (Listed(entry, tuple(pointed.reasons.get(entry.path, ()))) for entry in found.entries)
-    problems = [Problem(error.path, error.reason) for error in found.errors]
+    problems = [Problem(shown(error.path), error.reason) for error in found.errors]
     problems += [Problem(entry.path, entry.fault) for entry in found.entries if entry.fault]
     return Listing(tuple(listed), tuple(problems), found.warnings, found.journals)
 
@@ -75,6 +79,8 @@ def latest(
     directory: str | os.PathLike[str],
     *,
     recursive: bool = False,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
     depth: Depth = "quick",
     best: str | None = None,
     mode: Mode | None = None,
@@ -85,6 +91,8 @@ def latest(
     Args:
         directory: Where they lie; it may be missing, as before a run's first job.
         recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
         depth: Whether intact means the structure, or every byte.
         best: Name of a metric.
         mode: Which of its values are good.
@@ -97,16 +105,40 @@ def latest(
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
     try:
-        found = survey(directory, recursive=recursive)
+        found = survey(directory, recursive=recursive, exclude=exclude, max_depth=max_depth)
     except NotFound as error:
         return Latest(None, f"{error.path}: {error.reason}")
     passed_over: list[Problem] = []
     for entry in _candidates(found, best, mode):
         fault = _fault(entry, depth, jobs)
         if fault is None:
-            return Latest(entry, None, tuple(passed_over), found.journals)
+            passed_over += _hopeless(found, passed_over)
+            return Latest(entry, None, tuple(passed_over), _warnings(found, entry, best), found.journals)
         passed_over.append(Problem(entry.path, fault))
-    return Latest(None, _why_none(found, best), tuple(passed_over), found.journals)
+    return Latest(None, _why_none(found, best, recursive), tuple(passed_over), (), found.journals)
+
+
+def _hopeless(found: Survey, told: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield what is wrong in series of which nothing is sound: nobody can tell that they are older."""
+    known = {problem.path for problem in told}
+    for one in found.groups:
+        if not any(entry.is_sound for entry in one.entries):
+            for entry in reversed(one.entries):
+                if entry.fault is not None and entry.path not in known:
+                    yield Problem(entry.path, entry.fault)
+
+
+def _warnings(found: Survey, chosen: Entry, best: str | None) -> tuple[str, ...]:
+    """Return what is doubtful about a choice: the order of its series, and other series as good."""
+    warnings = [warning for one in found.groups if one.key == chosen.group for warning in one.warnings]
+    keys = {entry.path: entry.group for entry in found.entries if not entry.holds_others}
+    rivals = [[one for one in tier if one.key in keys.values()] for tier in tiers(found.groups)]
+    for tier in rivals:
+        if best is None and len(tier) > 1 and any(one.key == chosen.group for one in tier):
+            others = sorted({one.key for one in tier} - {chosen.group})
+            told = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
+            warnings.append(f"{len(tier)} series compete; {chosen.group} was chosen over {told}")
+    return tuple(warnings)
 
 
 def _candidates(found: Survey, best: str | None, mode: Mode | None) -> Iterable[Entry]:
@@ -127,10 +159,10 @@ def _fault(entry: Entry, depth: Depth, jobs: int | None) -> str | None:
     return read_in_full(entry, jobs) if depth == "full" else None
 
 
-def _why_none(found: Survey, best: str | None) -> str:
+def _why_none(found: Survey, best: str | None, recursive: bool) -> str:
     count = len(found.entries)
     if not count:
-        return f"{found.root}: no checkpoint"
+        return f"{found.root}: {nothing_in(found.root, recursive=recursive)}"
     if best is not None and all(entry.metric(best) is None for entry in found.entries):
         return f"{found.root}: no checkpoint with a metric {best!r}"
     return f"{found.root}: none of {count} checkpoints is intact"

@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.series.home import home_of
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"
 """Code of the error that says that another prune is at work."""
 
 _OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What a full disk, or a full quota, refuses with."""
+
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -26,7 +30,8 @@ def locked(directory: str) -> Iterator[None]:
     Raises:
         AccessDenied: Another prune holds it, or its file can't be written.
     """
-    path = os.path.join(directory, LOCK)
+    around, suffix = home_of(directory)
+    path = os.path.join(around, LOCK + suffix)
     descriptor = _acquire(path)
     try:
         yield
@@ -39,6 +44,8 @@ def _acquire(path: str) -> int:
         try:
             descriptor = os.open(path, _OPEN, 0o600)
         except OSError as error:
+            if error.errno in FULL and not os.path.lexists(path):
+                return _acquire_directory(path)
             raise from_os_error(error, path) from error
         try:
             _lock(path, descriptor)
@@ -49,6 +56,17 @@ def _acquire(path: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _acquire_directory(path: str) -> int:
+    """Lock the directory itself, where a full disk has no room for a file."""
+    descriptor = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        _lock(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _lock(path: str, descriptor: int) -> None:
@@ -77,6 +95,7 @@ def _is_same(path: str, descriptor: int) -> bool:
 def _release(path: str, descriptor: int) -> None:
     try:
         with suppress(OSError):  # it would stay behind, unlocked, and the next prune uses it
-            os.unlink(path)
+            if _is_same(path, descriptor):
+                os.unlink(path)
     finally:
         os.close(descriptor)

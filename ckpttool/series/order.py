@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ckpttool.errors import from_os_error
 from ckpttool.series.entry import Entry, shown
+from ckpttool.series.runs import in_runs, with_pairs
 
 CONTRADICTION_SECONDS = 60
 """Copies made in one go have times within moments of one another; a restarted run has not."""
 
-_CRITERIA: tuple[Callable[[Entry], Any], ...] = (
+Criterion = Callable[[Entry], Any]
+_CRITERIA: tuple[Criterion, ...] = (
     lambda entry: entry.inside[0],
     lambda entry: entry.inside[1],
     lambda entry: entry.fields.epoch,
@@ -27,10 +30,6 @@ _CRITERIA: tuple[Callable[[Entry], Any], ...] = (
     lambda entry: entry.fields.number,
     lambda entry: entry.saved_at,
 )
-_FROM_NAME: dict[Callable[[Entry], Any], Callable[[Entry], Any]] = {
-    _CRITERIA[0]: lambda entry: entry.epoch,
-    _CRITERIA[1]: lambda entry: entry.step,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def group(entries: Iterable[Entry]) -> tuple[Group, ...]:
     """
     named: dict[tuple[str, str], dict[tuple[str | None, str | None], list[Entry]]] = defaultdict(dict)
     unsound: list[Entry] = []
-    for entry in entries:
+    for entry in with_pairs(list(entries)):
         if entry.is_sound:
             kinds = named[entry.directory, entry.fields.blank]
             kinds.setdefault((entry.format, entry.signature), []).append(entry)
@@ -70,11 +69,19 @@ def group(entries: Iterable[Entry]) -> tuple[Group, ...]:
         only = next(iter(kinds)) if len(kinds) == 1 else (entry.format, None)
         kinds.setdefault(only, []).append(entry)
     groups = [
-        _group(_key(place, kind, len(kinds) > 1), found)
+        one
         for place, kinds in named.items()
         for kind, found in kinds.items()
+        for one in _groups(_key(place, kind, len(kinds) > 1), found)
     ]
     return tuple(sorted(groups, key=lambda one: one.key))
+
+
+def _groups(key: str, entries: list[Entry]) -> Iterator[Group]:
+    runs = in_runs(entries)
+    for run in runs:
+        begun = min(entry.fields.saved_at or "" for entry in run)
+        yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
 
 
 def _key(place: tuple[str, str], kind: tuple[str | None, str | None], is_shared: bool) -> str:
@@ -89,38 +96,96 @@ def _group(key: str, entries: list[Entry]) -> Group:
 
 def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
     """Return checkpoints from the oldest to the newest, and what is doubtful about that order."""
-    known = [entry for entry in entries if entry.is_sound] or entries
+    sound = [entry for entry in entries if entry.is_sound]
+    unsound = [entry for entry in entries if not entry.is_sound] if sound else []
+    known = sound or list(entries)
     criteria = [one for one in _CRITERIA if all(one(entry) is not None for entry in known)]
     warnings = []
-    if criteria[:2] == list(_CRITERIA[:2]) and _disagree(known):
-        if _by_time(known) == sorted(known, key=lambda entry: (entry.inside[1], entry.modified_ns)):
-            criteria[:2] = reversed(criteria[:2])
-        first = "steps" if criteria[0] is _CRITERIA[1] else "epochs"
+    if counts := _disagreeing(known):
+        epochs, steps = counts
+        if _confirm(known, steps):
+            criteria = [steps, epochs, *(one for one in criteria if one not in counts)]
+        first = "steps" if criteria[0] is steps else "epochs"
         warnings.append(f"epochs and steps disagree about the order; {first} decide")
 
-    def position(entry: Entry) -> tuple[tuple[float, ...], int, str]:
-        # What can't be opened has its place by its name; it is kept whatever that is.
-        values = (_FROM_NAME.get(one, one)(entry) if one(entry) is None else one(entry) for one in criteria)
-        place = tuple(-1.0 if value is None else value for value in values)
-        return place, entry.modified_ns, entry.unit.path
+    def place(entry: Entry) -> tuple[float, ...]:
+        return tuple(one(entry) for one in criteria)
 
-    ordered = sorted(entries, key=position)
-    distinct = {position(entry)[0] for entry in known}
-    if len(distinct) < len(known):
+    ordered = sorted(known, key=lambda entry: (place(entry), entry.modified_ns, entry.unit.path))
+    if len(set(map(place, known))) < len(known):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
-    elif contradiction := _contradiction([entry for entry in ordered if entry.is_sound]):
+    elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
-    return tuple(ordered), warnings
+    return tuple(_with_unsound(ordered, unsound)), warnings
 
 
-def _by_time(entries: Sequence[Entry]) -> list[Entry]:
-    return sorted(entries, key=lambda entry: entry.modified_ns)
+def _with_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
+    behind: dict[str | None, list[Entry]] = defaultdict(list)
+    places = {entry.path: _named_place(entry) for entry in (*sound, *unsound)}
+    for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
+        behind[_last_before(entry, sound, places)].append(entry)
+    yield from behind[None]
+    for entry in sound:
+        yield entry
+        yield from behind[entry.path]
 
 
-def _disagree(entries: Sequence[Entry]) -> bool:
-    """Tell whether epochs and steps order checkpoints differently: one of them began again."""
-    pairs = [(entry.inside[0] or 0, entry.inside[1] or 0) for entry in entries]
-    return sorted(pairs) != sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+def _named_place(entry: Entry) -> tuple[object, ...] | None:
+    """Return the place that a name gives in its series, or None where it gives none."""
+    fields = entry.fields
+    *numbers, saved_at = fields.epoch, fields.step, fields.number, fields.saved_at
+    if saved_at is None and all(number is None for number in numbers):
+        return None
+    return (*(-1 if number is None else number for number in numbers), saved_at or "")
+
+
+def _last_before(entry: Entry, sound: Sequence[Entry], places: Mapping[str, Any]) -> str | None:
+    """Return the path of the sound one that an unsound one follows: the newest where nobody can tell."""
+    place = places[entry.path]
+    if place is None or any(places[one.path] is None for one in sound):
+        return sound[-1].path
+    before = [one.path for one in sound if places[one.path] <= place]
+    return max(before, key=places.__getitem__, default=None)
+
+
+def _disagreeing(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
+    """Return what reads epochs and steps where these differ about the order: one of them began again."""
+    epochs, steps = (
+        next((one for one in kind if all(one(entry) is not None for entry in entries)), None)
+        for kind in (_CRITERIA[0:4:2], _CRITERIA[1:4:2])
+    )
+    if epochs is None or steps is None:
+        return None
+    pairs = [(epochs(entry), steps(entry)) for entry in entries]
+    is_same = sorted(pairs) == sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    return None if is_same else (epochs, steps)
+
+
+def _confirm(entries: Sequence[Entry], count: Criterion) -> bool:
+    """Tell whether the files' times bear a count out: each later one was clearly written later."""
+    ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
+    times = [entry.modified_ns for entry in ordered]
+    return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
+
+
+def by_other_count(entries: Sequence[Entry]) -> tuple[Entry, str] | None:
+    """Return the newest by the count that didn't decide, where epochs and steps disagree, and by which."""
+    counts = _disagreeing(entries) if entries else None
+    if counts is None:
+        return None
+    decided = in_order(entries)[0][-1]
+    for (count, other), name in ((counts, "epoch"), (counts[::-1], "step")):
+        newest = max(entries, key=lambda entry: (count(entry), other(entry), entry.modified_ns))
+        if newest is not decided:
+            return newest, name
+    return None
+
+
+def written_last(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints with the last written first where their times contradict their order; else none."""
+    ordered, _ = in_order(entries)
+    return sorted(ordered, key=lambda entry: -entry.modified_ns) if _contradiction(ordered) else []
 
 
 def _contradiction(ordered: Sequence[Entry]) -> str | None:
@@ -130,16 +195,6 @@ def _contradiction(ordered: Sequence[Entry]) -> str | None:
     if latest.modified_ns - last.modified_ns <= CONTRADICTION_SECONDS * 10**9:
         return None
     return f"{last.name} comes last, but {latest.name} was written later; was the run restarted?"
-
-
-def newest_first(groups: Iterable[Group]) -> Iterable[Entry]:
-    """Yield the checkpoints of all series, the newest of any first."""
-    waiting = [list(one.entries) for one in groups]
-    while waiting := [one for one in waiting if one]:
-        ordered, _ = in_order([one[-1] for one in waiting])
-        newest = ordered[-1]
-        yield newest
-        next(one for one in waiting if one[-1] is newest).pop()
 
 
 def newest_in(path: str) -> Chosen:

@@ -12,7 +12,9 @@ from typing import Literal
 
 from ckpttool.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.report import Severity
-from ckpttool.series.entry import Entry
+from ckpttool.series.companions import belonging
+from ckpttool.series.doubt import NOTHING_TRAINED, doubt, untrained
+from ckpttool.series.entry import Entry, shown
 from ckpttool.series.journal import is_name
 from ckpttool.series.protection import Pointed, follow
 from ckpttool.series.retention import Plan, Policy, Protections, plan
@@ -89,7 +91,7 @@ def make_plan(request: Request, progress: Progress = unseen) -> Planned:
     pointed = follow(root, found.groups)
     while True:
         protections = _protections(request, found, pointed, faults)
-        made = plan(found.groups, request.policy, protections)
+        made = _with_companions(found, request.policy, protections)
         unread = [entry for entry in _survivors(made, faults) if entry.path not in checked]
         if not unread or request.depth == "quick":
             break
@@ -101,6 +103,17 @@ def make_plan(request: Request, progress: Progress = unseen) -> Planned:
             pointed = follow(root, found.groups, faults)
     problems = tuple(_problems(found, made, faults))
     return Planned(made, problems, found.warnings, found.journals)
+
+
+def _with_companions(found: Survey, policy: Policy, protections: Protections) -> Plan:
+    """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
+    while True:
+        made = plan(found.groups, policy, protections)
+        reasons = belonging(made)
+        if not reasons:
+            return made
+        told = {path: [*protections.reasons.get(path, ()), *more] for path, more in reasons.items()}
+        protections = replace(protections, reasons={**protections.reasons, **told})
 
 
 def _surveyed(root: str, request: Request) -> Survey:
@@ -145,7 +158,11 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
             reasons[entry.path].append("has parts elsewhere")
         if request.min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
-    return Protections(reasons, pointed.skipped, faults)
+    for one in found.groups:
+        for entry in untrained(one):
+            reasons[entry.path].append(NOTHING_TRAINED)
+    doubts = {one.key: why for one in found.groups if (why := doubt(one)) is not None}
+    return Protections(reasons, pointed.skipped, faults, doubts)
 
 
 def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:
@@ -174,7 +191,7 @@ def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = uns
 
 def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
     for error in found.errors:
-        yield Problem(error.path, error.reason)
+        yield Problem(shown(error.path), error.reason)
     for one in made.groups:
         if one.skipped is not None:
             yield Problem(one.key, f"left alone: {one.skipped}")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
+from ckpttool.formats import tf_state
 from ckpttool.series.order import Group
 
 PINS = ".ckpttool.toml"
@@ -27,6 +28,7 @@ MAX_STATE = 1 << 26
 _TEMPORARY = re.compile(
     r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
 )
+_TENSORFLOW = re.compile(r"(?P<name>.+)(?:\.tempstate[0-9]+|_temp(?:_[0-9a-f]{32})?)")
 _STAGED = re.compile(r"tmp[-_](?P<name>.+)", re.IGNORECASE)
 
 
@@ -104,7 +106,21 @@ def _pins(directory: str, names: Names) -> Iterator[Pointer]:
         yield Pointer("pinned", path, name if isinstance(name, str) else None)
 
 
-READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _pins)
+def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
+    """TensorFlow's ``checkpoint``: what it names as the latest; of all others it only keeps a list."""
+    if tf_state.NAME not in names:
+        return
+    path = os.path.join(directory, tf_state.NAME)
+    try:
+        state = tf_state.read_state(path)
+    except (OSError, ValueError):
+        yield Pointer("latest", path, None)
+        return
+    for target in tf_state.expanded(state.latest) if state is not None else ():
+        yield Pointer("latest", path, target)
+
+
+READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _pins, _tensorflow)
 
 
 def _text(path: str, limit: int) -> str | None:
@@ -116,6 +132,17 @@ def _text(path: str, limit: int) -> str | None:
             return file.read(limit).decode()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def noted_name(file: os.DirEntry[str]) -> str | None:
+    """Return the name that a small text file consists of, or None where it is something else."""
+    try:
+        if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
+            return None
+    except OSError:  # it has just gone
+        return None
+    text = (_text(file.path, MAX_POINTER) or "").strip()
+    return os.path.basename(text.rstrip("/")) if _is_line(text) else None
 
 
 def _is_line(text: str) -> bool:
@@ -153,5 +180,5 @@ def from_newest(group: Group, faults: Mapping[str, str]) -> Iterator[Pointer]:
 
 def temporary_for(name: str) -> str | None:
     """Return the name that a writer's temporary file will have, or None where it is none."""
-    match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name)
+    match = _TEMPORARY.fullmatch(name) or _STAGED.fullmatch(name) or _TENSORFLOW.fullmatch(name)
     return match["name"] if match else None

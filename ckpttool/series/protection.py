@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.naming import parse_name
-from ckpttool.series.entry import Entry
+from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.naming import is_named_best, parse_name
+from ckpttool.series.entry import Entry, shown
 from ckpttool.series.order import Group
-from ckpttool.series.pointers import READERS, Names, Pointer, from_newest, names_in, temporary_for
+from ckpttool.series.pointers import READERS, Names, Pointer, from_newest, names_in, noted_name, temporary_for
 
 _NEVER_ENTERED = frozenset({".git"})
+_STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; what is older was probably left behind."""
 
 
 @dataclass(slots=True)
@@ -77,11 +81,15 @@ def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None 
         names = names_in(directory)
         for pointer in (found for read in READERS for found in read(directory, names)):
             _apply(pointed, pointer, index, _meant(pointer, keys.get(directory, [])))
+        _notes(pointed, names, index, directory)
         _temporaries(pointed, names, index, directory)
     for one in groups:
         for pointer in from_newest(one, faults or {}):
             _apply(pointed, pointer, index, [one])
     _symlinks(pointed, root, index, groups)
+    for entry in (entry for one in groups for entry in one.entries):
+        if is_named_best(entry.name):
+            pointed.protect(entry, "named best")
     return pointed
 
 
@@ -97,7 +105,7 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Sequence[Gro
     """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
     if pointer.target is None:
         for group in meant:
-            pointed.skipped[group.key] = f"{pointer.holder}: {pointer.reason} can't be read"
+            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
         return
     name = os.path.basename(pointer.target.rstrip("/\\").replace("\\", "/"))
     places = [os.path.join(pointer.directory, pointer.target), pointer.target]
@@ -108,12 +116,12 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Sequence[Gro
     if not found and not any(map(_exists, [*places, *_nearby(pointer.directory, name)])):
         for group in meant:
             lost = f"{pointer.reason} is {pointer.target}, which isn't there"
-            pointed.skipped[group.key] = f"{pointer.holder}: {lost}"
+            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {lost}"
 
 
 def _exists(path: str) -> bool:
     try:
-        return os.path.exists(path)
+        return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
     except ValueError:  # a NUL in it
         return False
 
@@ -125,6 +133,15 @@ def _nearby(directory: str, name: str) -> Iterator[str]:
     for entry in names_in(above).values():
         if entry.is_dir(follow_symlinks=False):
             yield os.path.join(entry.path, name)
+
+
+def _notes(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
+    """Protect what a small text, whatever it is called, consists of the name of: ``best.txt``."""
+    for name, file in names.items():
+        if (directory, name) not in index.by_name and (noted := noted_name(file)) is not None:
+            entry = index.by_name.get((directory, noted))
+            if entry is not None:
+                pointed.protect(entry, name)
 
 
 def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
@@ -139,7 +156,20 @@ def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -
         for known in (name, final, *stems[final]):
             entry = index.by_name.get((directory, known))
             if entry is not None:
-                pointed.protect(entry, "being written")
+                pointed.protect(entry, _being_written(names[name]))
+
+
+def _being_written(temporary: os.DirEntry[str]) -> str:
+    """Return the reason, with the age of what a writer that was killed may have left behind."""
+    try:
+        seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it has just gone
+        seconds = 0
+    if seconds < _STALE_SECONDS:
+        return "being written"
+    hours = int(seconds // 3600)
+    age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"
+    return f"being written ({temporary.name}, {age} old)"
 
 
 def _symlinks(pointed: Pointed, root: str, index: Index, groups: Sequence[Group]) -> None:
@@ -168,7 +198,7 @@ def _dangling(pointed: Pointed, link: str, index: Index, groups: Sequence[Group]
     for one in groups:
         first = one.entries[0]
         if first.directory == directory and first.fields.blank == parse_name(name).blank:
-            pointed.skipped[one.key] = f"{link}: leads to {target}, which isn't there"
+            pointed.skipped[one.key] = f"{shown(link)}: leads to {target}, which isn't there"
 
 
 def _links_below(directory: str) -> Iterator[str]:

@@ -6,11 +6,12 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, contents
+from ckpttool.series.home import owner_of
 from ckpttool.series.journal import Journal, Removal, waiting
 from ckpttool.series.lock import BUSY, locked
 from ckpttool.series.planning import (
@@ -25,6 +26,7 @@ from ckpttool.series.planning import (
 from ckpttool.series.recovery import Settled, settle_all
 from ckpttool.series.removal import Outcome, remove
 from ckpttool.series.retention import GroupPlan, Kept, Plan
+from ckpttool.series.state_file import rewritten
 
 Confirm = Callable[[Planned], bool]
 
@@ -38,6 +40,7 @@ class Pruned:
         freed_bytes: Of all that went, or would go.
         dry_run: Whether nothing was changed.
         declined: Whether somebody was asked, and said no.
+        failed: Why some of what was to go is still there, by path.
         problems: What must be looked at.
         warnings: What is doubtful about the order of a series.
         journals: What still waits to be settled.
@@ -48,6 +51,7 @@ class Pruned:
     freed_bytes: int
     dry_run: bool = False
     declined: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
@@ -79,7 +83,7 @@ def prune(
         refusal = locks.refusal(root)
         settled = [_settled(root, refusal)]
         planned = make_plan(request, progress)
-        if below := [directory for directory in _places(planned) if directory != root]:
+        if below := [one for one in _places(planned) if not os.path.samefile(one, root)]:
             settled += [_settled(directory, locks.refusal(directory)) for directory in below]
             planned = make_plan(request, progress)
         result = _result(planned)
@@ -138,8 +142,9 @@ def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
 
 
 def _places(planned: Planned) -> list[str]:
-    stages = (os.path.dirname(path) for path in planned.journals)
-    return list(dict.fromkeys(os.path.dirname(stage) or os.curdir for stage in stages))
+    """Return the directories that interrupted prunes wait for."""
+    owners = (owner_of(os.path.dirname(path)) for path in planned.journals)
+    return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
 
 
 def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
@@ -152,7 +157,7 @@ def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
     for directory, groups in intended.items():
         try:
             locks.hold(directory)
-            outcome = remove(directory, _journal(groups, total))
+            outcome = remove(directory, _journal(directory, groups, total))
         except CheckpointError as failure:
             if len(intended) == 1:
                 raise
@@ -162,12 +167,13 @@ def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
         total.freed += outcome.freed
     plan = replace(planned.plan, groups=tuple(_as_done(one, total.failed) for one in planned.plan.groups))
     problems = tuple(Problem(path, f"not removed: {why}") for path, why in total.failed.items())
-    return replace(_result(planned, freed=total.freed), plan=plan, problems=planned.problems + problems)
+    done = replace(_result(planned, freed=total.freed), plan=plan, failed=total.failed)
+    return replace(done, problems=planned.problems + problems)
 
 
-def _journal(groups: Sequence[GroupPlan], total: Outcome) -> Journal:
+def _journal(directory: str, groups: Sequence[GroupPlan], total: Outcome) -> Journal:
     """Return what is to be removed; a series whose survivors have changed is left alone."""
-    removals = []
+    removals: list[Removal] = []
     for one in groups:
         survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
@@ -176,7 +182,8 @@ def _journal(groups: Sequence[GroupPlan], total: Outcome) -> Journal:
                 removals.append(_removal(entry, survivors))
             else:
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
-    return Journal(tuple(removals))
+    rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
+    return Journal(tuple(removals), () if rewrite is None else (rewrite,))
 
 
 def _is_unchanged(entry: Entry) -> bool:
@@ -187,8 +194,12 @@ def _is_unchanged(entry: Entry) -> bool:
 
 
 def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
-    # The index goes first: what is left without one is no checkpoint any more.
-    rank = {name: (name != entry.name, "index" not in name, name) for name in entry.unit.members}
+    # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
+    parts = entry.unit.parts
+    rank = {
+        name: (name not in parts, name != entry.name, "index" not in name, name)
+        for name in entry.unit.members
+    }
     members = tuple(sorted(rank, key=rank.__getitem__))
     place = {name: number for number, name in enumerate(members)}
     files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])

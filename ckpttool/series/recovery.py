@@ -8,7 +8,7 @@ from functools import partial
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.series.files import Fingerprint, fingerprint, opened
-from ckpttool.series.journal import JOURNAL, Removal, read, stages
+from ckpttool.series.journal import JOURNAL, Removal, read, stages, stages_beside
 from ckpttool.series.removal import (
     Changed,
     Stage,
@@ -36,27 +36,28 @@ def settle_all(directory: str) -> Settled:
         CheckpointError: A journal can't be understood, or the directory not changed.
     """
     total = Settled()
-    for name in stages(directory):
-        one = settle(directory, name)
+    within = [os.path.join(directory, name) for name in stages(directory)]
+    for stage in within + stages_beside(directory):
+        one = settle(directory, stage)
         total.finished += one.finished
         total.put_back += one.put_back
         total.failed |= one.failed
     return total
 
 
-def settle(directory: str, name: str) -> Settled:
-    """Settle one interrupted removal. What it had not begun is left to the next plan.
+def settle(directory: str, path: str) -> Settled:
+    """Settle the interrupted removal that left a stage. What it had not begun is left to the next plan.
 
     Raises:
         CheckpointError: Its journal can't be understood, or the directory not changed.
     """
     settled = Settled()
-    path = os.path.join(directory, name)
+    around, name = os.path.split(path)
     journal_path = os.path.join(path, JOURNAL)
     try:
         if os.path.lexists(journal_path):
             removals = read(journal_path).removals
-            with opened(directory) as home, opened(name, home) as inner:
+            with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
                 stage = Stage(path, home, inner)
                 for number, removal in enumerate(removals):
                     _settle_one(stage, number, removal, settled)

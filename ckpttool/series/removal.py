@@ -18,7 +18,9 @@ from functools import partial
 
 from ckpttool.errors import AccessDenied, from_os_error
 from ckpttool.series.files import Contents, Fingerprint, contents, fingerprint, opened
+from ckpttool.series.home import home_of
 from ckpttool.series.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
+from ckpttool.series.lock import FULL
 from ckpttool.wire.atomic import sync_directory, write_atomically
 
 RETRIES = 5
@@ -31,6 +33,10 @@ _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 
 class Changed(Exception):
     """What is on the disk isn't what the plan was made for."""
+
+
+class NoRoom(AccessDenied):
+    """The disk, or a quota, is full."""
 
 
 class Gone(Exception):
@@ -57,6 +63,21 @@ def remove(directory: str, journal: Journal) -> Outcome:
     """
     _require_system(directory)
     outcome = Outcome()
+    while journal.removals or journal.rewrites:
+        try:
+            _carry_out(directory, journal, outcome)
+            break
+        except NoRoom as refusal:
+            single = next(filter(_is_single_file, journal.removals), None)
+            if single is None or journal.rewrites:  # pointers are rewritten before anything goes
+                _give_up(journal, outcome, refusal)
+                break
+            _unlink_at_once(directory, single, outcome)
+            journal = Journal(tuple(one for one in journal.removals if one is not single))
+    return outcome
+
+
+def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
     with begun(directory, journal) as stage:
         for rewrite in journal.rewrites:
             write_atomically(os.path.join(directory, rewrite.name), rewrite.text.encode())
@@ -70,7 +91,32 @@ def remove(directory: str, journal: Journal) -> Outcome:
             removal = journal.removals[number]
             if _tried(outcome, removal, partial(_unlink, stage, number, removal, outcome)):
                 outcome.removed.append(removal.path)
-    return outcome
+
+
+def _is_single_file(removal: Removal) -> bool:
+    return len(removal.members) == len(removal.contents.files) == 1 and not removal.contents.directories
+
+
+def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
+    """Unlink a checkpoint that is a single file. That needs no journal: nothing can be left half-done."""
+
+    def unlink() -> None:
+        with opened(directory) as home:
+            outcome.freed += unlink_file(home, removal.contents.files[0])
+
+    if _tried(outcome, removal, unlink):
+        outcome.removed.append(removal.path)
+
+
+def _give_up(journal: Journal, outcome: Outcome, refusal: NoRoom) -> None:
+    """Note what stays for want of room for a journal.
+
+    Raises:
+        NoRoom: Nothing was removed at all.
+    """
+    if not outcome.removed:
+        raise refusal
+    outcome.failed |= {one.path: "no room for a journal" for one in journal.removals}
 
 
 def _require_system(directory: str) -> None:
@@ -106,29 +152,32 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
     """Write a journal, yield the stage to work on, and take both away if all went well.
 
     Raises:
+        NoRoom: The disk is too full for a journal; nothing was changed.
         AccessDenied: The journal can't be written; nothing was changed.
     """
-    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}"
-    path = os.path.join(directory, name)
+    around, suffix = home_of(directory)
+    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
+    path = os.path.join(around, name)
     try:
         os.mkdir(path, 0o700)
         try:
             write_atomically(os.path.join(path, JOURNAL), dumps(journal))
-            sync_directory(directory)
+            sync_directory(around)
         except BaseException:
             clear(path)
             raise
     except OSError as error:
         reason = from_os_error(error, directory).reason
-        raise AccessDenied(directory, f"{reason}; nothing was removed") from error
+        refusal = NoRoom if error.errno in FULL else AccessDenied
+        raise refusal(directory, f"{reason}; nothing was removed") from error
     try:
-        with opened(directory) as home, opened(name, home) as inner:
+        with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
             yield Stage(path, home, inner)
         clear(path)
     except KeyboardInterrupt:
         from ckpttool.series.recovery import settle
 
-        settle(directory, name)
+        settle(directory, path)
         raise
     except OSError as error:
         reason = from_os_error(error, directory).reason

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from ckpttool.errors import UsageError
 from ckpttool.series.entry import Entry
-from ckpttool.series.order import Group
+from ckpttool.series.order import Group, by_other_count, written_last
 
 _DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?", re.ASCII)
 
@@ -47,12 +47,14 @@ class Protections:
     Attributes:
         reasons: Why a checkpoint stays, by its path.
         skipped: Why a whole series is left alone, by its key.
+        doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
         faults: What reading checkpoints in full found wrong, by their paths.
     """
 
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,19 @@ def _last(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]
         yield entry, f"last {policy.keep_last}"
 
 
-RULES: tuple[Rule, ...] = (_last,)
+def _written_last(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+    """Keep what a restarted run has just written, though its epochs come before older ones."""
+    for entry in written_last(intact[::-1])[: policy.keep_last or 0]:
+        yield entry, "written last"
+
+
+def _other_newest(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+    """Keep the newest by epochs and by steps where these disagree."""
+    if found := by_other_count(intact[::-1]):
+        yield found[0], f"newest by {found[1]}"
+
+
+RULES: tuple[Rule, ...] = (_last, _written_last, _other_newest)
 
 
 def plan(groups: Sequence[Group], policy: Policy, protections: Protections) -> Plan:
@@ -116,6 +130,8 @@ def _planned(group: Group, policy: Policy, protections: Protections) -> GroupPla
     newest_first = group.entries[::-1]
     reasons = _reasons(group.key, newest_first, policy, protections)
     skipped = protections.skipped.get(group.key)
+    if skipped is None and not all(reasons[entry.path] for entry in newest_first):
+        skipped = protections.doubts.get(group.key)
     if skipped is not None:
         untouched = (Kept(entry, tuple(reasons[entry.path])) for entry in newest_first)
         return GroupPlan(group.key, tuple(untouched), skipped=skipped)

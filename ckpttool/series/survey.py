@@ -6,14 +6,19 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import unrecognised
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Probe, Unit, scan
+from ckpttool.series.choice import newest_first
 from ckpttool.series.entry import Entry, look_at
 from ckpttool.series.journal import half_removed, waiting
-from ckpttool.series.order import Chosen, Group, group, newest_first
+from ckpttool.series.order import Chosen, Group, group
+
+_ENOUGH, _MAX_LOOK = 10, 3
+"""How many checkpoints, and levels, a hint that some lie deeper is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,17 @@ def survey(
 def bare(path: str) -> str:
     """Return a path without a slash at its end, so that names in it have one spelling."""
     return path.rstrip(os.sep) or path[:1]
+
+
+def nothing_in(root: str, *, recursive: bool) -> str:
+    """Return what to say of a directory without a checkpoint: that some lie deeper, where they do."""
+    if recursive or not os.path.isdir(root):
+        return "no checkpoint"
+    walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
+    count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
+    if not count:
+        return "no checkpoint"
+    return f"no checkpoint in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
 
 
 def _units(root: str, walk: Walk) -> Iterator[tuple[Unit, bool]]:

@@ -16,6 +16,7 @@ from isal import isal_zlib
 from ckpttool.checkpoint import Span, Values
 from ckpttool.dtypes import DType, FloatCode
 from ckpttool.errors import CheckpointError
+from ckpttool.wire.crc import crc32c
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +26,9 @@ CHUNK_BYTES = 1 << 18
 """What is read, summed and tested at once: it has to stay in a processor's own cache."""
 
 _CRC32_POLYNOMIAL = 0xEDB88320
+_CRC32C_POLYNOMIAL = 0x82F63B78
+_CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
+_POLYNOMIALS = {"crc32": _CRC32_POLYNOMIAL, "crc32c": _CRC32C_POLYNOMIAL}
 
 
 @dataclass(slots=True)
@@ -146,7 +150,7 @@ def _scan_piece(
             scanned.failure = failure
             return
         if wants_checksum:
-            piece.crc32 = isal_zlib.crc32(chunk, piece.crc32)
+            piece.crc32 = _CHECKSUMS[span.algorithm](chunk, piece.crc32)
         if test is not None and not scanned.is_suspicious and test(len(chunk)):
             scanned.is_suspicious = True
 
@@ -206,18 +210,19 @@ def _combine(pieces: list[_Piece]) -> None:
         elif piece.start == 0:
             scanned.crc32 = piece.crc32
         elif scanned.crc32 is not None:
-            scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes)
+            polynomial = _POLYNOMIALS[scanned.span.algorithm]
+            scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes, polynomial)
 
 
-def combined_crc32(first: int, second: int, nbytes: int) -> int:
-    """Return the CRC-32 of two byte strings from theirs; ``nbytes`` is the length of the second.
+def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
 
     Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
 
     Source: zlib ``crc32.c``, ``crc32_combine``.
     """
     # The map for one zero bit; row i is the image of bit i.
-    rows = [_CRC32_POLYNOMIAL] + [1 << bit for bit in range(31)]
+    rows = [polynomial] + [1 << bit for bit in range(31)]
     for _ in range(3):
         rows = _squared(rows)
     while nbytes:

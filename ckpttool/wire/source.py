@@ -123,6 +123,31 @@ class Source:
             return len(data)
 
 
+class Part(Source):
+    """A range of an open file, read as if it were a file of its own; closing it leaves the file open."""
+
+    __slots__ = ("_whole", "base")
+
+    def __init__(self, whole: Source, base: int, nbytes: int, where: str | None = None) -> None:
+        """Take the ``nbytes`` bytes from the offset ``base`` on.
+
+        Raises:
+            Truncated: They don't lie inside the file.
+        """
+        whole.check(base, nbytes, where)
+        self._whole = whole
+        self.path = whole.path
+        self.base = base
+        self.size = nbytes
+
+    def close(self) -> None:
+        pass
+
+    def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        self.check(offset, len(buffer), where)
+        self._whole.read_into(self.base + offset, buffer, where)
+
+
 class Buffer:
     """Bytes in memory, read like a file: what had to be decompressed."""
 

@@ -53,7 +53,7 @@ class Strided:
 
         if 0 in self.shape:
             return
-        for start, shape in _boxes(self.shape, max(1, max(limit, _READ_BYTES) // self.itemsize)):
+        for start, shape in boxes(self.shape, max(1, max(limit, _READ_BYTES) // self.itemsize)):
             gathered = np.ascontiguousarray(self._gather(start, shape)).reshape(-1).view(np.uint8)
             step = max(16, limit - limit % 16)
             for at in range(0, gathered.nbytes, step):
@@ -102,7 +102,7 @@ class Strided:
         return len(order)
 
 
-def _boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cut a shape into boxes of at most ``limit`` elements that follow each other in C order.
 
     Yields where each starts and its shape.

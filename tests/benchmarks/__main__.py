@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from tests.benchmarks.groups import FULL, QUICK, Scale, groups
+from tests.benchmarks.claims import FULL, QUICK, Scale
+from tests.benchmarks.groups import groups
 from tests.benchmarks.measure import measure_in_turn
 from tests.benchmarks.report import dumps, markdown, print_table
 from tests.benchmarks.rows import Row, imports_row, row

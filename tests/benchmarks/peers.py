@@ -30,3 +30,38 @@ for name in sorted(os.listdir(sys.argv[1])):
     checkpoint = torch.load(os.path.join(sys.argv[1], name))
     print(name, checkpoint["epoch"], checkpoint["loss"])
 """
+
+LIST_TENSORFLOW = """
+import sys, tensorflow as tf
+for name, shape in tf.train.list_variables(sys.argv[1]):
+    print(name, shape)
+"""
+
+VERIFY_TENSORFLOW = """
+import sys, numpy as np, tensorflow as tf
+reader = tf.train.load_checkpoint(sys.argv[1])
+for name, dtype in reader.get_variable_to_dtype_map().items():
+    value = reader.get_tensor(name)
+    if dtype.is_floating and not np.isfinite(value).all():
+        sys.exit(f"{name} is not finite")
+"""
+
+LIST_KERAS = """
+import sys, h5py, keras
+with h5py.File(sys.argv[1]) as opened:
+    opened.visititems(lambda name, item: print(name, getattr(item, "shape", ""), getattr(item, "dtype", "")))
+"""
+
+LIST_FLUID = """
+import sys, paddle
+paddle.enable_static()
+for name, value in paddle.static.load_program_state(sys.argv[1]).items():
+    print(name, value.shape, value.dtype)
+"""
+
+LIST_DCP = """
+import sys
+from torch.distributed.checkpoint import FileSystemReader
+for name, entry in FileSystemReader(sys.argv[1]).read_metadata().state_dict_metadata.items():
+    print(name, entry.size, entry.properties.dtype)
+"""

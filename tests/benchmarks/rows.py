@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import data
-from tests.benchmarks.groups import PYTHON, Claim
+from tests.benchmarks.claims import PYTHON, Claim
 from tests.benchmarks.measure import Measurement
 
 _NOT_IMPORTED = ("torch", "tensorflow", "numpy")
@@ -42,7 +42,7 @@ def row(claim: Claim, measured: Mapping[str, Measurement], skipped: str | None =
     """Return the verdict on a claim. What failed is not met; what was skipped is neither."""
     bars = _bars(claim)
     if skipped is not None:
-        return Row(claim.job, bars=bars, note=f"skipped: {skipped}")
+        return Row(claim.job, peer=f"({skipped})", bars=bars, note=f"skipped: {skipped}")
     ours, peer = measured[claim.ours], measured[claim.peer] if claim.peer else None
     if ours.failure is not None:
         return Row(claim.job, peer=claim.peer, bars=bars, is_met=False, note=ours.failure)

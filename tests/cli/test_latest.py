@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 
@@ -51,13 +52,18 @@ def test_json(run, series: Path) -> None:
 
 def test_null(run, series: Path) -> None:
     os.rename(series / "model_epoch_10.pth", series / "new\nline_epoch_11.pth")
-    assert run("latest", series, "-0") == (0, "run/new\nline_epoch_11.pth\0", "")
+    status, out, err = run("latest", series, "-0")
+    assert (status, out) == (0, "run/new\nline_epoch_11.pth\0")
+    assert err == (
+        "ckpttool: warning: 2 series compete; "
+        "run/new\\nline_epoch_*.pth was chosen over run/model_epoch_*.pth\n"
+    )
 
 
 def test_a_name_like_an_option_is_none(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.rename(series / "model_epoch_10.pth", series / "--force_epoch_10.pth")
     monkeypatch.chdir(series)
-    assert run("latest") == (0, "./--force_epoch_10.pth\n", "")
+    assert run("latest", "-0")[:2] == (0, "./--force_epoch_10.pth\0")
 
 
 def test_a_damaged_one_is_passed_over(run, series: Path) -> None:
@@ -65,6 +71,44 @@ def test_a_damaged_one_is_passed_over(run, series: Path) -> None:
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")
     assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: damaged: ")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\3\4 and no more"])
+def test_what_is_damaged_and_newer_by_name_is_told(run, series: Path, content: bytes) -> None:
+    for epoch in range(1, 11):
+        os.rename(series / f"model_epoch_{epoch}.pth", series / f"ckpt_{epoch}.pth")
+    (series / "ckpt_11.pth").write_bytes(content)
+    os.utime(series / "ckpt_11.pth", (0, 0))
+    status, out, err = run("latest", series, "--json")
+    document = json.loads(out)
+    assert (status, document["path"]) == (0, "run/ckpt_10.pth")
+    assert [passed["path"] for passed in document["passed_over"]] == ["run/ckpt_11.pth"]
+    assert err.startswith("ckpttool: warning: run/ckpt_11.pth: passed over: damaged: ")
+
+
+def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:
+    (series / "final.pth").write_bytes(b"PK\3\4 and no more")
+    status, out, err = run("latest", series)
+    assert (status, out) == (0, "run/model_epoch_10.pth\n")
+    assert err.startswith("ckpttool: warning: run/final.pth: passed over: damaged: ")
+
+
+def test_what_is_nothing_to_resume_from_is_never_the_answer(run, series: Path) -> None:
+    (series / "history.pkl").write_bytes(pickle.dumps({"loss": [0.5, 0.25]}))
+    answer = run("latest", series)
+    assert answer == (0, "run/model_epoch_10.pth\n", "")
+
+
+def test_quiet(run, series: Path, tmp_path: Path) -> None:
+    (series / "model_epoch_10.pth").write_bytes(b"")
+    assert run("latest", series, "-q") == (0, "", "")
+    (tmp_path / "empty").mkdir()
+    assert run("latest", "empty", "-q") == (1, "", "ckpttool: error: empty: no checkpoint\n")
+
+
+def test_what_to_pass_over(run, series: Path) -> None:
+    assert run("latest", series, "--exclude", "*_10.pth").out == "run/model_epoch_9.pth\n"
+    assert run("latest", ".", "-r", "--max-depth", 0) == (1, "", "ckpttool: error: .: no checkpoint\n")
 
 
 def test_every_byte_is_read_where_asked(run, series: Path) -> None:
@@ -100,7 +144,8 @@ def test_a_metric_and_its_mode_belong_together(run, series: Path, options: list[
 
 
 def test_it_descends_only_where_asked(run, series: Path) -> None:
-    assert run("latest", ".") == (1, "", "ckpttool: error: .: no checkpoint\n")
+    said = "no checkpoint in it; 10 or more below (-r descends)"
+    assert run("latest", ".") == (1, "", f"ckpttool: error: .: {said}\n")
     assert run("latest", ".", "-r") == (0, "run/model_epoch_10.pth\n", "")
 
 

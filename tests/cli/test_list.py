@@ -47,9 +47,9 @@ def test_text(run, series: Path) -> None:
     assert answer == (
         0,
         "checkpoint              format   epoch  metrics        size  age  state\n"
-        "run/model_epoch_1.pth   pytorch      1  loss 0.5638  4.1 kB  2 h  ok\n"
-        "run/model_epoch_2.pth   pytorch      2  loss 0.4431  4.1 kB  2 h  ok; latest\n"
-        "run/model_epoch_10.pth  pytorch     10  loss 0.0421  4.1 kB  2 h  ok\n",
+        "run/model_epoch_1.pth   pytorch      1  loss 0.5638  4.1 kB  2 h  readable\n"
+        "run/model_epoch_2.pth   pytorch      2  loss 0.4431  4.1 kB  2 h  readable; latest\n"
+        "run/model_epoch_10.pth  pytorch     10  loss 0.0421  4.1 kB  2 h  readable\n",
         "",
     )
 
@@ -142,6 +142,11 @@ def test_a_journal_that_waits_is_told(run, series: Path) -> None:
         "ckpttool: warning: run: a prune was interrupted here; the next one settles it "
         "(run/.ckpttool-0123abcd/journal.json)\n"
     )
+
+
+def test_quiet(run, series: Path) -> None:
+    (series / "model_epoch_3.pth").write_bytes(b"PK\3\4 and no more")
+    assert run("list", series, "-q") == (1, "", "")
 
 
 def test_nothing_there(run, tmp_path: Path) -> None:

@@ -153,7 +153,11 @@ def test_series_are_pruned_each_for_itself(run, series: Path) -> None:
 
 
 def test_it_descends_only_where_asked(run, series: Path) -> None:
-    assert run("prune", ".", "--keep", 2) == (0, "", "no checkpoint here\n")
+    assert run("prune", ".", "--keep", 2) == (
+        0,
+        "",
+        ".: no checkpoint in it; 10 or more below (-r descends)\n",
+    )
     assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
 
@@ -164,6 +168,69 @@ def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
     shutil.copytree(trainer / "checkpoint-2", trainer / "checkpoint-1")
     assert run("prune", trainer, "--keep", 1).status == 0
     assert os.listdir(trainer) == ["checkpoint-4"]
+
+
+def test_what_is_no_series_is_counted(run, series: Path) -> None:
+    for name in ("final", "first"):
+        shutil.copy(series / "model_epoch_3.pth", series / f"{name}.pth")
+    answer = run("prune", series, "--keep", 10)
+    tail = "\n\n2 single checkpoints kept (-v shows them)\n\nnothing to remove among 12 checkpoints\n"
+    assert answer.out.endswith(tail)
+    assert "run/final.pth\n  keep    final.pth  newest" in run("prune", series, "--keep", 10, "-v").out
+
+
+def test_quiet(run, series: Path) -> None:
+    assert run("prune", series, "--keep", 9, "-q") == (0, "", "")
+    assert _epochs(series) == list(range(2, 11))
+
+
+def test_failures_are_counted_and_told_once(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.series import removal
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(removal.Stage, "set_aside", refuse)
+    status, out, err = run("prune", series, "--keep", 6)
+    assert (status, len(_epochs(series))) == (1, 10)
+    assert out.endswith("\nremoved 0 of 4, 0 B freed; 4 failed: permission denied\n")
+    assert err == ("ckpttool: error: run/model_epoch_1.pth: not removed: permission denied (and 3 more)\n")
+
+
+def test_a_series_that_may_be_none_is_left_alone(run, series: Path) -> None:
+    for epoch in range(1, 11):
+        content = (series / f"model_epoch_{epoch}.pth").read_bytes().replace(b"epoch", b"digit")
+        (series / f"model_epoch_{epoch}.pth").unlink()
+        (series / f"user_{epoch}.pth").write_bytes(content)
+    status, _, err = run("prune", series, "--keep", 3, "--verify", "quick")
+    assert (status, len(_epochs(series))) == (1, 10)
+    assert "left alone: nothing says that its numbers count saves" in err
+    assert run("prune", series, "--keep", 10).status == 0
+
+
+def test_what_a_restarted_run_has_just_written_stays(run, series: Path) -> None:
+    for epoch in range(1, 11):
+        when = 1_700_000_000 + epoch * 100 + (epoch <= 3) * 86_400
+        os.utime(series / f"model_epoch_{epoch}.pth", (when, when))
+    status, _, err = run("prune", series, "--keep", 3)
+    assert (status, _epochs(series)) == (0, [1, 2, 3, 8, 9, 10])
+    assert "was the run restarted?" in err
+
+
+def test_paths_below_the_working_directory_have_one_spelling(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(series)
+    Path("latest").write_text("model_epoch_12.pth")
+    _cut(Path("model_epoch_3.pth"))
+    stage = Path(".ckpttool-0123abcd")
+    stage.mkdir()
+    (stage / "journal.json").write_text('{"schema": "ckpttool.journal/1", "rewrites": [], "removals": []}')
+    (Path("loose_epoch_1.pth")).symlink_to("loose_epoch_2.pth")
+    for command in (["prune", "--keep", 2, "-n"], ["list"], ["latest"]):
+        answer = run(*command)
+        assert "./" not in answer.out + answer.err
+        assert "model_epoch_3.pth" in answer.err or command == ["latest"]
 
 
 def test_names_are_escaped(run, series: Path) -> None:

@@ -215,7 +215,12 @@ def test_declared_specialisation_wins(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a.pth", b"", DamagedCheckpoint, "an empty file (a pytorch checkpoint)"),
         ("A.PTH", b"\xff", DamagedCheckpoint, "1 bytes that start with ff (a pytorch checkpoint)"),
         ("a.safetensors", b"", DamagedCheckpoint, "an empty file (a safetensors checkpoint)"),
-        ("a.bin", b"\x1f\x8b\x08", DamagedCheckpoint, "a file compressed with gzip; decompress it first"),
+        (
+            "pytorch_model.bin",
+            b"\x1f\x8b\x08",
+            DamagedCheckpoint,
+            "a file compressed with gzip; decompress it first",
+        ),
         ("a", b"\x28\xb5\x2f\xfd", NotACheckpoint, "a file compressed with zstd; decompress it first"),
         ("a.pt", b"version https://git-lfs.github.com/spec/v1\n", NotDownloaded, "run 'git lfs pull'"),
     ],

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import NotACheckpoint, NotFound
-from ckpttool.series.order import group, in_order, newest_first, newest_in
+from ckpttool.series.choice import newest_first
+from ckpttool.series.order import by_other_count, group, in_order, newest_in, written_last
 
 DAY = 86_400 * 10**9
 
@@ -61,7 +62,7 @@ def test_a_step_that_begins_anew_each_epoch(entry) -> None:
 
 
 def test_an_epoch_that_begins_anew_while_steps_go_on(entry) -> None:
-    entries = [entry("a.pt", inside=(9, 100), modified=1), entry("b.pt", inside=(0, 200), modified=2)]
+    entries = [entry("a.pt", inside=(9, 100)), entry("b.pt", inside=(0, 200), modified=DAY)]
     ordered, warnings = in_order(entries)
     assert _names(ordered) == ["a.pt", "b.pt"]
     assert warnings == ["epochs and steps disagree about the order; steps decide"]
@@ -147,3 +148,75 @@ def test_numpy_is_not_needed(series: Path) -> None:
     code = "import sys; from ckpttool.series.order import newest_in; newest_in(sys.argv[1]); "
     code += "assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(series)], check=True)
+
+
+# What is doubtful -----------------------------------------------------------------------------------
+
+
+def test_an_unsound_one_stands_where_its_name_belongs(entry) -> None:
+    sound = [entry(f"ckpt_{number}.pth", inside=(number - 1, None)) for number in (1, 2, 4)]
+    cut = {"inside": (None, None), "fault": "damaged: cut", "is_complete": False}
+    broken = [entry(f"ckpt_{number}.pth", **cut) for number in (0, 3, 5, 6)]
+    assert _names(in_order([*broken[::-1], *sound])[0]) == [f"ckpt_{number}.pth" for number in range(7)]
+
+
+def test_an_unsound_one_that_no_name_places_is_newest(entry) -> None:
+    broken = entry("a.pth", fault="damaged: cut")
+    assert _names(in_order([broken, entry("b.pth", inside=(7, None), modified=5)])[0]) == ["b.pth", "a.pth"]
+
+
+@pytest.mark.parametrize("apart", [0, 10 * 10**9])
+def test_times_that_are_too_close_swap_nothing(entry, apart: int) -> None:
+    counters = [(1, 500), (2, 100), (2, 300)]
+    entries = [
+        entry(f"{epoch}-{step}.pt", inside=(epoch, step), modified=apart * step // 100)
+        for epoch, step in counters
+    ]
+    ordered, _ = in_order(entries)
+    assert ordered[-1].inside == (2, 300)
+    found = by_other_count(ordered)
+    assert found is not None
+    assert (found[0].inside, found[1]) == ((1, 500), "step")
+
+
+def test_nothing_is_newest_twice(entry) -> None:
+    entries = [entry(f"{step}.pt", inside=(step, step)) for step in (1, 2)]
+    assert by_other_count(entries) is None
+    assert by_other_count([]) is None
+    assert written_last(entries) == []
+
+
+def test_what_a_restarted_run_wrote_is_written_last(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt", modified=DAY * (epoch <= 3) + epoch) for epoch in range(1, 11)]
+    assert _names(written_last(entries))[:3] == ["m_epoch_3.pt", "m_epoch_2.pt", "m_epoch_1.pt"]
+
+
+def _keys(entries) -> dict[str, list[str]]:
+    return {one.key: _names(one.entries) for one in group(entries)}
+
+
+def test_epochs_that_begin_again_on_another_date_are_another_run(entry) -> None:
+    first = [f"2026-01-01_model_e{epoch:02d}.pt" for epoch in (1, 2, 3)]
+    second = [f"2026-01-02_model_e{epoch:02d}.pt" for epoch in (1, 2)]
+    entries = [entry(name) for name in second + first]
+    assert _keys(entries) == {
+        "run/*_model_e*.pt@2026-01-01": first,
+        "run/*_model_e*.pt@2026-01-02": second,
+    }
+
+
+def test_epochs_that_go_on_on_another_date_are_the_same_run(entry) -> None:
+    names = [f"2026-01-0{day}_model_e0{epoch}.pt" for day, epoch in ((1, 1), (1, 2), (2, 3), (3, 4))]
+    assert _keys([entry(name) for name in names]) == {"run/*_model_e*.pt": names}
+
+
+def test_two_numbers_that_grow_together_are_epoch_and_step(entry) -> None:
+    names = [f"checkpoint_{epoch}_{epoch * 100}.pt" for epoch in range(1, 12)]
+    (one,) = group([entry(name) for name in names])
+    assert (one.key, _names(one.entries)) == ("run/checkpoint_*_*.pt", names)
+    assert (one.entries[-1].epoch, one.entries[-1].step) == (11, 1100)
+
+
+def test_two_numbers_that_do_not_are_two_series(entry) -> None:
+    names = [f"checkpoint_{fold}_{epoch}.pt" for fold in (1, 2) for epoch in (10, 20)]
+    assert set(_keys([entry(name) for name in names])) == {"run/checkpoint_1_*.pt", "run/checkpoint_2_*.pt"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> N
     (series / "model_epoch_1.pth").symlink_to(tmp_path / "blob")
     made = make_plan(Request(directory=str(series), policy=Policy(keep_last=2), depth="quick"))
     (reasons,) = [kept.reasons for kept in made.plan.groups[0].keep if kept.entry.name == "model_epoch_1.pth"]
-    assert reasons == ("is a symlink",)
+    assert reasons[-1] == "is a symlink"
 
 
 # Files that name one --------------------------------------------------------------------------------
@@ -104,6 +105,23 @@ def test_a_checkpoint_that_is_a_symlink_stays(series: Path, tmp_path: Path) -> N
 def test_a_text_that_names_one(series: Path, name: str, text: str) -> None:
     (series / name).write_text(text)
     assert _reasons(series) == {"model_epoch_3.pth": [name]}
+
+
+@pytest.mark.parametrize("name", ["best.txt", "latest.txt", "best_checkpoint", "whatever"])
+def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> None:
+    (series / name).write_text("model_epoch_3.pth\n")
+    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+    (series / name).write_text("model_epoch_12.pth")
+    assert (_reasons(series), _skipped(series)) == ({}, {})
+    (series / name).write_text("the best is\nmodel_epoch_3.pth")
+    assert _reasons(series) == {}
+
+
+def test_what_is_named_best(series: Path) -> None:
+    os.rename(series / "model_epoch_3.pth", series / "model_best_epoch_3.pth")
+    os.rename(series / "model_epoch_5.pth", series / "model_best_epoch_5.pth")
+    assert _reasons(series) == {f"model_best_epoch_{epoch}.pth": ["named best"] for epoch in (3, 5)}
+    assert {f"model_best_epoch_{epoch}.pth" for epoch in (3, 5)} < _kept(series, 1)
 
 
 def test_a_text_that_names_what_is_gone(series: Path) -> None:
@@ -183,6 +201,17 @@ def test_a_writer_s_temporary_file(series: Path, name: str) -> None:
     assert _reasons(series) == {"model_epoch_3.pth": ["being written"]}
 
 
+def test_an_old_temporary_file_says_how_old_it_is(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = series / "model_epoch_3.pth.tmp"
+    path.write_bytes(b"half")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000 + 7 * 86_400.0)
+    told = "being written (model_epoch_3.pth.tmp, 7 d old)"
+    assert _reasons(series) == {"model_epoch_3.pth": [told]}
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000 + 2 * 3_600.0)
+    assert _reasons(series)["model_epoch_3.pth"][0].endswith(", 2 h old)")
+
+
 def test_a_run_that_is_a_checkpoint_too_stays(trainer: Path, files: Path) -> None:
     for number in (1, 2, 3):
         run = trainer.parent / "runs" / f"trial_{number}"
@@ -202,4 +231,4 @@ def test_min_age(series: Path) -> None:
         os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
     request = Request(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
     (one,) = make_plan(request).plan.groups
-    assert [kept.reasons for kept in one.keep] == [("newest", "last 1"), ("too young",)]
+    assert [kept.reasons for kept in one.keep] == [("newest", "last 1"), ("written last", "too young")]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,52 @@ def test_a_call_that_fails_loses_nothing(kind: str, code: int, request, tmp_path
         assert (_digests(directory), _leftovers(directory)) == (kept, [])
         shutil.rmtree(directory)
     assert number > 10
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("needed", [1, 3, 8, 9])
+def test_a_full_disk_gets_room_from_what_goes(
+    series: Path, monkeypatch: pytest.MonkeyPatch, code: int, needed: int
+) -> None:
+    """Nothing can be created until ``needed`` checkpoints are gone."""
+    kept, opens, makes = _kept(series), os.open, os.mkdir
+
+    def is_full() -> bool:
+        return len(list(series.glob("*.pth"))) > 10 - needed
+
+    def refuse(real, is_new, path, *arguments, **where):
+        if is_new(*arguments) and is_full():
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **where)
+
+    monkeypatch.setattr(os, "open", partial(refuse, opens, lambda flags, *_: bool(flags & os.O_CREAT)))
+    monkeypatch.setattr(os, "mkdir", partial(refuse, makes, lambda *_: True))
+    result = _prune(series)
+    assert (result.problems, len(result.plan.removals), _digests(series)) == ((), 8, kept)
+    assert result.freed_bytes == sum(entry.nbytes for entry in result.plan.removals)
+    assert _leftovers(series) == []
+
+
+def test_a_full_disk_takes_only_what_is_unchanged(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(removal, "write_atomically", refuse)
+    path = series / "model_epoch_3.pth"
+    result = _prune(series, confirm=_meanwhile(lambda: path.write_bytes(b"new")))
+    assert path.read_bytes() == b"new"
+    assert (len(result.plan.removals), list(result.failed)) == (7, [str(path)])
+
+
+def test_a_full_disk_of_directories_is_told(trainer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = _digests(trainer)
+    monkeypatch.setattr(removal, "write_atomically", refuse)
+    with pytest.raises(AccessDenied, match="nothing was removed"):
+        _prune(trainer)
+    assert _digests(trainer) == before
 
 
 def test_an_interrupt_leaves_nothing_half_done(short: Path, tmp_path: Path, fault) -> None:

@@ -1,0 +1,114 @@
+"""Formats of models that ckpttool does not read, so that it can say what they are and what reads them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import Probe
+from ckpttool.wire.source import Source
+
+
+class Foreign(NamedTuple):
+    """A format that is not read: what to call it, what reads it, and how it is recognised."""
+
+    name: str
+    reader: str
+    matches: Callable[[Probe], bool]
+
+    @property
+    def told(self) -> str:
+        """Say what it is and what to do."""
+        return f"{self.name}, which ckpttool does not read; use {self.reader}"
+
+
+_GGUF, _OCDBT = b"GGUF", (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde")
+_ORBAX = frozenset({"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"})
+_ORBAX_TEMPORARY = ".orbax-checkpoint-tmp"
+_IR_VERSIONS = range(1, 32)
+_PRODUCER = 0x12
+_ONNX_TAGS = frozenset({_PRODUCER, 0x1A, 0x22, 0x28, 0x32, 0x3A, 0x42})
+_TFLITE = b"TFL3"
+
+
+def _starts(*magics: bytes) -> Callable[[Probe], bool]:
+    return lambda probe: probe.head.startswith(magics)
+
+
+def _is_onnx(probe: Probe) -> bool:
+    """Tell whether it begins as a ModelProto does: its version, then a producer, a graph or operator sets."""
+    head = probe.head
+    if len(head) < 4 or head[0] != 0x08 or head[1] not in _IR_VERSIONS or head[2] not in _ONNX_TAGS:
+        return False
+    if head[2] != _PRODUCER:
+        return True
+    name = head[4 : 4 + head[3]]  # of a SavedModel, which begins alike, this is a message
+    return name.isascii() and name.decode("ascii").isprintable()
+
+
+def _is_flax(probe: Probe) -> bool:
+    """Tell whether it begins as a msgpack map with text keys does, and holds Flax's arrays."""
+    head = probe.head
+    if not head or not (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF)):
+        return False
+    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
+    is_key = at < len(head) and (0xA0 <= head[at] <= 0xBF or head[at] == 0xD9)
+    return is_key and any(kind in head for kind in (b"\xc7", b"\xc8", b"\xc9"))
+
+
+def _is_orbax(probe: Probe) -> bool:
+    if not probe.is_directory:
+        return False
+    if _ORBAX_TEMPORARY in probe.name or not _ORBAX.isdisjoint(probe.entries):
+        return True
+    steps = [entry for name, entry in probe.entries.items() if name.isdecimal() and entry.is_dir()]
+    return bool(steps) and any(_holds_orbax(entry.path) for entry in steps[:4])
+
+
+def _holds_orbax(path: str) -> bool:
+    try:
+        names = set(os.listdir(path))
+        inner = [one for one in sorted(names)[:8] if os.path.isdir(os.path.join(path, one))]
+        return not _ORBAX.isdisjoint(names) or any(
+            not _ORBAX.isdisjoint(os.listdir(os.path.join(path, one))) for one in inner
+        )
+    except OSError:
+        return False
+
+
+def _is_paddle_distributed(probe: Probe) -> bool:
+    """Tell Paddle's directories from PyTorch's: theirs hold pickles where PyTorch's hold zips."""
+    names = [name for name in probe.entries if name.endswith(".distcp") and not name.startswith("__")]
+    for name in names[:1]:
+        try:
+            with Source(probe.entries[name].path) as source:
+                return source.read(0, min(1, source.size)) == b"\x80"
+        except CheckpointError:
+            return False
+    return False
+
+
+def _is_tflite(probe: Probe) -> bool:
+    return probe.head[4:8] == _TFLITE
+
+
+FOREIGN = (
+    Foreign("a GGUF file", "llama.cpp, or gguf-dump of the gguf package", _starts(_GGUF)),
+    Foreign("an OCDBT file of Orbax", "orbax-checkpoint, given its directory", _starts(*_OCDBT)),
+    Foreign("a TensorFlow Lite model", "tensorflow", _is_tflite),
+    Foreign("an ONNX model", "onnx.checker, or onnxruntime", _is_onnx),
+    Foreign("a Flax checkpoint (msgpack)", "flax.serialization.msgpack_restore", _is_flax),
+    Foreign("an Orbax checkpoint", "orbax-checkpoint", _is_orbax),
+    Foreign("a distributed checkpoint of Paddle", "paddle.distributed", _is_paddle_distributed),
+)
+
+
+def foreign(probe: Probe) -> Foreign | None:
+    """Return the format that a path has and ckpttool does not read, or None.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    return next((one for one in FOREIGN if one.matches(probe)), None)

@@ -1,0 +1,96 @@
+"""HDF5 without a known convention: every dataset of numbers is a tensor, attributes are metadata.
+
+Source: the HDF5 file format specification; h5py for its booleans, complex numbers and texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from ckpttool.checkpoint import Checkpoint, FileEntry
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.assembly import training_of
+from ckpttool.formats.h5_tensors import Opened, open_h5
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.training import role_of
+from ckpttool.wire.hdf5 import SIGNATURE, Location
+
+_STARTS = (0, 512, 1024, 2048)
+
+_opened: WeakKeyDictionary[Probe, Opened | CheckpointError] = WeakKeyDictionary()
+
+
+def is_hdf5(probe: Probe) -> bool:
+    """Tell whether a file has HDF5's signature where a small user block lets it lie."""
+    return any(probe.head.startswith(SIGNATURE, at) for at in _STARTS)
+
+
+def looked_at(probe: Probe) -> Opened:
+    """Return what an HDF5 file holds; it is walked once for all formats that ask.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    if probe not in _opened:
+        location = Location(probe.path, 0, probe.source.size)
+        try:
+            _opened[probe] = open_h5(location, probe.source, 0)
+        except CheckpointError as failure:
+            _opened[probe] = failure
+        finally:
+            location.close()
+    found = _opened[probe]
+    if isinstance(found, CheckpointError):
+        raise found
+    return found
+
+
+class Hdf5(Format):
+    """Any HDF5 file."""
+
+    name: ClassVar[str] = "hdf5"
+    suffixes = (".hdf5", ".he5")
+
+    def matches(self, probe: Probe) -> bool:
+        return is_hdf5(probe)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        opened = looked_at(probe)
+        tensors = tuple(
+            replace(tensor, role=role_of(tensor.path, tensor.shape)) for tensor in opened.tensors.values()
+        )
+        metadata = metadata_of(opened)
+
+        def close() -> None:
+            opened.close()
+            probe.close()
+
+        return Checkpoint(
+            path=probe.path,
+            format=self.name,
+            variant=None,
+            tensors=tensors,
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=opened.spans,
+            metadata=lambda: metadata,
+            training=lambda: training_of(metadata, tensors, probe.name),
+            findings=tuple(opened.findings),
+            safety=tuple(opened.safety),
+            complete=opened.complete,
+            close=close,
+        )
+
+
+def metadata_of(opened: Opened) -> dict[str, object]:
+    """Return the attributes of the root, then those of all else, and what datasets hold but numbers."""
+    tree = opened.tree
+    told: dict[str, object] = dict(tree.groups.get((), {}))
+    attributes = {"/" + "/".join(path): dict(found) for path, found in tree.groups.items() if path and found}
+    attributes |= {one.name: dict(one.attributes) for one in tree.datasets.values() if one.attributes}
+    if attributes:
+        told["attributes"] = attributes
+    if opened.others:
+        told["datasets"] = opened.others
+    return told

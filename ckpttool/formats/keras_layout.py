@@ -1,0 +1,208 @@
+"""Names, roles and training state of what Keras stores in HDF5, in its three layouts.
+
+Whole models and old weights list layers and weights in attributes; ``.weights.h5`` has groups of numbered
+variables, in the order in which the layer made them.
+
+Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib.py``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
+from ckpttool.formats.assembly import lazy_scalar
+from ckpttool.formats.h5_tensors import Opened
+from ckpttool.formats.interface import natural
+from ckpttool.formats.numpy_objects import shortest
+from ckpttool.report import error
+from ckpttool.training import training_state
+from ckpttool.wire.hdf5 import Attributes
+
+MODEL, WEIGHTS = "model", "weights"
+
+_ITERATION = ("iteration", "iter", "iterations")
+_RATE = ("learning_rate", "lr", "current_learning_rate")
+_TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
+
+
+def variant_of(opened: Opened) -> str | None:
+    """Return which kind of Keras file it is: a whole model, weights, or None for neither."""
+    groups, root = opened.tree.groups, opened.tree.groups.get((), {})
+    if "model_config" in root or "layer_names" in groups.get(("model_weights",), {}):
+        return MODEL
+    if names_in(root, "layer_names") is not None:
+        return WEIGHTS
+    has_variables = any(path[-1:] == ("vars",) and path[0].partition("\\")[0] in _TOP for path in groups)
+    return WEIGHTS if has_variables else None
+
+
+def names_in(attributes: Attributes, key: str) -> list[str] | None:
+    """Return the list of names in an attribute, which is split in several where it is long; or None."""
+    parts = []
+    if key in attributes:
+        parts = [attributes[key]]
+    else:
+        at = 0
+        while f"{key}{at}" in attributes:
+            parts.append(attributes[f"{key}{at}"])
+            at += 1
+    if not parts:
+        return None
+    return [name for part in parts if isinstance(part, list) for name in part if isinstance(name, str)]
+
+
+def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
+    """Return the tensors of a file with the names that Keras gives them, in its order."""
+    groups = opened.tree.groups
+    if "layer_names" in groups.get(("model_weights",), {}) or "layer_names0" in groups.get(
+        ("model_weights",), {}
+    ):
+        listed = [*_layers(opened, ("model_weights",)), *_optimizer(opened)]
+    elif names_in(groups.get((), {}), "layer_names") is not None:
+        listed = list(_layers(opened, ()))
+    else:
+        listed = []
+    tensors, taken, used = [], set(), set()
+    for raw, path, role in listed:
+        tensor = opened.tensors.get(raw)
+        if tensor is None or raw in taken:
+            if tensor is None:
+                opened.findings.append(
+                    error("weight-missing", "it is listed, and not there", "/" + "/".join(raw))
+                )
+            continue
+        taken.add(raw)
+        name = raw if path in used else path
+        used.add(name)
+        key = "/" + "/".join(raw) if name != raw else None
+        tensors.append(replace(tensor, path=name, role=role, key=key))
+    rest = (path for path in opened.tensors if path not in taken)
+    for path in sorted(rest, key=lambda path: [natural(str(part)) for part in path]):
+        tensors.append(replace(opened.tensors[path], role=role_of(path)))
+    return _renamed_ties(opened, tensors)
+
+
+def _renamed_ties(opened: Opened, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    names = {tensor.key: tensor.name for tensor in tensors if tensor.key}
+    keys = {tensor.name: "/" + "/".join(map(str, path)) for path, tensor in opened.tensors.items()}
+    return tuple(
+        replace(tensor, shares_with=names.get(keys.get(tensor.shares_with, ""), tensor.shares_with))
+        if tensor.shares_with
+        else tensor
+        for tensor in tensors
+    )
+
+
+def _layers(opened: Opened, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+    groups = opened.tree.groups
+    for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), "top_level_model_weights"]:
+        group = (*top, *layer.split("/"))
+        for weight in names_in(groups.get(group, {}), "weight_names") or ():
+            parts = weight.split("/")
+            told = [*parts[:-1], parts[-1].partition(":")[0]]
+            if layer in told:
+                told = told[told.index(layer) + 1 :]
+            prefix = () if layer == "top_level_model_weights" else (layer,)
+            role = Role.OTHER if "seed_generator" in weight else Role.WEIGHTS
+            yield (*group, *parts), (*prefix, *told), role
+
+
+def _optimizer(opened: Opened) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+    group = ("optimizer_weights",)
+    for weight in names_in(opened.tree.groups.get(group, {}), "weight_names") or ():
+        parts = weight.split("/")
+        yield (*group, *parts), ("optimizer", *parts[:-1], parts[-1].partition(":")[0]), Role.OPTIMIZER
+
+
+def role_of(path: Path) -> Role:
+    """Return what a variable serves, from the groups that it lies in."""
+    if path[0] in ("optimizer", "optimizer_weights") or "optimizer" in path[:-2]:
+        return Role.OPTIMIZER
+    if path[0] == "metrics" or any("metric" in str(part) for part in path[:2]):
+        return Role.TRAINING
+    return Role.OTHER if any("seed_generator" in str(part) for part in path) else Role.WEIGHTS
+
+
+def layer_names(opened: Opened) -> dict[str, str]:
+    """Return the user's names of layers by the groups that hold their variables."""
+    return {
+        "/".join(path[:-1]): str(found["name"])
+        for path, found in opened.tree.groups.items()
+        if path[-1:] == ("vars",) and len(path) > 1 and isinstance(found.get("name"), str)
+    }
+
+
+def training_of(told: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
+    """Return the training state: the optimizer's counter and rate, the config's, and the file's name."""
+    date = told.get("date_saved")
+    found = {"date_saved": date.replace("@", "T")} if isinstance(date, str) else {}
+    state = training_state(found, {}, name)
+    values: dict[str, Any] = {}
+    origin = dict(state.origin)
+    for field, tensor in (("step", _counter(tensors)), ("learning_rate", _rate(tensors))):
+        if tensor is not None:
+            values[field] = lazy_scalar(tensor)()
+            origin[field] = f"tensor {tensor.name}"
+    rate = configured_rate(told)
+    if values.get("learning_rate") is None and rate is not None:
+        values["learning_rate"], origin["learning_rate"] = rate, "the optimizer's config"
+    return replace(state, **{key: value for key, value in values.items() if value is not None}, origin=origin)
+
+
+def _optimizers(tensors: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    return (one for one in tensors if one.role is Role.OPTIMIZER and one.size == 1 and one.values is not None)
+
+
+def _counter(tensors: tuple[Tensor, ...]) -> Tensor | None:
+    return next(
+        (
+            one
+            for one in _optimizers(tensors)
+            if one.dtype.kind == "integer" and (one.path[-1] in _ITERATION or one.path[-2:] == ("vars", "0"))
+        ),
+        None,
+    )
+
+
+def _rate(tensors: tuple[Tensor, ...]) -> Tensor | None:
+    counted = _counter(tensors)
+    return next(
+        (
+            one
+            for one in _optimizers(tensors)
+            if one.dtype.kind == "float"
+            and not one.shape
+            and (
+                one.path[-1] in _RATE
+                or (counted and one.path == (*counted.path[:-1], "1") and one.path[-2] == "vars")
+            )
+        ),
+        None,
+    )
+
+
+def configured_rate(told: Mapping[str, Any]) -> float | None:
+    """Return the learning rate that the model was compiled with, where the config has a plain one."""
+    for keys in (
+        ("model_config", "compile_config", "optimizer", "config", "learning_rate"),
+        ("training_config", "optimizer_config", "config", "learning_rate"),
+    ):
+        node: Any = told
+        for key in keys:
+            node = node.get(key) if isinstance(node, Mapping) else None
+        if isinstance(node, float | int) and not isinstance(node, bool):
+            return _as_written(node)
+    return None
+
+
+def _as_written(rate: float) -> float:
+    """Return a rate with the digits that 32 bits have, where it has no more."""
+    try:
+        (single,) = struct.unpack("<f", struct.pack("<f", rate))
+    except OverflowError:
+        return rate
+    return shortest(single) if single == rate else rate

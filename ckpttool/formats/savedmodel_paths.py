@@ -1,0 +1,31 @@
+"""Which files belong to a SavedModel; no link is followed out of it."""
+
+from __future__ import annotations
+
+import os
+
+from ckpttool.errors import DamagedCheckpoint
+
+BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
+
+
+def is_inside(path: str, directory: str) -> bool:
+    """Tell whether a file lies in a SavedModel, or beside what its model is a link to.
+
+    The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+    """
+    models = (os.path.join(directory, name) for name in (BINARY, TEXT))
+    bases = [directory, *(os.path.dirname(os.path.realpath(model)) for model in models)]
+    roots = (os.path.realpath(base).rstrip(os.sep) + os.sep for base in bases)
+    return os.path.realpath(path).startswith(tuple(roots))
+
+
+def require_inside(path: str, directory: str) -> None:
+    """Require that a file lies in a SavedModel.
+
+    Raises:
+        DamagedCheckpoint: It is a link that leads elsewhere.
+    """
+    if not is_inside(path, directory):
+        found = "a link that leads out of the SavedModel; it was not opened"
+        raise DamagedCheckpoint(path, found, code="path-outside")

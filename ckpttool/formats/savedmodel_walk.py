@@ -1,0 +1,201 @@
+"""Walks a message of up to 2 GiB in its file: fields are looked at where they lie, and never decoded whole.
+
+What is long, above all the values of constants, is stepped over by its length.
+
+Source: Protocol Buffers documentation, "Encoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.wire.protobuf import BYTES, FIXED32, FIXED64, VARINT, varint
+from ckpttool.wire.readable import Readable
+
+MAX_FIELDS = 10_000_000
+"""The most fields that are looked at; a graph of 500,000 nodes has as many."""
+
+MAX_DEPTH = 100
+"""How deep messages may be nested; Protocol Buffers has the same limit."""
+
+MAX_NAME = 1 << 16
+MAX_TEXT = 1 << 26
+"""The most bytes of names that are kept, together."""
+
+_WINDOW = 1 << 18
+_LONGEST = 10
+_FIXED = {FIXED32: 4, FIXED64: 8}
+
+
+class Window:
+    """The part of a file that was read last, and how much of the budgets is used."""
+
+    __slots__ = ("_base", "_data", "fields", "source", "text")
+
+    def __init__(self, source: Readable) -> None:
+        self.source = source
+        self.fields = 0
+        self.text = 0
+        self._data = b""
+        self._base = 0
+
+    def varint(self, at: int, end: int) -> tuple[int, int]:
+        """Return a number and the offset behind it, which is at most ``end``.
+
+        Raises:
+            ValueError: It doesn't end there.
+        """
+        here = at - self._base
+        if here < 0 or here + _LONGEST > len(self._data):
+            self._fill(at)
+            here = 0
+        if at < end and here < len(self._data) and self._data[here] < 0x80:
+            return self._data[here], at + 1
+        number, used = varint(self._data[here : here + min(_LONGEST, end - at)], 0)
+        return number, at + used
+
+    def short(self, at: int) -> tuple[int, int, int, int] | None:
+        """Return what ``Message`` needs of a field of bytes whose key and length are one byte each.
+
+        Nearly all fields are such; of any other, None.
+        """
+        here = at - self._base
+        if here < 0 or here + 2 > len(self._data):
+            return None
+        key, size = self._data[here], self._data[here + 1]
+        if key >= 0x80 or key & 7 != BYTES or key < 8 or size >= 0x80:
+            return None
+        return key, 0, size, at + 2
+
+    def count(self) -> None:
+        """Count a field.
+
+        Raises:
+            LimitExceeded: There are too many.
+        """
+        self.fields += 1
+        if self.fields > MAX_FIELDS:
+            raise LimitExceeded(self.source.path, f"more than {MAX_FIELDS:,} fields", expected="less")
+
+    def _fill(self, at: int) -> None:
+        self._data = self.source.read(at, max(0, min(_WINDOW, self.source.size - at)))
+        self._base = at
+
+    def keep(self, nbytes: int) -> None:
+        """Count what stays in memory.
+
+        Raises:
+            LimitExceeded: It is too much.
+        """
+        self.text += nbytes
+        if self.text > MAX_TEXT:
+            found = f"names of more than {MAX_TEXT:,} bytes together"
+            raise LimitExceeded(self.source.path, found, expected="less")
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        """Return bytes of the file."""
+        here = at - self._base
+        if here >= 0 and here + nbytes <= len(self._data):
+            return self._data[here : here + nbytes]
+        return self.source.read(at, nbytes)
+
+
+class Message(NamedTuple):
+    """A message, or a string, in a file: from ``start`` up to ``end``."""
+
+    window: Window
+    start: int
+    end: int
+    depth: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def fields(self) -> Iterator[tuple[int, int, Message]]:
+        """Yield of each field its number, its value where that is a varint (else 0), and where it lies.
+
+        Raises:
+            DamagedCheckpoint: It is no message.
+            LimitExceeded: There are too many fields, or they are nested too deep.
+        """
+        window, at, end, depth = self.window, self.start, self.end, self.depth + 1
+        self._check_depth()
+        try:
+            while at < end:
+                key, value, size, at = window.short(at) or self._measured(at)
+                if at + size > end:
+                    raise ValueError(f"{size:,} bytes announced at byte {at:,} of {end:,}")
+                window.count()
+                yield key >> 3, value, Message(window, at, at + size, depth)
+                at += size
+        except ValueError as failure:
+            raise self._damaged(str(failure)) from failure
+
+    def _measured(self, at: int) -> tuple[int, int, int, int]:
+        """Return a field's key, its number, the size of its other content, and where that begins."""
+        key, at = self.window.varint(at, self.end)
+        kind = key & 7
+        if key >> 3 == 0:
+            raise ValueError(f"field number 0 before byte {at:,}")
+        if kind == VARINT:
+            value, at = self.window.varint(at, self.end)
+            return key, value, 0, at
+        if kind == BYTES:
+            size, at = self.window.varint(at, self.end)
+            return key, 0, size, at
+        if kind not in _FIXED:
+            raise ValueError(f"wire type {kind} before byte {at:,}")
+        return key, 0, _FIXED[kind], at
+
+    def _check_depth(self) -> None:
+        if self.depth > MAX_DEPTH:
+            path = self.window.source.path
+            raise LimitExceeded(path, f"messages nested more than {MAX_DEPTH} deep", expected="less")
+
+    def _damaged(self, why: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.window.source.path, f"no message: {why}", code="protobuf-damaged")
+
+    def text(self) -> str:
+        """Return the bytes as text; what is no UTF-8 is spelled out.
+
+        Raises:
+            LimitExceeded: It is too long for a name.
+        """
+        return self.data(MAX_NAME).decode("utf-8", "backslashreplace")
+
+    def kept(self) -> str:
+        """Return the bytes as text that stays in memory.
+
+        Raises:
+            LimitExceeded: It is too long, or all such texts together are.
+        """
+        self.window.keep(self.nbytes)
+        return self.text()
+
+    def data(self, limit: int) -> bytes:
+        """Return the bytes.
+
+        Raises:
+            LimitExceeded: There are more than ``limit``.
+        """
+        if self.nbytes > limit:
+            found = f"{self.nbytes:,} bytes at byte {self.start:,}"
+            raise LimitExceeded(self.window.source.path, found, expected=f"at most {limit:,}")
+        return self.window.read(self.start, self.nbytes)
+
+    def unsigned(self) -> int:
+        """Return the number that a field of fixed size holds."""
+        return int.from_bytes(self.data(_LONGEST), "little")
+
+
+def signed(value: int) -> int:
+    """Return a varint as int64 fields hold it, in two's complement."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def message_in(source: Readable) -> Message:
+    """Return the message that a whole file is."""
+    return Message(Window(source), 0, source.size)

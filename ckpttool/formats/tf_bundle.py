@@ -1,0 +1,346 @@
+"""TensorFlow's tensor bundles: an index of entries, and shards that hold the elements.
+
+Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``,
+``core/protobuf/tensor_bundle.proto``, ``core/lib/strings/ordered_code.cc``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.wire.crc import unmasked
+from ckpttool.wire.protobuf import Field, fields
+
+MAX_AXES = 254  # as TensorShape has them
+MAX_SLICES = 100_000
+_LAST_FIELD = 7  # of BundleEntryProto
+MAX_SHARDS = 100_000  # their numbers have five digits
+
+_NUMBERS = {
+    1: "float32",
+    2: "float64",
+    3: "int32",
+    4: "uint8",
+    5: "int16",
+    6: "int8",
+    7: "string",
+    8: "complex64",
+    9: "int64",
+    10: "bool",
+    11: "qint8",
+    12: "quint8",
+    13: "qint32",
+    14: "bfloat16",
+    17: "uint16",
+    18: "complex128",
+    19: "float16",
+    21: "variant",
+    22: "uint32",
+    23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+}
+# What TensorFlow stores in other ways than the rest: small elements take a byte each.
+_OWN = {
+    15: DType("qint16", 16, "quantized", "int16"),
+    16: DType("quint16", 16, "quantized", "uint16"),
+    29: DType("int4", 8, "integer", "int4"),
+    30: DType("uint4", 8, "integer", "uint4"),
+    31: DType("int2", 8, "integer", "int2"),
+    32: DType("uint2", 8, "integer", "uint2"),
+    33: DType("float4_e2m1fn", 8, "float", "float4_e2m1fn"),
+}
+_REFERENCE = 100  # added to the number of a type in graphs of TensorFlow 1
+
+DTYPES: Mapping[int, DType] = {number: BY_NAME[name] for number, name in _NUMBERS.items()} | _OWN
+
+
+class Header(NamedTuple):
+    """What the first entry says of a bundle."""
+
+    shards: int
+    byteorder: Literal["little", "big"]
+    producer: int
+    min_consumer: int
+
+
+Slice = tuple[tuple[int, int | None], ...]
+"""Start and length for each axis; None for all of an axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleEntry:
+    """Where a tensor lies, or a slice of one; offsets and sizes in bytes.
+
+    Attributes:
+        key: As it stands in the index.
+        shape: Of the slice, where it is one.
+        crc32c: Of the stored bytes, in the way of its type.
+        slices: The parts in which it lies elsewhere; then it has no place of its own.
+    """
+
+    key: bytes
+    dtype: DType
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    nbytes: int
+    crc32c: int
+    slices: tuple[Slice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the key as text; what is no UTF-8 is spelled out."""
+        return self.key.decode("utf-8", "backslashreplace")
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+def read_header(path: str, message: bytes | memoryview) -> Header:
+    """Return what a bundle's header says.
+
+    Raises:
+        DamagedCheckpoint: It is wrong.
+    """
+    shards = endianness = producer = minimum = 0
+    for field in fields(message, path, "header"):
+        if field.number == 1:
+            shards = field.integer
+        elif field.number == 2:
+            endianness = field.integer
+        elif field.number == 3:
+            versions = {inner.number: inner.integer for inner in fields(field.data, path, "header")}
+            producer, minimum = versions.get(1, 0), versions.get(2, 0)
+    if not 0 < shards <= MAX_SHARDS or endianness not in (0, 1):
+        found = f"{shards:,} shards, byte order {endianness}"
+        raise DamagedCheckpoint(path, found, where="header", code="bundle-header")
+    return Header(shards, "big" if endianness else "little", producer, minimum)
+
+
+def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntry:
+    """Return what an entry says.
+
+    Raises:
+        DamagedCheckpoint: It is wrong.
+    """
+    name = key.decode("utf-8", "backslashreplace")
+    told: dict[int, Field] = {}
+    shape: tuple[int, ...] = ()
+    slices = []
+    for field in fields(message, path, name):
+        if field.number <= _LAST_FIELD:
+            told[field.number] = field
+        if field.number == 2:
+            shape = read_shape(path, name, field.data)
+        elif field.number == 7:
+            slices.append(read_slice(path, name, field.data))
+            require_few(path, name, len(slices))
+    number, shard, offset, nbytes = (told[at].signed if at in told else 0 for at in (1, 3, 4, 5))
+    dtype = read_dtype(path, name, number)
+    crc = unmasked(told[6].integer) if 6 in told else unmasked(0)
+    if min(shard, offset, nbytes) < 0:
+        raise _damaged(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
+    entry = BundleEntry(key, dtype, shape, shard, offset, nbytes, crc, tuple(slices))
+    if not slices and dtype.kind != "string" and nbytes != dtype.nbytes(math.prod(shape)):
+        found = f"{nbytes:,} bytes for {dtype} of shape {list(shape)}"
+        raise _damaged(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")
+    return entry
+
+
+def _damaged(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
+    return DamagedCheckpoint(path, found, expected=expected, where=where, code="bundle-entry")
+
+
+def read_dtype(path: str, name: str, number: int) -> DType:
+    """Return the type that a number stands for.
+
+    Raises:
+        DamagedCheckpoint: It stands for none.
+    """
+    dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
+    if dtype is None:
+        raise _damaged(path, name, f"element type {number}", "one that TensorFlow has")
+    return dtype
+
+
+def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
+    """Return the lengths of the axes.
+
+    Raises:
+        DamagedCheckpoint: One is unknown, or there are too many.
+    """
+    lengths = []
+    for field in fields(message, path, name):
+        if field.number == 3 and field.integer:
+            raise _damaged(path, name, "a shape of unknown rank")
+        if field.number == 2:
+            told = [inner.signed for inner in fields(field.data, path, name) if inner.number == 1]
+            lengths.append(told[-1] if told else 0)
+            if len(lengths) > MAX_AXES:
+                break
+    if min(lengths, default=0) < 0 or len(lengths) > MAX_AXES:
+        raise _damaged(path, name, f"shape {lengths[:8]}", f"at most {MAX_AXES} axes, none below 0")
+    return tuple(lengths)
+
+
+def require_few(path: str, name: str, slices: int) -> None:
+    """Require that a tensor lies in no more slices than a job could have had workers.
+
+    Raises:
+        LimitExceeded: It does.
+    """
+    if slices > MAX_SLICES:
+        found = f"more than {MAX_SLICES:,} slices"
+        raise LimitExceeded(path, found, where=name)
+
+
+def read_slice(path: str, name: str, message: memoryview) -> Slice:
+    """Return start and length of a slice on each axis.
+
+    Raises:
+        DamagedCheckpoint: It is no such message.
+    """
+    axes: list[tuple[int, int | None]] = []
+    for field in fields(message, path, name):
+        if field.number == 1:
+            told = {inner.number: inner.signed for inner in fields(field.data, path, name)}
+            axes.append((told.get(1, 0), told.get(2)))
+            if len(axes) > MAX_AXES:
+                break
+    return tuple(axes)
+
+
+def slice_key(name: bytes, part: Slice) -> bytes:
+    """Return the key under which a slice of a tensor stands in an index."""
+    axes = (_signed(start) + _signed(-1 if length is None else length) for start, length in part)
+    return b"\0" + _escaped(name) + b"\0\1" + _unsigned(len(part)) + b"".join(axes)
+
+
+def _escaped(name: bytes) -> bytes:
+    replaced = {0: b"\0\xff", 255: b"\xff\0"}
+    return b"".join(replaced.get(byte, bytes([byte])) for byte in name)
+
+
+def _unsigned(number: int) -> bytes:
+    data = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    return bytes([len(data)]) + data
+
+
+_HEADERS = (0x80, 0xC0, 0xE0, 0xF0, 0xF8, 0xFC, 0xFE, 0xFF, 0xFF, 0xFF)
+
+
+def _signed(number: int) -> bytes:
+    """Return a number so that bytes sort as numbers do."""
+    size = (~number if number < 0 else number).bit_length() // 7 + 1
+    data = bytearray((number & ((1 << 8 * size) - 1)).to_bytes(size, "big"))
+    data[0] ^= _HEADERS[size - 1]
+    if size >= 9:
+        data[1] ^= 0x80 if size == 9 else 0xC0
+    return bytes(data)
+
+
+class Part(NamedTuple):
+    """A slice of a tensor, with where each axis starts and how long it is, and where its bytes are."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    entry: BundleEntry
+
+
+MAX_PAIRS = 2000
+"""Slices that are cut along several axes are compared with one another; more would take too long."""
+
+
+def tile(path: str, whole: BundleEntry, parts: Sequence[Part]) -> None:
+    """Require that slices cover a tensor, each element once.
+
+    Raises:
+        DamagedCheckpoint: They don't.
+    """
+    shape, name = whole.shape, whole.name
+    for starts, lengths, entry in parts:
+        is_inside = len(starts) == len(shape) and all(
+            start >= 0 and length >= 0 and start + length <= axis
+            for start, length, axis in zip(starts, lengths, shape, strict=False)
+        )
+        if not is_inside or entry.shape != lengths or entry.dtype is not whole.dtype:
+            raise _damaged(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
+    total = sum(math.prod(part.lengths) for part in parts)
+    if total != math.prod(shape) or _overlap(path, name, parts):
+        raise _damaged(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
+
+
+def _overlap(path: str, name: str, parts: Sequence[Part]) -> bool:
+    cut = {
+        axis
+        for axis in range(len(parts[0].starts))
+        if len({(part.starts[axis], part.lengths[axis]) for part in parts}) > 1
+    }
+    if len(cut) <= 1:
+        axis = next(iter(cut), 0)
+        ordered = sorted((p.starts[axis], p.lengths[axis]) for p in parts if p.starts and all(p.lengths))
+        return any(a + n > b for (a, n), (b, _) in pairwise(ordered))
+    if len(parts) > MAX_PAIRS:
+        found = f"{len(parts):,} slices along several axes"
+        raise LimitExceeded(path, found, expected=f"at most {MAX_PAIRS:,}", where=name)
+    return any(_meet(a, b) for at, a in enumerate(parts) for b in parts[at + 1 :])
+
+
+def _meet(a: Part, b: Part) -> bool:
+    return all(
+        a.starts[axis] < b.starts[axis] + b.lengths[axis]
+        and b.starts[axis] < a.starts[axis] + a.lengths[axis]
+        for axis in range(len(a.starts))
+    )
+
+
+class Run(NamedTuple):
+    """Bytes of one part that follow each other in the whole tensor, too."""
+
+    part: int
+    offset: int
+    nbytes: int
+
+
+def runs(shape: tuple[int, ...], itemsize: int, parts: Sequence[Part]) -> Iterator[Run]:
+    """Yield where the bytes of a tensor lie in its slices, in C order; offsets count in the slice."""
+    if not math.prod(shape):
+        return
+    cut = [axis for axis in range(len(shape)) if any(part.lengths[axis] != shape[axis] for part in parts)]
+    last = cut[-1] if cut else 0
+    inner = math.prod(shape[last + 1 :]) * itemsize
+    ordered = sorted(enumerate(parts), key=lambda pair: pair[1].starts[last : last + 1])
+    for row in _rows(shape[:last]):
+        for number, part in ordered:
+            within = [at - start for at, start in zip(row, part.starts, strict=False)]
+            if all(0 <= at < n for at, n in zip(within, part.lengths, strict=False)) and all(part.lengths):
+                place = 0
+                for at, length in zip(within, part.lengths, strict=False):
+                    place = place * length + at
+                width = (part.lengths[last] if part.lengths else 1) * inner
+                yield Run(number, place * width, width)
+
+
+def _rows(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield all indexes into the outer axes, the last of them fastest."""
+    index = [0] * len(shape)
+    while True:
+        yield tuple(index)
+        axis = len(shape) - 1
+        while axis >= 0 and index[axis] == shape[axis] - 1:
+            index[axis] = 0
+            axis -= 1
+        if axis < 0:
+            return
+        index[axis] += 1

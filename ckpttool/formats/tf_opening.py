@@ -1,0 +1,110 @@
+"""From the files beside a TensorFlow prefix to a checkpoint, whole or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
+from ckpttool.formats.interface import natural, scan
+from ckpttool.formats.parts import file_entry
+from ckpttool.formats.tf_objects import GRAPH_KEY
+from ckpttool.formats.tf_prefix import PART, TEMPORARY, bundles, shard_name
+from ckpttool.formats.tf_reader import Bundle
+from ckpttool.formats.tf_training import training_of
+from ckpttool.report import Finding, error, warning
+
+
+def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
+    """Return the checkpoint of a prefix, as far as its files are there.
+
+    Args:
+        prefix: What its files' names begin with.
+        shown: How the user named it, where that isn't the prefix.
+
+    Raises:
+        CheckpointError: The index is damaged, or the operating system refuses a file.
+    """
+    bundle = Bundle(prefix)
+    try:
+        beside = _beside(prefix)
+        if not os.path.lexists(bundle.path):
+            bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
+            entries = {}
+        else:
+            entries = bundle.read_index()
+            bundle.open_shards()
+        graph = bundle.graph(entries.pop(GRAPH_KEY.encode(), None))
+        found = [bundle.tensor(one, graph, entries) for one in entries.values() if one.key[:1] != b"\0"]
+        tensors = tuple(sorted(found, key=_in_reading_order) if graph else found)
+        bundle.findings += bundle.account()
+        bundle.findings += _unfinished(bundle, prefix, beside)
+        paths = [bundle.path, *(source.path for source in bundle.sources.values())]
+        if not entries and not bundle.sources:
+            paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
+        files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
+        return _checkpoint(bundle, shown or prefix, tensors, files)
+    except BaseException:
+        bundle.close()
+        raise
+
+
+def _beside(prefix: str) -> tuple[str, ...]:
+    directory, name = os.path.split(prefix)
+    return bundles(directory or os.curdir, scan(directory or os.curdir)).get(name, ())
+
+
+def _unfinished(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield what tells of a writer that was interrupted, or is at work."""
+    if PART.fullmatch(os.path.basename(prefix)):
+        bundle.complete = False
+        yield error("save-unfinished", "a part that its writer has not merged", os.path.basename(prefix))
+    own = {os.path.basename(shard_name(prefix, at, bundle.header.shards)) for at in bundle.sources}
+    for name in names:
+        if TEMPORARY.fullmatch(name):
+            yield warning("save-unfinished", "a file that its writer has not renamed", name)
+        elif ".data-" in name and name not in own and bundle.sources:
+            yield warning("shard-extra", "a shard of another save; the index does not name it", name)
+
+
+def _checkpoint(
+    bundle: Bundle, path: str, tensors: tuple[Tensor, ...], files: tuple[FileEntry, ...]
+) -> Checkpoint:
+    return Checkpoint(
+        path=path,
+        format="tensorflow",
+        variant=None,
+        tensors=tensors,
+        files=files,
+        spans=bundle.spans,
+        training=lambda: training_of(tensors, os.path.basename(path)),
+        producer=Producer("tensorflow"),
+        findings=tuple(bundle.findings),
+        complete=bundle.complete,
+        close=bundle.close,
+    )
+
+
+def open_stage(path: str) -> Checkpoint:
+    """Return what lies in a directory that a writer fills: no checkpoint yet.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
+    names = [entry.path for entry in scan(path).values() if entry.is_file(follow_symlinks=False)]
+    message = "its writer has not moved what lies in it to where it belongs"
+    return Checkpoint(
+        path=path,
+        format="tensorflow",
+        variant=None,
+        tensors=(),
+        files=tuple(file_entry(name) for name in names),
+        spans=lambda: iter(()),
+        producer=Producer("tensorflow"),
+        findings=(error("save-unfinished", message),),
+        complete=False,
+    )
+
+
+def _in_reading_order(tensor: Tensor) -> list[list[tuple[int, int, str]]]:
+    return [natural(str(step)) for step in tensor.path]

@@ -1,0 +1,159 @@
+"""The state file ``checkpoint``: which checkpoints a TensorFlow run has, and which is the latest.
+
+Source: tensorflow/tensorflow ``python/training/checkpoint_state.proto`` and ``checkpoint_management.py``;
+Protocol Buffers documentation, "Text Format".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+NAME = "checkpoint"
+
+MAX_BYTES = 1 << 26
+
+MAX_SHARDS = 1000
+
+_SHARDS = re.compile(r"-\?{5}-of-(\d{5})$")
+_TOKEN = re.compile(
+    r"""\s+|\#[^\n]*|(?P<name>[A-Za-z_]\w*)|(?P<punct>[:;,])|(?P<number>[-+]?[\d.][\w.+-]*)"""
+    r"""|(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')""",
+)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_PLAIN = {"n": 10, "r": 13, "t": 9, "a": 7, "b": 8, "f": 12, "v": 11, "\\": 92, "'": 39, '"': 34, "?": 63}
+_SHORT = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 39: "\\'", 92: "\\\\"}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """What a state file says.
+
+    Attributes:
+        latest: ``model_checkpoint_path``: a prefix, absolute or relative to the file's directory.
+        paths: ``all_model_checkpoint_paths``, the oldest first.
+        timestamps: One for each path, as written; none where there isn't one for each.
+        preserved: ``last_preserved_timestamp``, as written.
+    """
+
+    latest: str
+    paths: tuple[str, ...] = ()
+    timestamps: tuple[str, ...] = ()
+    preserved: str | None = None
+
+
+def read_state(path: str) -> CheckpointState | None:
+    """Return what the state file at a path says; None where it is something else.
+
+    Raises:
+        OSError: It can't be read.
+        ValueError: It begins like a state file, and is none.
+    """
+    if not os.path.isfile(path):
+        return None
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if b"model_checkpoint_path" not in data or b"\0" in data:
+        return None
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES:,} bytes")
+    return parse_state(data.decode("utf-8", "surrogateescape"))
+
+
+def parse_state(text: str) -> CheckpointState | None:
+    """Return what a state file says; None where the text names no checkpoint.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    told: dict[str, list[str]] = {}
+    name, expected, at = "", "name", 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError(f"unexpected text at character {at:,}")
+        at, kind, token = match.end(), match.lastgroup, match[0]
+        if kind is None or (kind == "punct" and token in ";," and expected == "name"):
+            continue
+        if kind == "string" and expected == "name" and told.get(name):
+            told[name][-1] += unescaped(token[1:-1])  # neighbours are one string
+        elif kind == expected == "name":
+            name, expected = token, "colon"
+        elif expected == "colon" and token == ":":
+            expected = "value"
+        elif expected == "value" and kind in ("string", "number", "name"):
+            told.setdefault(name, []).append(unescaped(token[1:-1]) if kind == "string" else token)
+            expected = "name"
+        else:
+            raise ValueError(f"unexpected {token[:40]!r} at character {match.start():,}")
+    return _state(told)
+
+
+def _state(told: dict[str, list[str]]) -> CheckpointState | None:
+    latest, paths = told.get("model_checkpoint_path"), tuple(told.get("all_model_checkpoint_paths", ()))
+    if not latest:
+        return None
+    times = tuple(told.get("all_model_checkpoint_timestamps", ()))
+    preserved = told.get("last_preserved_timestamp")
+    return CheckpointState(
+        latest[-1], paths, times if len(times) == len(paths) else (), preserved[-1] if preserved else None
+    )
+
+
+def state_text(state: CheckpointState) -> str:
+    """Return the text of a state file, as TensorFlow writes it."""
+    lines = [f'model_checkpoint_path: "{escaped(state.latest)}"']
+    lines += [f'all_model_checkpoint_paths: "{escaped(path)}"' for path in state.paths]
+    lines += [f"all_model_checkpoint_timestamps: {time}" for time in state.timestamps]
+    if state.preserved is not None:
+        lines.append(f"last_preserved_timestamp: {state.preserved}")
+    return "\n".join(lines) + "\n"
+
+
+def expanded(path: str) -> tuple[str, ...]:
+    """Return what a listed path stands for: the shards of a checkpoint of the first version, else itself."""
+    match = _SHARDS.search(path)
+    if match is None:
+        return (path,)
+    shards = range(min(int(match[1]), MAX_SHARDS))
+    return tuple(path.replace("?????", f"{shard:05d}") for shard in shards) or (path,)
+
+
+def unescaped(text: str) -> str:
+    """Return a string as it was before its special characters were escaped in the C manner.
+
+    Bytes that are no UTF-8 become surrogates, as in file names.
+
+    Raises:
+        ValueError: There is an escape that nobody knows.
+    """
+    parts, at = [], 0
+    for match in _ESCAPE.finditer(text):
+        parts.append(text[at : match.start()].encode("utf-8", "surrogateescape"))
+        parts.append(_character(match[1]))
+        at = match.end()
+    parts.append(text[at:].encode("utf-8", "surrogateescape"))
+    return b"".join(parts).decode("utf-8", "surrogateescape")
+
+
+def _character(escape: str) -> bytes:
+    if escape[0] in "uU":
+        return chr(int(escape[1:], 16)).encode() if len(escape) > 1 else _unknown(escape)
+    if escape[0] == "x":
+        return bytes([int(escape[1:], 16)]) if len(escape) > 1 else _unknown(escape)
+    if escape[0] in "01234567":
+        return bytes([int(escape, 8) & 0xFF])
+    return bytes([_PLAIN[escape]]) if escape in _PLAIN else _unknown(escape)
+
+
+def _unknown(escape: str) -> bytes:
+    raise ValueError(f"an escape \\{escape}")
+
+
+def escaped(text: str) -> str:
+    """Return a string with its special characters escaped in the C manner, all in ASCII."""
+    return "".join(
+        _SHORT.get(byte) or (chr(byte) if 32 <= byte < 127 else f"\\{byte:03o}")
+        for byte in text.encode("utf-8", "surrogateescape")
+    )

@@ -1,0 +1,333 @@
+"""Distributed checkpoints: a directory in which every rank of a job wrote its chunks of the tensors.
+
+``.metadata``, which is written last, says where each chunk lies; a chunk is a whole file of ``torch.save``
+inside a ``.distcp`` file, with its checksums.
+
+Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Path, Producer, Span
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.assembly import named, training_of
+from ckpttool.formats.chunks import Chunked, Piece, as_strided
+from ckpttool.formats.dcp_items import Item, Pickles, open_item
+from ckpttool.formats.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
+from ckpttool.formats.sharded import refusal
+from ckpttool.formats.torch_objects import TensorParts
+from ckpttool.report import error, warning
+from ckpttool.wire.source import Source
+
+METADATA = ".metadata"
+EXTRA = "meta.pt"
+"""What Lightning's Fabric writes beside: everything that is not sharded."""
+
+_OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
+_DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
+_TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
+_MODULE = b"torch.distributed.checkpoint.metadata"
+
+
+class TorchDcp(Format):
+    """A directory that ``torch.distributed.checkpoint.save`` wrote."""
+
+    name: ClassVar[str] = "torch-dcp"
+
+    def matches(self, probe: Probe) -> bool:
+        if any(_DATA.fullmatch(name) for name in probe.entries):
+            return True
+        return any(_names_the_module(entry) for entry in _metadata_files(probe.entries).values())
+
+    def open(self, probe: Probe) -> Checkpoint:
+        with Gathered("part") as parts, ExitStack() as opened:
+            directory = _Directory(probe, parts, opened)
+            directory.read()
+            tensors = named(directory.tensors, directory.values)
+            metadata = _tree(directory.values)
+            keep, keep_parts = opened.pop_all().close, parts.keep()
+            return Checkpoint(
+                path=probe.path,
+                format=self.name,
+                variant=None,
+                tensors=tensors,
+                files=tuple(file_entry(path) for path in directory.files()),
+                spans=lambda: directory.spans(parts),
+                metadata=lambda: metadata,
+                training=lambda: training_of(metadata, tensors, probe.name),
+                producer=Producer("pytorch"),
+                findings=tuple(parts.findings),
+                safety=tuple(dict.fromkeys(parts.safety)),
+                complete=parts.complete,
+                close=lambda: (keep(), keep_parts())[0],
+            )
+
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
+    """Return the one ``.metadata``, or else those that each rank wrote."""
+    if METADATA in entries and entries[METADATA].is_file():
+        return {METADATA: entries[METADATA]}
+    return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
+
+
+def _names_the_module(entry: os.DirEntry[str]) -> bool:
+    try:
+        with Source(entry.path) as source:
+            return _MODULE in source.read(0, min(source.size, 4096))
+    except CheckpointError:
+        return False
+
+
+@dataclass(slots=True)
+class _File:
+    """A ``.distcp`` file, and what lies in it by offset."""
+
+    source: Source
+    items: dict[int, Item] = field(default_factory=dict)
+
+
+class _Directory:
+    """A checkpoint on its way of being opened."""
+
+    def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
+        self._probe, self._parts, self._opened = probe, parts, opened
+        self._files: dict[str, _File] = {}
+        self._items: dict[Key, Item] = {}
+        self._metadata, self._pickles = Metadata(), Pickles()
+        self.tensors: list[tuple[Path, TensorParts]] = []
+        self.values: list[tuple[Path, object]] = []
+
+    def read(self) -> None:
+        """Open everything, and note what is wrong.
+
+        Raises:
+            DamagedCheckpoint: The metadata can't be read.
+        """
+        metadata, parts = self._metadata, self._parts
+        names = _metadata_files(self._probe.entries)
+        if not names:
+            message = "there is none; the save was interrupted before its end"
+            parts.fault("missing", message, METADATA)
+            message = "without .metadata it is not known what lies in the .distcp files"
+            parts.safety.append(warning("not-scanned", message))
+        for name, entry in names.items():
+            metadata.add(entry.path, name)
+        parts.findings += metadata.findings
+        parts.safety += metadata.safety
+        if any(finding.code == "transformed" for finding in metadata.findings):
+            raise Unsupported(self._probe.path, "items that were transformed when they were written")
+        self._open_items()
+        for fqn, entry_ in metadata.entries.items():
+            self._add(fqn, entry_)
+        self._add_extra()
+        self._note_others()
+
+    def files(self) -> Iterator[str]:
+        """Yield the paths of all files that belong to it."""
+        for name, entry in self._probe.entries.items():
+            if entry.is_file() and (name == EXTRA or name.endswith((".distcp", ".metadata"))):
+                yield entry.path
+
+    def spans(self, parts: Gathered) -> Iterator[Span]:
+        """Iterate over the records of all items, in the order of each file."""
+        for name, file in self._files.items():
+            for offset in sorted(file.items):
+                yield from file.items[offset].spans(name)
+        yield from parts.spans()
+
+    # The items -------------------------------------------------------------------------------------
+
+    def _open_items(self) -> None:
+        """Open each item once, file after file, in the order of the file."""
+        by_file: dict[str, list[tuple[Place, Key]]] = defaultdict(list)
+        for key, places in self._metadata.places.items():
+            for place in places:
+                by_file[place.file].append((place, key))
+        for name in sorted(by_file):
+            found = sorted(by_file[name], key=lambda one: one[0])
+            file = self._open_file(name)
+            if file is None:
+                continue
+            self._check_ranges(name, file.source.size, [place for place, _ in found])
+            for place, key in found:
+                self._open_item(file, place, key)
+
+    def _open_file(self, name: str) -> _File | None:
+        why = refusal(name) or ("a path into a directory" if "/" in name else None)
+        path = os.path.join(self._probe.path, name)
+        if why:
+            self._parts.fault("path", f"{why}; it was not opened", name)
+        elif not os.path.exists(path):
+            self._parts.fault("missing", "there is no such file", name)
+        elif not _lies_in(path, self._probe.path):
+            self._parts.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+        elif not os.path.isfile(path):
+            self._parts.fault("damaged", "not a regular file", name)
+        else:
+            file = self._files[name] = _File(self._opened.enter_context(Source(path)))
+            return file
+        self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+        return None
+
+    def _check_ranges(self, name: str, size: int, places: list[Place]) -> None:
+        """Compare the ranges of the items with each other and the file."""
+        expected, findings = 0, self._parts.findings
+        for place in dict.fromkeys(places):
+            if place.offset < expected:
+                message = f"the item at byte {place.offset:,} overlaps the one before it"
+                findings.append(error("items-overlap", message, name))
+            elif place.offset > expected:
+                message = f"{place.offset - expected:,} bytes before byte {place.offset:,} belong to no item"
+                findings.append(warning("items-gap", message, name))
+            expected = max(expected, place.offset + place.nbytes)
+        if expected < size:
+            message = f"{size - expected:,} bytes behind the last item belong to none"
+            findings.append(warning("items-gap", message, name))
+        elif expected > size:
+            self._parts.fault("truncated", f"truncated: {size:,} of {expected:,} bytes", name)
+
+    def _open_item(self, file: _File, place: Place, key: Key) -> None:
+        where = f"{key[0]}: {place.file}"
+        if place.offset + place.nbytes > file.source.size:
+            return  # the file is cut short, which was told once for all
+        try:
+            item = file.items.get(place.offset)
+            if item is None or item.nbytes != place.nbytes:
+                item = file.items[place.offset] = open_item(file.source, place, key[0], self._pickles)
+                self._parts.findings += (placed(finding, where) for finding in item.findings)
+                self._parts.safety += (placed(finding, where) for finding in item.safety)
+            self._items.setdefault(key, item)
+        except (DamagedCheckpoint, Unsupported) as failure:
+            message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
+            self._parts.findings.append(error("item-damaged", message, where))
+            self._parts.complete = False
+            self._parts.safety += (placed(one, where) for one in getattr(failure, "safety", ()))
+            self._parts.safety.append(warning("not-scanned", "it could not be read", where))
+
+    # What they make ---------------------------------------------------------------------------------
+
+    def _add(self, fqn: str, entry: Entry) -> None:
+        """Add a tensor or a value; what can't be put together is a tensor without values."""
+        if entry.dtype is None:
+            item = self._items.get((fqn, None))
+            if item is None:
+                self._lacks(fqn, None)
+                return
+            self.tensors += ((entry.path + path, parts) for path, parts in item.tensors)
+            if item.plain is not None or not item.tensors:
+                self.values.append((entry.path, item.plain))
+            return
+        findings = list(check_chunks(self._probe.path, fqn, entry))
+        self._parts.findings += findings
+        is_whole = not any(finding.code == "chunks-wrong" for finding in findings)
+        self._parts.complete &= is_whole
+        chunks = [self._chunk(fqn, entry, chunk) for chunk in entry.chunks]
+        empty = TensorParts(entry.dtype, entry.shape)
+        known = [parts for parts in chunks if parts is not None]
+        if not is_whole or len(known) < len(chunks):
+            self.tensors.append((entry.path, empty))
+        elif len(known) == 1:
+            self.tensors.append((entry.path, known[0]))
+        else:
+            self.tensors.append((entry.path, _put_together(entry, known)))
+
+    def _chunk(self, fqn: str, entry: Entry, chunk: Chunk) -> TensorParts | None:
+        """Return a chunk as its item holds it, or None where it doesn't."""
+        key = (fqn, chunk.offsets)
+        item = self._items.get(key)
+        if item is None:
+            self._lacks(fqn, chunk)
+            return None
+        if len(item.tensors) == 1 and item.tensors[0][0] == ():
+            parts = item.tensors[0][1]
+            if (parts.dtype, parts.shape) == (entry.dtype, chunk.sizes):
+                return parts
+            found = f"{parts.dtype} {list(parts.shape)}"
+        else:
+            found = f"{len(item.tensors)} tensors"
+        message = f"its item holds {found}, and .metadata says {entry.dtype} {list(chunk.sizes)}"
+        self._parts.findings.append(error("item-mismatch", message, fqn))
+        return None
+
+    def _lacks(self, fqn: str, chunk: Chunk | None) -> None:
+        """Note that an item is nowhere, where no other finding has told why."""
+        if (fqn, chunk.offsets if chunk else None) not in self._metadata.places:
+            self._parts.fault("missing", ".metadata does not say where it lies", fqn)
+
+    # What lies beside -------------------------------------------------------------------------------
+
+    def _add_extra(self) -> None:
+        entry = self._probe.entries.get(EXTRA)
+        if entry is None:
+            return
+        part = self._parts.add(EXTRA, partial(open_file, entry.path))
+        for tensor in part.tensors if part else ():
+            made = TensorParts(
+                tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder
+            )
+            self.tensors.append((tensor.path, made))
+        self.values += (((key,), value) for key, value in (part.metadata if part else {}).items())
+
+    def _note_others(self) -> None:
+        """Note data that the metadata does not name, and what an interrupted save left."""
+        named_ = {place.file for places in self._metadata.places.values() for place in places}
+        for name in self._probe.entries:
+            if name.endswith(".distcp") and name not in named_ and self._metadata.entries:
+                self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
+                self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+            elif _TEMPORARY.fullmatch(name):
+                message = "left behind by a save that was interrupted"
+                self._parts.findings.append(warning("part-temporary", message, name))
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    base = os.path.realpath(directory)
+    return os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep)
+
+
+def _put_together(entry: Entry, chunks: list[TensorParts]) -> TensorParts:
+    """Return the tensor that several chunks make."""
+    assert entry.dtype is not None  # the caller asked
+    pieces = []
+    for chunk, parts in zip(entry.chunks, chunks, strict=True):
+        itemsize = entry.dtype.itemsize
+        stored = None if parts.values is None else as_strided(parts.values, parts.shape, itemsize)
+        if stored is None or entry.dtype.bits < 8:
+            return TensorParts(entry.dtype, entry.shape)
+        pieces.append(Piece(chunk.offsets, stored))
+    return TensorParts(entry.dtype, entry.shape, Chunked(entry.shape, entry.dtype.itemsize, tuple(pieces)))
+
+
+def _tree(values: list[tuple[Path, object]]) -> dict[str, object]:
+    """Return values by path as nested dictionaries; those with keys 0 to n are lists again."""
+    root: dict[Any, Any] = {}
+    for path, value in values:
+        level = root
+        for key in path[:-1]:
+            inner = level.setdefault(key, {})
+            level = inner if isinstance(inner, dict) else level
+        level.setdefault(path[-1], value)
+    return {str(key): _with_lists(value) for key, value in root.items()}
+
+
+def _with_lists(tree: object) -> object:
+    if not isinstance(tree, dict):
+        return tree
+    made = {key: _with_lists(value) for key, value in tree.items()}
+    if made and list(made) == list(range(len(made))):
+        return list(made.values())
+    return {str(key): value for key, value in made.items()}

@@ -1,0 +1,106 @@
+"""Expressions in an exported program, which PyTorch evaluates as Python when it loads or runs one.
+
+Sizes that vary stand there as text, which ``sympy.sympify`` evaluates; guards stand there as code, which
+``exec`` runs. Honest ones are arithmetic over a few known names; here they are parsed, and nothing is run.
+
+Source: PyTorch ``torch/_export/serde/serialize.py``, ``torch/export/_unlift.py``, ``torch/utils/_sympy``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ckpttool.report import Finding, error
+
+MAX_TEXT = 20_000
+MAX_NESTING = 50
+
+_EVALUATED = frozenset({"expr_str", "guards_code"})
+_SYMBOL = re.compile(r"(?!__)[A-Za-z_]\w*")
+_NAMES = (
+    "Abs Add And BitwiseFn_bitwise_and BitwiseFn_bitwise_or CeilToInt CleanDiv Eq Equality Float FloatPow "
+    "FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity Integer IntInfinity IntTrueDiv "
+    "IsNonOverlappingAndDenseIndicator LShift Le LessThan Lt Max Min Mod ModularIndexing Mul Ne Not "
+    "NegativeIntInfinity Or Piecewise Pow PowByNatural PythonMod RShift Rational RoundDecimal RoundToInt "
+    "StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where ceiling "
+    "floor sqrt exp log abs min max int float bool len isinstance sym_max sym_min torch_sym_sqrt"
+)
+_FUNCTIONS = frozenset(_NAMES.split())
+_ATTRIBUTES = frozenset(
+    {"size", "stride", "storage_offset", "shape", "ndim", "dim", "numel", "dtype", "device", "is_integer"}
+    | {"item", "requires_grad", "layout", "keys", "sym_max", "sym_min", "sym_sqrt", "sym_not", "sym_ite"}
+)
+_HARMLESS = (
+    ast.Expression,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.expr_context,
+    ast.Constant,
+    ast.Subscript,
+    ast.Tuple,
+    ast.List,
+    ast.IfExp,
+)
+
+
+def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
+    """Yield an error for each text in a program's JSON that is evaluated, and is no plain arithmetic."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            pending += node.values()
+            for key in _EVALUATED & node.keys():
+                texts = node[key] if isinstance(node[key], list) else [node[key]]
+                yield from _judged([text for text in texts if isinstance(text, str)], where)
+
+
+def _judged(texts: list[str], where: str) -> Iterator[Finding]:
+    for text in dict.fromkeys(texts):
+        if (why := objection(text)) is not None:
+            message = f"loading or running it evaluates {text[:80]!r}: {why}"
+            yield error("unsafe-expression", message, where)
+
+
+def objection(text: str) -> str | None:
+    """Return why an expression is more than arithmetic over known names, or None."""
+    if len(text) > MAX_TEXT or max(map(text.count, "([{")) > MAX_NESTING * 20:
+        return "it is too long"
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING:
+        return "it is nested too deep"
+    try:
+        parsed = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "it is no expression"
+    return next((why for node in ast.walk(parsed) if (why := _objection(node)) is not None), None)
+
+
+def _objection(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return None if _SYMBOL.fullmatch(node.id) else f"it names {node.id}"
+    if isinstance(node, ast.Attribute):
+        return None if node.attr in _ATTRIBUTES else f"it takes the attribute {node.attr}"
+    if isinstance(node, ast.keyword):
+        return None if node.arg else "it unpacks arguments"
+    if isinstance(node, ast.Call):
+        function = node.func
+        if isinstance(function, ast.Attribute):
+            return None  # judged as an attribute
+        if isinstance(function, ast.Name) and function.id in _FUNCTIONS:
+            return None
+        return f"it calls {ast.unparse(function)[:40]}"
+    return None if isinstance(node, _HARMLESS) else f"it holds a {type(node).__name__}"

@@ -1,0 +1,201 @@
+"""SHA-256 of whole files and of single tensors: each is read once, in constant memory, on several threads."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.report import Finding, error
+from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.source import Source
+
+SCHEMA = "ckpttool.digests/1"
+MAX_BYTES = 1 << 27
+"""The most bytes of per-tensor digests that are read; half a million tensors have fewer."""
+
+_BLOCK_BYTES = 1 << 20
+
+T = TypeVar("T")
+Digest = str | CheckpointError
+"""SHA-256 in hexadecimal digits, or why the bytes can't be read."""
+
+
+class _Stopped(Exception):
+    """Somebody waits no longer for the answer."""
+
+
+def digests_of_files(paths: Iterable[str], jobs: int) -> dict[str, Digest]:
+    """Return the digest of each file by its path; every file is read by one thread."""
+    wanted = list(dict.fromkeys(paths))
+    return dict(zip(wanted, _side_by_side(wanted, _of_file, jobs), strict=True))
+
+
+def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest | None]:
+    """Return the digest of the elements of each tensor by its name, in C order and little-endian.
+
+    None stands for a tensor whose values the checkpoint does not hold.
+    """
+    wanted = {tensor.name: tensor for tensor in tensors}
+    first = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
+    read = [tensor for name, tensor in wanted.items() if name not in first and tensor.values is not None]
+    found: dict[str, Digest] = dict(
+        zip((tensor.name for tensor in read), _side_by_side(read, _of_tensor, jobs), strict=True)
+    )
+    return {name: found.get(first.get(name) or name) for name in wanted}
+
+
+def _side_by_side(
+    items: Sequence[T], digest: Callable[[T, threading.Event], Digest], jobs: int
+) -> list[Digest]:
+    """Return the digests of items in their order; Ctrl-C ends all threads at their next block."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(items)))) as pool:
+        try:
+            return list(pool.map(partial(_unless_stopped, digest, stop), items))
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _unless_stopped(digest: Callable[[T, threading.Event], Digest], stop: threading.Event, item: T) -> Digest:
+    try:
+        return digest(item, stop)
+    except CheckpointError as failure:
+        return failure
+
+
+def _of_file(path: str, stop: threading.Event) -> str:
+    with Source(path) as source:
+        return _of_blocks(_blocks(source), stop)
+
+
+def _of_tensor(tensor: Tensor, stop: threading.Event) -> str:
+    return _of_blocks(tensor.blocks(), stop)
+
+
+def _of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> str:
+    import hashlib
+
+    running = hashlib.sha256()
+    for block in blocks:
+        if stop.is_set():
+            raise _Stopped
+        running.update(block)
+    return running.hexdigest()
+
+
+def _blocks(source: Source) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(_BLOCK_BYTES, source.size)))
+    for start in range(0, source.size, _BLOCK_BYTES):
+        block = buffer[: min(_BLOCK_BYTES, source.size - start)]
+        source.read_into(start, block)
+        yield block
+
+
+# The document beside a checkpoint -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDigest:
+    """What was written down of a tensor; ``sha256`` is None where the checkpoint held no values of it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """What was written down of a checkpoint: sizes of files in bytes by name, and its tensors by name."""
+
+    files: Mapping[str, int]
+    tensors: Mapping[str, TensorDigest]
+
+
+def dumps_digests(
+    files: Mapping[str, int], tensors: Iterable[Tensor], found: Mapping[str, Digest | None]
+) -> bytes:
+    """Return the text of the document, with a line a tensor."""
+    sizes = {name: {"bytes": nbytes} for name, nbytes in files.items()}
+    lines = (f"  {json.dumps(tensor.name)}: {json.dumps(_entry(tensor, found))}" for tensor in tensors)
+    text = f'{{\n "schema": "{SCHEMA}",\n "files": {json.dumps(sizes)},\n "tensors": {{\n'
+    return (text + ",\n".join(lines) + "\n }\n}\n").encode()
+
+
+def _entry(tensor: Tensor, found: Mapping[str, Digest | None]) -> dict[str, object]:
+    return {
+        "path": list(tensor.path),
+        "dtype": tensor.dtype.name,
+        "shape": list(tensor.shape),
+        "sha256": found[tensor.name],
+    }
+
+
+def read_digests(path: str) -> Digests:
+    """Return what a document says.
+
+    Raises:
+        DamagedCheckpoint: It is none.
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        if source.size > MAX_BYTES:
+            raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")
+        told = parse_json(path, source.read(0, source.size), "manifest")
+    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        raise DamagedCheckpoint(path, "no digests of tensors", expected=f"schema {SCHEMA}")
+    try:
+        files = {name: _whole(entry["bytes"]) for name, entry in told["files"].items()}
+        return Digests(files, {name: _tensor_digest(entry) for name, entry in told["tensors"].items()})
+    except (AttributeError, KeyError, TypeError, ValueError) as failure:
+        raise DamagedCheckpoint(path, "an entry is malformed", expected=f"schema {SCHEMA}") from failure
+
+
+def _tensor_digest(entry: Mapping[str, Any]) -> TensorDigest:
+    sha256 = entry["sha256"]
+    if not isinstance(sha256, str | None):
+        raise TypeError("no digest")
+    return TensorDigest(str(entry["dtype"]), tuple(map(_whole, entry["shape"])), sha256)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("no whole number")
+    return value
+
+
+def changed_tensors(checkpoint: Checkpoint, told: Digests, jobs: int) -> list[Finding]:
+    """Return an error for each tensor that is not what was written down."""
+    found = digests_of_tensors((checkpoint[name] for name in told.tensors if name in checkpoint), jobs)
+    findings = []
+    for name, was in told.tensors.items():
+        difference = _difference(checkpoint.get(name), was, found.get(name))
+        if difference is not None:
+            findings.append(error("manifest-mismatch", difference, name))
+    added = (name for name in checkpoint if name not in told.tensors)
+    findings += [error("manifest-mismatch", "the manifest knows no such tensor", name) for name in added]
+    return findings
+
+
+def _difference(tensor: Tensor | None, was: TensorDigest, found: Digest | None) -> str | None:
+    """Return how a tensor differs from what was written down of it, or None."""
+    if tensor is None:
+        return "it is not in the checkpoint any more"
+    if isinstance(found, CheckpointError):
+        return f"it can't be read: {found.reason}"
+    if (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
+        is_now, old = (f"{kind}{list(shape)}" for kind, shape in (_kind(tensor), (was.dtype, was.shape)))
+        return f"it is {is_now} instead of {old}"
+    return None if found == was.sha256 else "its elements are not those that were written down"
+
+
+def _kind(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    return tensor.dtype.name, tensor.shape

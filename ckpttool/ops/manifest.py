@@ -1,0 +1,154 @@
+"""Whether the files of a checkpoint are those that a manifest beside it lists.
+
+Most formats carry no checksums, and none tells that a whole file is another. A manifest lies beside its
+checkpoint, ``model.safetensors.sha256``; one ``SHA256SUMS`` for a whole directory counts too. Where digests
+of the tensors lie beside it as well, ``model.safetensors.digests.json``, what changed is told by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError
+from ckpttool.ops.digests import Digest, Digests, changed_tensors, digests_of_files, read_digests
+from ckpttool.report import Finding, counted, error, warning
+from ckpttool.wire.sums import Manifest, read_manifest
+
+SUFFIX = ".sha256"
+DIGESTS_SUFFIX = ".digests.json"
+SHARED = ("SHA256SUMS", "sha256sums.txt")
+"""Names of manifests of a whole directory; what they say of other files is left alone."""
+
+_FLUID_SERIAL = re.compile(r"checkpoint_\d+")
+
+
+def base_of(checkpoint: Checkpoint) -> str:
+    """Return the path that the names of a checkpoint's own manifest and digests begin with.
+
+    They lie beside the checkpoint, with one exception: the loader of Paddle Fluid fails on any name beside
+    its numbered directories that is none of them, so there they lie inside, hidden.
+    """
+    bare = checkpoint.path.rstrip(os.sep) or checkpoint.path
+    if os.path.basename(bare) in ("", os.curdir, os.pardir):
+        bare = os.path.abspath(bare)
+    name = os.path.basename(bare)
+    is_serial = checkpoint.format == "fluid" and os.path.isdir(bare) and _FLUID_SERIAL.fullmatch(name)
+    return os.path.join(bare, f".{name}") if is_serial else bare
+
+
+def manifests_of(checkpoint: Checkpoint) -> list[Manifest]:
+    """Return the manifests that speak of a checkpoint: its own, those of its files, the directory's."""
+    paths = (base_of(checkpoint), *(entry.path for entry in checkpoint.files))
+    found = {
+        os.path.abspath(path + SUFFIX): read_manifest(path + SUFFIX, of=path)
+        for path in paths
+        if os.path.isfile(path + SUFFIX)
+    }
+    files = {os.path.abspath(entry.path) for entry in checkpoint.files}
+    for directory in dict.fromkeys(map(os.path.dirname, paths)):
+        for path in (os.path.join(directory, name) for name in SHARED):
+            if os.path.isfile(path):
+                shared = read_manifest(path).about(os.path.abspath(checkpoint.path), files)
+                if not files.isdisjoint(shared.digests):
+                    found.setdefault(os.path.abspath(path), shared)
+    return list(found.values())
+
+
+def has_digests(checkpoint: Checkpoint) -> bool:
+    """Tell whether digests of the tensors lie beside a checkpoint."""
+    return os.path.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
+
+
+def compare(checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int) -> tuple[list[Finding], str]:
+    """Return how a checkpoint differs from what lies beside it, and what was compared, in words."""
+    told, faults = _read_digests(checkpoint)
+    stated = _stated(manifests)
+    away = {path: _away(stated[path].name) for path in _leading_away(checkpoint, stated)}
+    missing = {path: None for path in stated if path not in away and not os.path.lexists(path)}
+    found = digests_of_files((path for path in stated if path not in away and path not in missing), jobs)
+    changed = list(_changed(stated, found, told))
+    findings = [finding for manifest in manifests for finding in manifest.malformed]
+    findings += [*faults, *away.values()]
+    findings += [
+        error("manifest-missing-file", "there is no such file", stated[path].name) for path in missing
+    ]
+    findings += changed
+    if told is not None and (changed or not manifests):
+        findings += changed_tensors(checkpoint, told, jobs)
+    if manifests:
+        findings += _unlisted(checkpoint, manifests)
+        return findings, counted(len(found), "file")
+    return findings, counted(len(told.tensors), "tensor") if told else "digests that can't be read"
+
+
+class _Stated(NamedTuple):
+    """What manifests state of a file: its name in the first of them, and its digest; of several, all."""
+
+    name: str
+    digests: frozenset[str]
+
+
+def _stated(manifests: Iterable[Manifest]) -> dict[str, _Stated]:
+    found: dict[str, _Stated] = {}
+    for manifest in manifests:
+        directory = os.path.dirname(os.path.abspath(manifest.path))
+        for path, digests in manifest.digests.items():
+            name, others = found.get(path, (os.path.relpath(path, directory), frozenset[str]()))
+            found[path] = _Stated(name, others | digests)
+    return found
+
+
+def _leading_away(checkpoint: Checkpoint, stated: Mapping[str, _Stated]) -> Iterator[str]:
+    """Yield what is no part of the checkpoint, and a link out of the directory that the names begin in."""
+    known = {os.path.abspath(entry.path) for entry in checkpoint.files}
+    for path, one in stated.items():
+        directory = path[: len(path) - len(one.name)]
+        inside = os.path.join(os.path.realpath(directory), "")
+        if path not in known and not os.path.realpath(path).startswith(inside):
+            yield path
+
+
+def _away(name: str) -> Finding:
+    message = "a link that leads out of the manifest's directory; it was not opened"
+    return error("manifest-malformed", message, name)
+
+
+def _changed(
+    stated: Mapping[str, _Stated], found: Mapping[str, Digest], told: Digests | None
+) -> Iterator[Finding]:
+    """Yield an error for each file whose digest is another."""
+    for path, digest in found.items():
+        name, digests = stated[path]
+        if isinstance(digest, CheckpointError):
+            yield error(digest.code, digest.reason, name)
+        elif digests != {digest}:
+            other = min(digests - {digest})
+            was, nbytes = told.files.get(name) if told else None, os.path.getsize(path)
+            size = f"; it has {nbytes:,} bytes instead of {was:,}" if was not in (None, nbytes) else ""
+            message = f"SHA-256 is {digest[:16]}… instead of {other[:16]}…{size}"
+            yield error("manifest-mismatch", message, name)
+
+
+def _read_digests(checkpoint: Checkpoint) -> tuple[Digests | None, Sequence[Finding]]:
+    path = base_of(checkpoint) + DIGESTS_SUFFIX
+    if not os.path.isfile(path):
+        return None, ()
+    try:
+        return read_digests(path), ()
+    except CheckpointError as failure:
+        return None, (error("manifest-malformed", failure.reason, os.path.basename(path)),)
+
+
+def _unlisted(checkpoint: Checkpoint, manifests: Iterable[Manifest]) -> Iterator[Finding]:
+    """Yield a warning for each file that no manifest lists; manifests list neither themselves nor others."""
+    base = os.path.abspath(base_of(checkpoint))
+    listed = {base + DIGESTS_SUFFIX}
+    for manifest in manifests:
+        listed |= {os.path.abspath(manifest.path), *manifest.digests}
+    for entry in checkpoint.files:
+        if os.path.abspath(entry.path) not in listed:
+            yield warning("manifest-unlisted-file", "no manifest lists it", os.path.basename(entry.path))

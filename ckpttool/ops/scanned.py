@@ -1,0 +1,58 @@
+"""What a pass over the bytes of a checkpoint found, as findings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.report import Finding, counted, error, warning
+from ckpttool.wire.scan import Scanned, Specials
+
+
+def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
+    """Return an error for NaN and a warning for infinities, which attention masks hold on purpose."""
+    findings = []
+    if specials.nan:
+        findings.append(error("nan", f"{specials.nan:,} of {tensor.size:,} values are NaN", tensor.name))
+    if specials.infinite:
+        message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
+        findings.append(warning("infinity", message, tensor.name))
+    return findings
+
+
+def checksum_findings(scanned: Sequence[Scanned]) -> list[Finding]:
+    """Return an error for each range that can't be read, then for each whose checksum is another."""
+    failures = [one for one in scanned if one.failure is not None]
+    others = [one for one in scanned if one.failure is None and not one.matches]
+    return [*map(_unreadable, failures), *map(_mismatch, others)]
+
+
+def _mismatch(scanned: Scanned) -> Finding:
+    stated, found = scanned.span.crc32 or 0, scanned.crc32 or 0
+    name = "CRC-32C" if scanned.span.algorithm == "crc32c" else "CRC-32"
+    return error("checksum-mismatch", f"{name} is {found:08x} instead of {stated:08x}", scanned.span.where)
+
+
+def _unreadable(scanned: Scanned) -> Finding:
+    assert scanned.failure is not None  # selected by the caller
+    return error(scanned.failure.code, scanned.failure.reason, scanned.span.where)
+
+
+def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
+    """Return how many records have a checksum, and which files have none."""
+    covered = counted(sum(one.span.crc32 is not None for one in scanned), "record")
+    bare = sorted({os.path.basename(one.span.extent.file) for one in scanned if one.span.crc32 is None})
+    if not bare:
+        return covered
+    return (
+        f"{covered}; {bare[0]} carries none" if len(bare) == 1 else f"{covered}; {len(bare)} files carry none"
+    )
+
+
+def without_checksums(checkpoint: Checkpoint) -> str:
+    """Return why no checksum was compared."""
+    if checkpoint.format == "pytorch" and checkpoint.variant == "zip":
+        return "the file was saved without checksums"
+    kind = " ".join(filter(None, (checkpoint.format, checkpoint.variant)))
+    return f"{kind} files carry no checksums"

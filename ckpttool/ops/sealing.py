@@ -1,0 +1,186 @@
+"""Writes the manifest of a checkpoint that was just verified: digests of its files, and of its tensors.
+
+The digests of the tensors are written first: a ``.sha256`` never lies there without what explains it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, Unsupported, from_os_error
+from ckpttool.formats.interface import Unit
+from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
+from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
+from ckpttool.ops.verify import CHECKS, Advance, Verification, default_jobs, verify
+from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.source import Source
+from ckpttool.wire.sums import Line, dumps_manifest, read_manifest
+
+Moment = tuple[tuple[str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What became of a manifest.
+
+    Attributes:
+        files: The manifest and the digests of the tensors, where they are there now.
+        refused: Why nothing was written; None where both files are there.
+        was_there: Whether a manifest that says the same was there before; nothing was written.
+        failed: Whether it was refused by the system: something could not be read or written.
+    """
+
+    files: tuple[str, ...] = ()
+    refused: str | None = None
+    was_there: bool = False
+    failed: bool = False
+
+
+def verify_and_seal(
+    unit: Unit,
+    *,
+    force: bool = False,
+    strict: bool = False,
+    jobs: int | None = None,
+    advance: Advance = lambda nbytes: None,
+) -> tuple[Verification, Sealed]:
+    """Verify a checkpoint and, where it is valid, write its manifest.
+
+    Args:
+        unit: What discovery found.
+        force: Whether a manifest that says something else is replaced; it has no say in the verdict then.
+        strict: Whether warnings fail.
+        jobs: Number of threads.
+        advance: Called with the bytes read.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    before = _moment(unit)
+    checks = tuple(check for check in CHECKS if check != "manifest" or not force)
+    verdict = verify(unit, only=checks, strict=strict, jobs=jobs, advance=advance)
+    if not verdict.is_valid:
+        return verdict, Sealed(refused="it is not valid")
+    assert unit.format is not None  # what no format recognises is not valid
+    try:
+        with unit.format.open_unit(unit) as checkpoint:
+            return verdict, _sealed(checkpoint, unit, before, force, jobs or default_jobs())
+    except CheckpointError as failure:
+        return verdict, Sealed(refused=str(failure), failed=True)
+
+
+def _moment(unit: Unit) -> Moment:
+    """Return what the files of a unit are now, so that a change is noticed; manifests don't count."""
+    found = []
+    parts = Unit(unit.path, unit.parts, unit.format)
+    for path in parts.files():
+        try:
+            status = os.stat(path)
+        except OSError:  # a link that leads nowhere; whether that matters the verification says
+            found.append((path, 0, 0, 0))
+        else:
+            found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def _sealed(checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int) -> Sealed:
+    base = base_of(checkpoint)
+    files = _names(checkpoint, os.path.dirname(base))
+    found = digests_of_files(files.values(), jobs)
+    lines = [Line(name, _readable(found[path])) for name, path in files.items()]
+    listed = _Document(base + SUFFIX, dumps_manifest(lines), _listing_difference(base + SUFFIX, lines))
+    text = _digests_text(checkpoint, files, jobs)
+    digests = _Document(base + DIGESTS_SUFFIX, text, _text_difference(base + DIGESTS_SUFFIX, text))
+    documents = (digests, listed)
+    if _moment(unit) != before:
+        return Sealed(refused="it has changed while it was read")
+    for document in documents if not force else ():
+        if document.difference:
+            name = os.path.basename(document.path)
+            return Sealed(refused=f"{name} is there and {document.difference}; --force replaces it")
+    to_write = [document for document in documents if document.difference is None or document.difference]
+    for document in to_write:
+        _write(document.path, document.text)
+    return Sealed((listed.path, digests.path), was_there=not to_write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A file to be written; ``difference`` says how the one there differs: empty not at all, None no file."""
+
+    path: str
+    text: bytes
+    difference: str | None
+
+
+def _names(checkpoint: Checkpoint, directory: str) -> dict[str, str]:
+    """Return the paths of all files by their names in a manifest: relative to its directory, with slashes.
+
+    Raises:
+        Unsupported: One lies elsewhere.
+    """
+    own = base_of(checkpoint)
+    base, found = os.path.abspath(directory), {}
+    for entry in checkpoint.files:
+        if entry.path in (own + SUFFIX, own + DIGESTS_SUFFIX):
+            continue
+        name = os.path.relpath(os.path.abspath(entry.path), base).replace(os.sep, "/")
+        if name.split("/")[0] == os.pardir:
+            raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
+        found[name] = entry.path
+    return found
+
+
+def _readable(digest: Digest | None) -> str:
+    """Return a digest.
+
+    Raises:
+        CheckpointError: The bytes could not be read.
+    """
+    if isinstance(digest, CheckpointError):
+        raise digest
+    return digest or ""
+
+
+def _digests_text(checkpoint: Checkpoint, files: Mapping[str, str], jobs: int) -> bytes:
+    tensors = list(checkpoint.values())
+    found = digests_of_tensors(tensors, jobs)
+    for digest in found.values():
+        _readable(digest)
+    sizes = {os.path.abspath(entry.path): entry.nbytes for entry in checkpoint.files}
+    nbytes = {name: sizes[os.path.abspath(path)] for name, path in files.items()}
+    return dumps_digests(nbytes, tensors, found)
+
+
+def _listing_difference(path: str, lines: list[Line]) -> str | None:
+    """Return how a manifest that is there differs from what would be written; its spelling doesn't count."""
+    if not os.path.lexists(path):
+        return None
+    there = read_manifest(path)
+    if there.malformed:
+        return f"can't be read: {there.malformed[0].message}"
+    old = {line.name: line.digest for line in there.lines}
+    new = {line.name: line.digest for line in lines}
+    differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return f"says something else of {differing[0]}" if differing else ""
+
+
+def _text_difference(path: str, text: bytes) -> str | None:
+    if not os.path.lexists(path):
+        return None
+    try:
+        with Source(path) as source:
+            is_same = source.size == len(text) and source.read(0, source.size) == text
+    except CheckpointError as failure:
+        return f"can't be read: {failure.reason}"
+    return "" if is_same else "says something else"
+
+
+def _write(path: str, text: bytes) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise from_os_error(error, path) from error

@@ -1,0 +1,60 @@
+"""Whether a series is one: numbers also tell parts, seeds and users apart, of which none is older.
+
+What is in doubt is left alone, with a reason, where something of it would go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ckpttool.checkpoint import Granularity
+from ckpttool.series.entry import Entry
+from ckpttool.series.order import CONTRADICTION_SECONDS, Group
+
+METRICS_ALONE = "a metric is all that tells its names apart"
+PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
+NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+NOTHING_TRAINED = "holds neither weights nor an optimizer"
+
+
+def doubt(group: Group) -> str | None:
+    """Return why a series may be none, or None where it is one."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    fields = group.entries[0].fields
+    if len(group.entries) < 2 or not sound:
+        return None
+    if not any(value is not None for value in fields.position):
+        return METRICS_ALONE if fields.blank != group.entries[0].name else None
+    if fields.number is None or is_counted(sound):
+        return None
+    if _could_be_parts(group.entries):
+        return PARTS
+    return None if fields.is_ordinal else NOT_COUNTED
+
+
+def is_counted(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside bears out the order of the names: epochs, or steps, that grow with them."""
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    for values in zip(*(entry.inside for entry in ordered), strict=True):
+        if None not in values and all(one < two for one, two in pairwise(values)):
+            return True
+    return False
+
+
+def _could_be_parts(entries: Sequence[Entry]) -> bool:
+    """Tell whether these may be what the ranks of one job wrote at one time."""
+    if any(value is not None for entry in entries for value in entry.inside):
+        return False
+    times = [entry.modified_ns for entry in entries]
+    is_at_once = max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
+    return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
+
+
+def untrained(group: Group) -> list[Entry]:
+    """Return what holds nothing that was trained, unless it lies in a series that counts epochs or steps."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    counts = {entry.inside for entry in sound}
+    if len(counts) > 1 and (None, None) not in counts:
+        return []
+    return [entry for entry in sound if entry.granularity is Granularity.LIGHTWEIGHT]

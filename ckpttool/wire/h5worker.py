@@ -1,0 +1,183 @@
+"""The child process that runs libhdf5 for this one: started once, replaced when it crashes or hangs."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from ckpttool.errors import MissingPackage
+
+if TYPE_CHECKING:
+    import subprocess
+
+SILENCE = 8.0
+"""Seconds without an answer after which the child is taken to hang; an object takes microseconds."""
+
+_FRAME = struct.Struct("<cI")
+_CHILD = Path(__file__).with_name("h5child.py")
+# No plug-in may be loaded, and no thread pool started.
+_ENVIRONMENT = {
+    "HDF5_PLUGIN_PATH": "",
+    "HDF5_PLUGIN_PRELOAD": "::",
+    "HDF5_USE_FILE_LOCKING": "FALSE",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+class Crashed(Exception):
+    """The child died or hangs; the text says how."""
+
+
+class Worker:
+    """A child process; ``generation`` tells it from the one before."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    def ask(self, path: str, request: dict[str, Any], inline: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Yield the frames that answer a request; hold ``lock`` until the last.
+
+        Raises:
+            Crashed: The child died, or said nothing for ``SILENCE`` seconds.
+            MissingPackage: There is no h5py.
+        """
+        process = self._running(path)
+        assert process.stdin is not None and process.stdout is not None  # both are pipes
+        timer = _Alarm(process)
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(inline)
+            process.stdin.flush()
+            while True:
+                kind, payload = _frame(process.stdout)
+                timer.reset()
+                if kind == b"E":
+                    return
+                yield kind, payload
+        except (EOFError, OSError) as failure:
+            how = self._replace(path, timer.has_rung)
+            raise Crashed(how) from failure
+        except BaseException:  # the rest of the answer would be taken for the next one
+            self.stop()
+            raise
+        finally:
+            timer.stop()
+
+    def ready(self, path: str) -> int:
+        """Return the generation of a child that runs.
+
+        Raises:
+            MissingPackage: There is no h5py.
+        """
+        self._running(path)
+        return self.generation
+
+    def _running(self, path: str) -> subprocess.Popen[bytes]:
+        if self._owner != os.getpid():  # a fork shares no child
+            self._process, self._owner = None, os.getpid()
+        if self._process is None or self._process.poll() is not None:
+            self._close()
+            self._process = _start(path)
+            self.generation += 1
+        return self._process
+
+    def _replace(self, path: str, hangs: bool) -> str:
+        """Start another child, and return how the last one ended."""
+        assert self._process is not None  # it was asked
+        self._process.kill()
+        code = self._process.wait()
+        self._close()
+        self._running(path)
+        return f"silent for {SILENCE:.0f} s" if hangs else f"exit status {code}"
+
+    def _close(self) -> None:
+        if self._process is None:
+            return
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self._process = None
+
+    def stop(self) -> None:
+        """End the child."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait()
+            self._close()
+
+
+class _Alarm:
+    """Kills a process that says nothing in time, so that a read from it ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.has_rung = False
+        self._process = process
+        self._done = threading.Event()
+        self._deadline = time.monotonic() + SILENCE
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        self._deadline = time.monotonic() + SILENCE
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(max(0.0, self._deadline - time.monotonic())):
+            if time.monotonic() >= self._deadline:
+                self.has_rung = True
+                self._process.kill()
+                return
+
+
+def _frame(stream: IO[bytes]) -> tuple[bytes, bytes]:
+    header = stream.read(_FRAME.size)
+    if len(header) < _FRAME.size:
+        raise EOFError
+    kind, nbytes = _FRAME.unpack(header)
+    payload = stream.read(nbytes)
+    if len(payload) < nbytes:
+        raise EOFError
+    return kind, payload
+
+
+def _start(path: str) -> subprocess.Popen[bytes]:
+    import subprocess
+    from importlib.util import find_spec
+
+    if find_spec("h5py") is None:
+        raise MissingPackage(path, "HDF5 needs h5py", expected="pip install 'h5py>=3.10,<3.15'")
+    here = os.getcwd()
+    places = [place for place in sys.path if os.path.isabs(place) and place != here]
+    command = [sys.executable, "-I", str(_CHILD), json.dumps(places)]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **_ENVIRONMENT},
+    )
+
+
+WORKER = Worker()
+"""The one child of this process."""
+
+atexit.register(WORKER.stop)

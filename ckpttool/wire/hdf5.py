@@ -1,0 +1,339 @@
+"""HDF5 files as a child process tells of them: groups, datasets, links; values in blocks.
+
+What lies in one piece is read without libhdf5; what is chunked or compressed comes from the child.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.wire.h5worker import WORKER, Crashed
+from ckpttool.wire.readable import swapped
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+BLOCK_BYTES = 1 << 23
+"""How many bytes one request for values asks for, where the chunks allow it."""
+
+MAX_CHUNK = 1 << 27
+"""The most bytes of a chunk: all of it is in memory when any of it is read."""
+
+FLETCHER32 = 3
+"""The filter that adds a checksum to each chunk, as HDF5 numbers it."""
+
+_numbers = itertools.count()
+
+Attributes = Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Location:
+    """Where an HDF5 file lies: a range of a file, or bytes in memory.
+
+    Attributes:
+        path: The file; for errors and to read from.
+        offset: Where it begins, in bytes; ``size`` is how long it is.
+        inline: Its bytes, where they lie compressed in the file.
+        where: What it is inside the file, for errors.
+        number: How the child knows it; ``loaded_in`` is the child that has it open, or had last.
+        death: How libhdf5 died of it, where it did.
+    """
+
+    path: str
+    offset: int
+    size: int
+    inline: bytes | None = None
+    where: str | None = None
+    number: int = field(default_factory=lambda: next(_numbers))
+    loaded_in: int = -1
+    death: str | None = None
+
+    def ask(self, op: str, **more: Any) -> list[tuple[bytes, bytes]]:
+        """Return the frames that answer a request.
+
+        Raises:
+            DamagedCheckpoint: libhdf5 refuses, or dies of it.
+        """
+        if self.death is not None:  # each further hang would cost as much as the first
+            raise DamagedCheckpoint(self.path, self.death, where=self.where, code="hdf5-crashed")
+        path = os.path.abspath(self.path)
+        request = {"op": op, "number": self.number, "path": path, "offset": self.offset}
+        with WORKER.lock:
+            loads = WORKER.ready(self.path) != self.loaded_in and self.inline is not None
+            request |= {"size": self.size, "inline": loads, **more}
+            try:
+                frames = list(WORKER.ask(self.path, request, self.inline or b"" if loads else b""))
+            except Crashed as failure:
+                self.death = f"libhdf5 crashed while reading it ({failure})"
+                raise DamagedCheckpoint(
+                    self.path, self.death, where=self.where, code="hdf5-crashed"
+                ) from failure
+            self.loaded_in = WORKER.generation
+        for kind, payload in frames[-1:]:
+            if kind == b"J" and b'"failed"' in payload and (told := json.loads(payload))["k"] == "failed":
+                raise self._failed(told["message"])
+        return frames
+
+    def _failed(self, message: str) -> DamagedCheckpoint:
+        if "truncated file" in message:
+            return Truncated(self.path, message, where=self.where)
+        if "MemoryError" in message or "nable to allocate" in message:
+            return LimitExceeded(self.path, message, where=self.where)
+        return DamagedCheckpoint(
+            self.path, message or "libhdf5 refuses it", where=self.where, code="hdf5-damaged"
+        )
+
+    def close(self) -> None:
+        """Let the child close the file."""
+        if self.loaded_in == WORKER.generation:
+            self.loaded_in = -1
+            with WORKER.lock:
+                try:
+                    list(WORKER.ask(self.path, {"op": "forget", "number": self.number}))
+                except Crashed:
+                    return
+
+
+class Kind(NamedTuple):
+    """What the elements of a dataset are, as HDF5 says it; ``size`` in bytes."""
+
+    family: str
+    size: int
+    order: Literal["little", "big"]
+    signed: bool
+    fields: tuple[int, ...]
+    what: str
+    members: tuple[str, ...]
+
+
+class Chunk(NamedTuple):
+    """Stored elements of a dataset: where in the dataset, and where in the file, in bytes."""
+
+    start: tuple[int, ...]
+    offset: int
+    nbytes: int
+    skips_filters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One dataset; ``shape`` is None where it has no elements at all, not even none."""
+
+    path: tuple[str, ...]
+    raw: str
+    attributes: Attributes
+    kind: Kind
+    shape: tuple[int, ...] | None
+    layout: str
+    offset: int | None = None
+    stored: int = 0
+    chunk: tuple[int, ...] | None = None
+    filters: tuple[int, ...] = ()
+    target: str = ""
+    values: Any = None
+
+    @property
+    def name(self) -> str:
+        """Return its path, as HDF5 writes it."""
+        return "/" + "/".join(self.path)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all elements."""
+        return math.prod(self.shape or ()) * self.kind.size if self.shape is not None else 0
+
+
+class Link(NamedTuple):
+    """A name that leads elsewhere: ``soft``, ``external``, or ``again`` to what has another name."""
+
+    path: tuple[str, ...]
+    kind: str
+    target: str
+
+
+class Fault(NamedTuple):
+    """What could not be read, and why."""
+
+    where: str
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class Tree:
+    """All that a file holds, values left out; attributes of groups by path."""
+
+    groups: dict[tuple[str, ...], Attributes] = field(default_factory=dict)
+    datasets: dict[tuple[str, ...], Dataset] = field(default_factory=dict)
+    links: list[Link] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def walk(location: Location) -> Tree:
+    """Return what lies in a file.
+
+    Raises:
+        DamagedCheckpoint: libhdf5 can't open it, or dies of it.
+    """
+    tree = Tree()
+    for _, payload in location.ask("walk"):
+        _add(tree, json.loads(payload))
+    return tree
+
+
+def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
+    """Return the stored chunks of a dataset, in the order of the file.
+
+    Raises:
+        DamagedCheckpoint: Where they lie can't be read.
+    """
+    if dataset.chunk is None or not dataset.stored:
+        return ()
+    frames = location.ask("chunks", dataset=dataset.raw)
+    told = (one for _, payload in frames for one in json.loads(payload)["chunks"])
+    found = (Chunk(tuple(start), offset, nbytes, mask != 0) for start, offset, nbytes, mask in told)
+    return tuple(sorted(found, key=lambda chunk: chunk.offset))
+
+
+def _name(raw: str) -> str:
+    return raw.encode("latin-1").decode("utf-8", "backslashreplace")
+
+
+def _path(raw: str) -> tuple[str, ...]:
+    return tuple(_name(part) for part in raw.split("/")[1:])
+
+
+def _add(tree: Tree, item: dict[str, Any]) -> None:
+    path = _path(item.get("path", ""))
+    if item["k"] == "group":
+        tree.groups[path] = _attributes(item["attrs"])
+    elif item["k"] == "dataset":
+        tree.datasets[path] = _dataset(path, item)
+    elif item["k"] == "link":
+        tree.links.append(Link(path, item["kind"], _name(item["target"])))
+    elif item["k"] == "again":
+        tree.links.append(Link(path, f"again-{item['kind']}", _name(item["first"])))
+    elif item["k"] == "type":
+        tree.links.append(Link(path, "type", ""))
+    else:
+        tree.faults.append(Fault("/" + "/".join(path), item["code"], item["message"]))
+
+
+def _attributes(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {_name(key): _plain(value) for key, value in told.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict) and "b" in value:
+        return _name(value["b"]).rstrip("\0")
+    return value
+
+
+def _dataset(path: tuple[str, ...], item: dict[str, Any]) -> Dataset:
+    told = item["dtype"]
+    members = tuple(map(_name, told.get("members", ())))
+    fields = tuple(told.get("fields", ()))
+    kind = Kind(
+        told["class"], told["size"], told["order"], told.get("signed", False), fields, told["what"], members
+    )
+    return Dataset(
+        path,
+        item["path"],
+        _attributes(item["attrs"]),
+        kind,
+        None if item["shape"] is None else tuple(item["shape"]),
+        item["layout"],
+        item.get("offset"),
+        item.get("stored", 0),
+        tuple(item["chunk"]) if item.get("chunk") else None,
+        tuple(item.get("filters", ())),
+        _name(item.get("target", "")),
+        _plain(item.get("values")),
+    )
+
+
+def stated_end(data: bytes) -> int | None:
+    """Return the size in bytes that a file states, a user block included; None where it can't be told.
+
+    Args:
+        data: At least 64 bytes from the signature on.
+    """
+    version, width = data[8], data[13] if data[8] < 2 else data[9]
+    at = {0: 24, 1: 28}.get(version, 12)
+    end = at + 2 * width  # behind the base and one other address
+    if width != 8 or version > 3 or len(data) < end + width:
+        return None
+    return int.from_bytes(data[end : end + width], "little")
+
+
+class Streamed(NamedTuple):
+    """Elements that only libhdf5 can read, asked for block by block.
+
+    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
+    """
+
+    location: Location
+    dataset: Dataset
+    swap: int = 1
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        limit = max(16, limit - limit % 16)
+        for start, count in slabs(self.dataset.shape or (), self.dataset.kind.size, self.dataset.chunk):
+            data = memoryview(self.read(start, count))
+            for at in range(0, len(data), limit):
+                yield swapped(data[at : at + limit], self.swap)
+
+    def once(self) -> Streamed:
+        return self
+
+    def read(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
+        """Return the elements of a block as they are stored; nothing where ``silent``.
+
+        Raises:
+            DamagedCheckpoint: It can't be read, or its checksum is wrong.
+        """
+        request = {"dataset": self.dataset.raw, "start": start, "count": count, "silent": silent}
+        try:
+            frames = self.location.ask("block", **request)
+        except DamagedCheckpoint as failure:
+            is_summed = FLETCHER32 in self.dataset.filters and "filter" in failure.found
+            code = "checksum-mismatch" if is_summed else failure.code
+            found = f"{self.dataset.name}: {failure.found}"
+            raise DamagedCheckpoint(self.location.path, found, where=failure.where, code=code) from failure
+        data = b"".join(payload for kind, payload in frames if kind == b"D")
+        expected = 0 if silent else math.prod(count) * self.dataset.kind.size
+        if len(data) != expected:
+            raise DamagedCheckpoint(self.location.path, f"{len(data):,} bytes", expected=f"{expected:,}")
+        return data
+
+
+def slabs(
+    shape: tuple[int, ...], itemsize: int, chunk: tuple[int, ...] | None, budget: int = BLOCK_BYTES
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield start and count of blocks that cover a dataset in C order, of whole chunks where they fit."""
+    if not all(shape):
+        return
+    axis, inner = len(shape), itemsize
+    while axis > 0 and inner * shape[axis - 1] <= budget:
+        axis -= 1
+        inner *= shape[axis]
+    if axis == 0:
+        yield (0,) * len(shape), shape
+        return
+    axis -= 1
+    step = max(1, budget // inner)
+    if chunk and step > chunk[axis]:
+        step -= step % chunk[axis]
+    rest = shape[axis + 1 :]
+    for outer in itertools.product(*map(range, shape[:axis])):
+        for start in range(0, shape[axis], step):
+            count = min(step, shape[axis] - start)
+            yield (*outer, start, *(0,) * len(rest)), (*(1,) * axis, count, *rest)

@@ -1,0 +1,56 @@
+"""SavedModels built by hand, field by field, for tests of what no framework writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def part(number: int, content: bytes | str) -> bytes:
+    """Return a field of bytes, text or a message."""
+    data = content.encode() if isinstance(content, str) else content
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def number(at: int, value: int) -> bytes:
+    return varint(at << 3) + varint(value)
+
+
+def node(name: str, op: str) -> bytes:
+    return part(1, name) + part(2, op)
+
+
+def function(name: str, *nodes: bytes) -> bytes:
+    return part(1, part(1, name)) + b"".join(part(3, node) for node in nodes)
+
+
+def graph(*nodes: bytes, functions: tuple[bytes, ...] = ()) -> bytes:
+    library = b"".join(part(1, function) for function in functions)
+    return b"".join(part(1, node) for node in nodes) + (part(2, library) if library else b"")
+
+
+def model(*meta_graphs: bytes, schema: int = 1) -> bytes:
+    return number(1, schema) + b"".join(part(2, meta_graph) for meta_graph in meta_graphs)
+
+
+def meta_graph(body: bytes = b"", *more: bytes) -> bytes:
+    """Return a meta graph with tags, a version, the graph `body`, and more fields."""
+    return part(1, part(4, "serve") + part(5, "2.21.0")) + part(2, body) + b"".join(more)
+
+
+def asset(name: str) -> bytes:
+    return part(6, part(2, name))
+
+
+def written(directory: Path, content: bytes, name: str = "saved_model.pb") -> Path:
+    """Return a new directory that holds a model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / name).write_bytes(content)
+    return directory

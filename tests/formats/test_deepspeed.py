@@ -1,0 +1,135 @@
+"""Directories of DeepSpeed: the real ones, ranks that are missing or of another job, and what lies around."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.discovery import discover
+from ckpttool.ops.verify import Safety, verify
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
+ZERO = FILES / "deepspeed"
+TAG = "global_step2"
+OPTIMIZER_1 = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+
+
+def copied(stage: int, into: Path) -> Path:
+    """Return a copy of a run's directory."""
+    target = into / f"zero-{stage}"
+    shutil.copytree(ZERO / f"zero-{stage}", target)
+    return target
+
+
+def codes(opened: Checkpoint) -> set[str]:
+    return {finding.code for finding in opened.findings}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_tag_is_one_checkpoint_and_the_scripts_are_none(stage: int) -> None:
+    root = ZERO / f"zero-{stage}"
+    found = [Path(unit.path).name for unit in discover(root)]
+    assert found == sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_nothing_is_found_in_what_deepspeed_wrote(stage: int) -> None:
+    with open_checkpoint(ZERO / f"zero-{stage}" / TAG) as opened:
+        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
+        assert opened.producer.framework == "deepspeed"
+
+
+def test_parameters_of_stage_3_are_put_together() -> None:
+    with open_checkpoint(ZERO / "zero-3" / TAG) as opened:
+        weight = opened["module.0.weight"]
+        assert (weight.dtype.name, weight.shape, weight.role) == ("float32", (4, 5), Role.WEIGHTS)
+        assert weight.extent is None
+        assert opened.parameters == 48  # a buffer is one of them
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_missing_rank(tmp_path: Path, stage: int) -> None:
+    tag = copied(stage, tmp_path) / TAG
+    (tag / OPTIMIZER_1).unlink()
+    with open_checkpoint(tag) as opened:
+        assert "part-missing" in codes(opened)
+        assert not opened.complete
+        assert opened["module.0.weight"].shape == (4, 5)
+        assert (opened["module.0.weight"].values is None) == (stage == 3)
+    assert not verify(tag).is_valid
+
+
+def test_missing_model_states(tmp_path: Path) -> None:
+    tag = copied(1, tmp_path) / TAG
+    (tag / "mp_rank_00_model_states.pt").unlink()
+    with open_checkpoint(tag) as opened:
+        assert codes(opened) == {"part-missing"}
+
+
+def test_a_damaged_rank(tmp_path: Path) -> None:
+    tag = copied(3, tmp_path) / TAG
+    (tag / OPTIMIZER_1).write_bytes(b"nothing of the kind")
+    with open_checkpoint(tag) as opened:
+        assert "part-damaged" in codes(opened)
+    assert verify(tag).safety is Safety.UNKNOWN
+
+
+def test_a_rank_too_many(tmp_path: Path) -> None:
+    tag = copied(1, tmp_path) / TAG
+    shutil.copy(tag / OPTIMIZER_1, tag / OPTIMIZER_1.replace("rank_1", "rank_2"))
+    with open_checkpoint(tag) as opened:
+        assert "part-extra" in codes(opened)
+
+
+def test_ranks_of_two_saves(tmp_path: Path) -> None:
+    first, second = copied(0, tmp_path) / "global_step1", ZERO / "zero-0" / TAG
+    name = "mp_rank_00_model_states.pt"
+    shutil.copy(second / name, first / name.replace("00", "01"))
+    with open_checkpoint(first) as opened:
+        assert {"part-stale", "part-extra"} <= codes(opened)
+
+
+def test_partitions_of_two_sizes(tmp_path: Path) -> None:
+    """The first rank's partition in place of the last one's, which is shorter."""
+    tag = copied(1, tmp_path) / TAG
+    shutil.copy(ZERO / "zero-3" / TAG / OPTIMIZER_1, tag / OPTIMIZER_1)
+    with open_checkpoint(tag) as opened:
+        assert {"stage-disagrees", "partition-sum"} <= codes(opened)
+
+
+def test_a_directory_of_the_trainer_is_the_trainers(tmp_path: Path) -> None:
+    """Trainer keeps DeepSpeed's tag and `latest` inside its own directory."""
+    target = tmp_path / "checkpoint-2"
+    shutil.copytree(FILES / "safetensors" / "trainer" / "checkpoint-2", target)
+    shutil.copytree(ZERO / "zero-1" / TAG, target / TAG)
+    shutil.copy(ZERO / "zero-1" / "latest", target)
+    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+    with open_checkpoint(target) as opened:
+        assert opened.variant == "trainer"
+
+
+def test_prune_keeps_the_tag_that_latest_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ckpttool.cli import run
+
+    root = copied(0, tmp_path)
+    (root / "latest").write_text("global_step1", encoding="utf-8")
+    status = run(["prune", str(root), "--keep-last", "1", "--dry-run", "--json"])
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    kept = {Path(entry["path"]).name: entry["reasons"] for entry in group["keep"]}
+    assert set(kept) == {"global_step1", "global_step2"}
+    assert any("latest" in reason for reason in kept["global_step1"])
+    assert status == 0
+
+
+def test_prune_removes_a_tag_that_nothing_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from ckpttool.cli import run
+
+    root = copied(0, tmp_path)
+    run(["prune", str(root), "--keep-last", "1", "--dry-run", "--json"])
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert [Path(entry["path"]).name for entry in group["remove"]] == ["global_step1"]

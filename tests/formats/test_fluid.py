@@ -1,0 +1,263 @@
+"""Fluid's directories: what is whole, what is not, and what lies in them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, NotACheckpoint
+from ckpttool.formats.discovery import discover
+from ckpttool.ops.verify import verify
+
+
+@pytest.fixture
+def serial(files: Path, tmp_path: Path) -> Path:
+    """Return a serial with two trainers and a lookup table of two servers, alone in its root."""
+    source = files / "fluid" / "generation-c" / "checkpoint_0"
+    return Path(shutil.copytree(source, tmp_path / "root" / "checkpoint_0"))
+
+
+def opened(path: Path) -> Checkpoint:
+    with open_checkpoint(path) as checkpoint:
+        _ = checkpoint.training
+        return checkpoint
+
+
+def codes(path: Path) -> list[str]:
+    return [finding.code for finding in opened(path).findings]
+
+
+def test_a_root_is_no_checkpoint_and_its_serials_are(files: Path) -> None:
+    root = files / "fluid" / "root"
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(root)
+    found = [os.path.basename(unit.path) for unit in discover(root)]
+    assert found == [f"checkpoint_{number}" for number in range(5)]
+
+
+def test_parts_of_a_serial_are_no_checkpoints(serial: Path) -> None:
+    for name in ("__model__", "__lookup_table__", "trainer_0"):
+        with pytest.raises(NotACheckpoint):
+            open_checkpoint(serial / name)
+
+
+def test_tables_in_a_root_do_not_hide_its_serials(serial: Path) -> None:
+    root = serial.parent
+    shutil.copytree(serial / "__lookup_table__", root / "__lookup_table__")
+    assert str(serial) in [unit.path for unit in discover(root)]
+
+
+def test_a_serial_is_named_anything(serial: Path) -> None:
+    best = serial.rename(serial.with_name("best"))
+    checkpoint = opened(best)
+    assert (checkpoint.format, checkpoint.variant, checkpoint.complete) == ("fluid", "checkpoint", True)
+    assert "serial" not in checkpoint.metadata
+
+
+def test_both_spellings_of_tables_are_one(files: Path) -> None:
+    checkpoint = opened(files / "fluid" / "guide" / "checkpoint_0")
+    assert "__lookup_table__.table_pserver_1.values" in checkpoint
+
+
+def test_where_epoch_and_step_come_from(serial: Path) -> None:
+    (serial / "trainer_1" / "lr").write_text("fast")
+    checkpoint = opened(serial)
+    assert checkpoint.training.origin == {
+        "epoch": "file trainer_0/epoch_id",
+        "step": "file trainer_0/step_id",
+        "learning_rate": "tensor learning_rate_0",
+    }
+    assert checkpoint.metadata["trainers"]["1"] == {"epoch_id": 1, "step_id": 8, "lr": "fast"}
+
+
+def test_a_trainer_alone_is_incomplete(serial: Path) -> None:
+    shutil.rmtree(serial / "__model__")
+    shutil.rmtree(serial / "__lookup_table__")
+    shutil.rmtree(serial / "trainer_0")
+    checkpoint = opened(serial)
+    assert not checkpoint.complete
+    assert codes(serial) == ["no-model"]
+    assert (checkpoint.training.epoch, checkpoint.training.step) == (1, 8)
+    assert checkpoint.training.origin["step"] == "file trainer_1/step_id"
+
+
+def test_no_marker_anywhere_is_judged_by_content(serial: Path) -> None:
+    (serial / "__model__" / "_SUCCESS").unlink()
+    assert codes(serial) == ["no-marker-anywhere"]
+    assert opened(serial).complete
+    assert verify(serial).is_valid
+
+
+@pytest.mark.parametrize("sibling", ["generation-a/checkpoint_3", "generation-b/checkpoint_4"])
+def test_no_marker_where_a_sibling_has_one(files: Path, serial: Path, sibling: str) -> None:
+    (serial / "__model__" / "_SUCCESS").unlink()
+    shutil.copytree(files / "fluid" / sibling, serial.with_name("checkpoint_7"))
+    assert codes(serial) == ["no-marker"]
+    assert not opened(serial).complete
+
+
+def test_a_trainer_without_marker_is_noted(serial: Path) -> None:
+    (serial / "trainer_1" / "_SUCCESS").unlink()
+    assert codes(serial) == ["trainer-no-marker"]
+    assert opened(serial).complete
+
+
+@pytest.mark.parametrize("text", ["", "one", "1.5", "0x10", "1" * 30])
+def test_a_counter_that_is_no_number(serial: Path, text: str) -> None:
+    (serial / "trainer_0" / "epoch_id").write_text(text)
+    assert codes(serial) == ["trainer-argument"]
+    assert not verify(serial).is_valid
+
+
+def test_a_huge_argument_is_not_read(serial: Path) -> None:
+    (serial / "trainer_0" / "notes").write_bytes(b"x" * 5000)
+    assert codes(serial) == ["trainer-argument"]
+    assert verify(serial).is_valid
+
+
+def test_the_shard_of_a_parameter_server_is_missing(serial: Path) -> None:
+    (serial / "__lookup_table__" / "embedding_0.w_0_0").unlink()
+    checkpoint = opened(serial)
+    assert codes(serial) == ["table-shard-missing"]
+    assert not checkpoint.complete
+
+
+def test_shards_that_are_bare_numbers(serial: Path) -> None:
+    tables = serial / "__lookup_table__"
+    for number in range(2):
+        (tables / f"embedding_0.w_0_{number}").rename(tables / str(number))
+    assert codes(serial) == []
+    assert "__lookup_table__.1.rows" in opened(serial)
+
+
+def test_a_huge_index_of_a_shard_costs_nothing(serial: Path) -> None:
+    tables = serial / "__lookup_table__"
+    (tables / "embedding_0.w_0_1").rename(tables / "embedding_0.w_0_999999999")
+    assert codes(serial) == ["table-shard-missing"]
+
+
+def test_rows_in_two_shards(serial: Path) -> None:
+    tables = serial / "__lookup_table__"
+    shutil.copyfile(tables / "embedding_0.w_0_0", tables / "embedding_0.w_0_1")
+    assert codes(serial) == ["rows-twice"]
+    assert not verify(serial).is_valid
+
+
+def test_an_accumulator_of_another_shape(serial: Path) -> None:
+    model = serial / "__model__"
+    shutil.copyfile(model / "fc_0.b_0", model / "fc_0.w_0_moment1_0")
+    (finding,) = opened(serial).findings
+    assert (finding.code, finding.where) == ("accumulator-shape", "fc_0.w_0_moment1_0")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: b"", "truncated"),
+        (lambda data: data + b"\0", "trailing-bytes"),
+        (lambda data: b"\1" + data[1:], "tensor-version"),
+        (lambda data: data[:20] + b"\x08\x07" + data[22:], "unknown-dtype"),
+        (lambda data: data[:16] + struct.pack("<i", -1) + data[20:], "tensor-description"),
+        (lambda data: data[:4] + b"\xff" * 8 + data[12:], "limit-exceeded"),
+    ],
+)
+def test_a_damaged_variable(serial: Path, damage: Callable[[bytes], bytes], code: str) -> None:
+    variable = serial / "__model__" / "fc_0.w_0"
+    variable.write_bytes(damage(variable.read_bytes()))
+    finding = opened(serial).findings[0]
+    assert (finding.code, finding.where) == (code, "__model__/fc_0.w_0")
+    assert not verify(serial).is_valid
+    assert "fc_1.w_0" in opened(serial)
+
+
+def test_links_are_not_followed_out_of_a_serial(serial: Path, tmp_path: Path) -> None:
+    outside = shutil.copyfile(serial / "__model__" / "fc_0.w_0", tmp_path / "outside")
+    (serial / "__model__" / "fc_0.w_0").unlink()
+    (serial / "__model__" / "fc_0.w_0").symlink_to(outside)
+    (serial / "trainer_0" / "secret").symlink_to(outside)
+    (serial / "__model__" / "same").symlink_to("fc_1.w_0")
+    checkpoint = opened(serial)
+    assert codes(serial) == ["link-outside"] * 2
+    assert "fc_0.w_0" not in checkpoint
+    assert "same" in checkpoint
+
+
+def test_a_linked_model_is_not_followed(serial: Path, tmp_path: Path) -> None:
+    (serial / "__model__").rename(tmp_path / "model")
+    (serial / "__model__").symlink_to(tmp_path / "model")
+    assert "link-outside" in codes(serial)
+
+
+def test_a_variable_with_slashes_in_its_name(serial: Path) -> None:
+    model = serial / "__model__"
+    (model / "encoder" / "deep").mkdir(parents=True)
+    (model / "fc_1.w_0").rename(model / "encoder" / "deep" / "w")
+    assert opened(serial)["encoder/deep/w"].shape == (4, 1)
+    assert codes(serial) == []
+
+
+def test_what_is_no_part_is_told(serial: Path) -> None:
+    (serial / "notes.txt").write_text("hello")
+    (serial / "__model__" / ".nfs0001").write_bytes(b"")
+    assert codes(serial) == ["not-part", "not-part"]
+
+
+def test_more_variables_than_a_process_may_open(serial: Path) -> None:
+    import resource
+
+    model = serial / "__model__"
+    data = (model / "fc_0.w_0").read_bytes()
+    for number in range(300):
+        (model / f"fc_{number}.w_9").write_bytes(data)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))
+    try:
+        assert verify(serial, jobs=2).is_valid
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_file_that_is_replaced_while_it_is_read(serial: Path) -> None:
+    variable = serial / "__model__" / "fc_0.w_0"
+    with open_checkpoint(serial) as checkpoint:
+        copy = shutil.copyfile(variable, variable.with_name("other"))
+        os.replace(copy, variable)
+        with pytest.raises(CheckpointError, match="replaced"):
+            checkpoint["fc_0.w_0"].tobytes()
+
+
+def test_the_variables_of_a_program_have_files(files: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(files / "fluid" / "inference-separate", tmp_path / "model"))
+    (place / "fc_0.w_0").unlink()
+    shutil.copyfile(place / "fc_0.b_0", place / "fc_1.b_0")
+    assert codes(place) == ["variable-missing", "program-mismatch"]
+
+
+def test_a_combined_file_has_as_many_tensors_as_the_program(files: Path, tmp_path: Path) -> None:
+    place = Path(shutil.copytree(files / "fluid" / "inference-combined", tmp_path / "model"))
+    one = (files / "fluid" / "variables" / "fc_0.w_0").read_bytes()
+    with open(place / "__params__", "ab") as file:
+        file.write(one)
+    assert codes(place) == ["program-mismatch"]
+    assert list(opened(place)) == ["#0", "#1", "#2", "#3", "#4"]
+
+
+def test_files_that_are_no_variables_make_no_checkpoint(files: Path, tmp_path: Path) -> None:
+    shutil.copyfile(files / "fluid" / "variables" / "fc_0.w_0", tmp_path / "w")
+    (tmp_path / "readme").write_text("hello")
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(tmp_path)
+
+
+def test_directories_that_are_merely_called_trainer(tmp_path: Path) -> None:
+    (tmp_path / "trainer_0").mkdir()
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(tmp_path)

@@ -1,0 +1,62 @@
+"""Formats that are named and not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckpttool.cli import run
+from ckpttool.errors import DamagedCheckpoint, NotACheckpoint
+from ckpttool.formats import open_checkpoint
+
+ARRAY = b"\xc7\x10\x01\x93\x91\x02\xa7float32\xc4\x02\0\0"
+FILES = {
+    "m.gguf": (b"GGUF\x03\0\0\0" + bytes(16), "a GGUF file"),
+    "m.onnx": (b"\x08\x0a\x12\x07pytorch\x3a\x00", "an ONNX model"),
+    "bare.onnx": (b"\x08\x0a\x3a\x04\x0a\x02\x0a\x00", "an ONNX model"),
+    "m.msgpack": (b"\x81\xa6params\x81\xa1w" + ARRAY, "a Flax checkpoint"),
+    "m.tflite": (b"\x1c\0\0\0TFL3" + bytes(20), "a TensorFlow Lite model"),
+    "manifest.ocdbt": (b"\x0c\xdb\x3a\x2a" + bytes(20), "an OCDBT file"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_is_named_and_exits_2(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, what = FILES[name]
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(NotACheckpoint, match=what):
+        open_checkpoint(path)
+    assert run(["verify", str(path)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"{what}" in told.err
+    assert "does not read; use " in told.err
+
+
+def test_under_a_checkpoints_name_it_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    path.write_bytes(FILES["m.gguf"][0])
+    with pytest.raises(DamagedCheckpoint, match="a GGUF file"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("marks", [["_CHECKPOINT_METADATA"], ["manifest.ocdbt"], ["10/state/_METADATA"]])
+def test_directories_of_orbax(marks: list[str], tmp_path: Path) -> None:
+    for mark in marks:
+        (tmp_path / mark).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / mark).touch()
+    with pytest.raises(NotACheckpoint, match="an Orbax checkpoint"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x08\x01\x12\x04\x0a\x02\x0a\x00", b"\x81", b"\x08", b"plain text", bytes(64)]
+)
+def test_what_only_looks_alike_is_not_named(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.dat"
+    path.write_bytes(data)
+    with pytest.raises(NotACheckpoint) as caught:
+        open_checkpoint(path)
+    assert "does not read" not in str(caught.value)

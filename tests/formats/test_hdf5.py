@@ -1,0 +1,228 @@
+"""Plain HDF5: what leads out of the file or in circles, damage, and what the child process is for."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool.ops.verify import Status, verify
+from ckpttool.wire import h5worker
+from ckpttool.wire.h5worker import WORKER
+from ckpttool.wire.hdf5 import Location, slabs, walk
+
+HOSTILE = {
+    "external_link.h5": ("hdf5-external-link", "unsafe", True),
+    "external_storage.h5": ("hdf5-external-storage", "unsafe", True),
+    "virtual.h5": ("hdf5-virtual", "unsafe", True),
+    "soft_link.h5": ("hdf5-soft-link", "safe", True),
+    "cycle.h5": ("hdf5-cycle", "safe", True),
+    "bomb.h5": ("hdf5-shape-bomb", "safe", False),
+    "unwritten.h5": ("values-not-written", "safe", True),
+    "deep.h5": ("hdf5-limit", "safe", False),
+    "nan.weights.h5": ("nan", "safe", False),
+    "code.h5": ("keras-lambda", "unsafe", True),
+}
+
+
+@pytest.fixture
+def hostile(files: Path) -> Path:
+    return files / "hdf5-hostile"
+
+
+def test_every_hostile_file_has_an_answer(hostile: Path) -> None:
+    assert {path.name for path in hostile.iterdir()} == set(HOSTILE)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile(hostile: Path, name: str) -> None:
+    code, safety, is_valid = HOSTILE[name]
+    verification = verify(hostile / name)
+    assert code in {finding.code for finding in verification.findings}
+    assert verification.safety.value == safety
+    assert verification.is_valid == is_valid
+
+
+@pytest.mark.parametrize("name", ["external_storage.h5", "virtual.h5"])
+def test_what_lies_elsewhere_is_not_read(hostile: Path, name: str) -> None:
+    with open_checkpoint(hostile / name) as checkpoint:
+        assert checkpoint["stolen"].values is None
+        assert checkpoint["stolen"].tobytes() == b""
+
+
+def test_checksums_of_the_file_pass(files: Path) -> None:
+    checks = {check.name: check for check in verify(files / "hdf5" / "checksummed.h5").checks}
+    assert checks["checksum"].status is Status.PASSED
+
+
+def test_a_file_without_checksums_says_so(files: Path) -> None:
+    for name in ("types.h5", "mixed.h5"):
+        checks = {check.name: check for check in verify(files / "hdf5" / name).checks}
+        assert checks["checksum"].status is Status.SKIPPED
+        assert checks["checksum"].detail == "hdf5 files carry no checksums"
+
+
+def test_every_flip_in_checksummed_data_is_found(files: Path, tmp_path: Path) -> None:
+    data = (files / "hdf5" / "checksummed.h5").read_bytes()
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes(data)
+    with open_checkpoint(copy) as checkpoint:
+        extents = [span.extent for span in checkpoint.spans()]
+    chance = random.Random(0)
+    assert extents
+    for _ in range(100):
+        extent = chance.choice(extents)
+        at = chance.randrange(extent.offset, extent.end)
+        copy.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
+        verification = verify(copy, jobs=1)
+        assert "checksum-mismatch" in {finding.code for finding in verification.findings}, at
+
+
+def test_damaged_integers_are_found_by_their_filter(files: Path, tmp_path: Path) -> None:
+    data = bytearray((files / "hdf5" / "mixed.h5").read_bytes())
+    copy = tmp_path / "mixed.h5"
+    copy.write_bytes(data)
+    with open_checkpoint(copy) as checkpoint:
+        (extent, *_) = [span.extent for span in checkpoint.spans() if span.where == "/gzip"]
+    data[extent.offset : extent.end] = bytes(extent.nbytes)
+    copy.write_bytes(data)
+    assert not verify(copy).is_valid
+
+
+def test_truncation_says_how_much_is_left(files: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.h5"
+    data = (files / "hdf5" / "types.h5").read_bytes()
+    copy.write_bytes(data[:-100])
+    with pytest.raises(Truncated, match="truncated"):
+        open_checkpoint(copy)
+
+
+def test_bytes_behind_the_end_are_told(files: Path, tmp_path: Path) -> None:
+    for name in ("types.h5", "mixed.h5"):
+        copy = tmp_path / name
+        copy.write_bytes((files / "hdf5" / name).read_bytes() + b"more")
+        assert "trailing-bytes" in {finding.code for finding in verify(copy).findings}, name
+        assert "trailing-bytes" not in {finding.code for finding in verify(files / "hdf5" / name).findings}
+
+
+def test_texts_and_records_are_told_and_not_dropped(files: Path) -> None:
+    with open_checkpoint(files / "hdf5" / "types.h5") as checkpoint:
+        told = checkpoint.metadata["datasets"]
+    assert isinstance(told, dict)
+    assert told["/text"] == "hello"
+    assert told["/texts"] == ["ab", "c"]
+    assert told["/records"] == {"<dataset>": "compound", "shape": [1], "members": ["a", "b"]}
+
+
+def test_a_crash_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Kill the child in place of libhdf5; the next file is read by another child."""
+    dying = tmp_path / "dying.py"
+    dying.write_text("import os, sys\nsys.stdin.readline()\nos.abort()\n")
+    path = files / "hdf5" / "types.h5"
+    WORKER.stop()
+    monkeypatch.setattr(h5worker, "_CHILD", dying)
+    verification = verify(path)
+    assert [finding.code for finding in verification.findings] == ["hdf5-crashed"]
+    assert not verification.is_valid
+    monkeypatch.undo()
+    WORKER.stop()
+    assert verify(path).is_valid
+
+
+def test_a_hang_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hanging = tmp_path / "hanging.py"
+    hanging.write_text("import time\ntime.sleep(60)\n")
+    WORKER.stop()
+    monkeypatch.setattr(h5worker, "_CHILD", hanging)
+    monkeypatch.setattr(h5worker, "SILENCE", 0.2)
+    with pytest.raises(DamagedCheckpoint, match="silent"):
+        open_checkpoint(files / "hdf5" / "types.h5")
+    monkeypatch.undo()
+    WORKER.stop()
+
+
+def test_values_can_be_read_after_another_child_came(files: Path) -> None:
+    with open_checkpoint(files / "hdf5" / "checksummed.h5") as checkpoint:
+        before = checkpoint["integers"].tobytes()
+        WORKER.stop()
+        assert checkpoint["integers"].tobytes() == before
+
+
+def test_two_files_are_read_in_turns(files: Path) -> None:
+    path = files / "hdf5" / "checksummed.h5"
+    with open_checkpoint(path) as one, open_checkpoint(path) as other:
+        pairs = zip(one["floats"].blocks(64), other["floats"].blocks(64), strict=True)
+        assert all(bytes(left) == bytes(right) for left, right in pairs)
+
+
+def test_a_read_only_file_and_directory(files: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes((files / "hdf5" / "types.h5").read_bytes())
+    copy.chmod(0o400)
+    tmp_path.chmod(0o500)
+    try:
+        assert verify(copy).is_valid
+        assert os.listdir(tmp_path) == ["copy.h5"]
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_inspect_imports_neither_numpy_nor_h5py(files: Path) -> None:
+    code = (
+        "import sys; from ckpttool.cli import run;"
+        f"run(['inspect', '--json', {str(files / 'keras' / 'adam.weights.h5')!r}]);"
+        "assert not {'numpy', 'h5py', 'keras'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_slabs_cover_everything_once_in_order() -> None:
+    for shape in ((), (5,), (7, 3), (4, 5, 6), (2, 3, 4, 5)):
+        for budget in (1, 4, 10, 50, 10_000):
+            cells: list[int] = []
+            for start, count in slabs(shape, 1, tuple(2 for _ in shape) or None, budget):
+                cells += cells_of(shape, start, count)
+            total = 1
+            for length in shape:
+                total *= length
+            assert cells == list(range(total)), (shape, budget)
+
+
+def cells_of(shape: tuple[int, ...], start: tuple[int, ...], count: tuple[int, ...]) -> list[int]:
+    cells = [0]
+    for length, first, steps in zip(shape, start, count, strict=True):
+        cells = [cell * length + at for cell in cells for at in range(first, first + steps)]
+    return cells
+
+
+def test_a_window_of_a_file_is_a_file(files: Path, tmp_path: Path) -> None:
+    data = (files / "hdf5" / "types.h5").read_bytes()
+    path = tmp_path / "wrapped"
+    path.write_bytes(b"x" * 77 + data + b"y" * 33)
+    tree = walk(location := Location(str(path), 77, len(data)))
+    assert ("big", "f4") in tree.datasets
+    location.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_in_metadata_never_breaks_anything(files: Path, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    copy = tmp_path / "copy.h5"
+    for name in ("types.h5", "mixed.h5"):
+        data = bytearray((files / "hdf5" / name).read_bytes())
+        for _ in range(30):
+            damaged = bytearray(data)
+            for _ in range(chance.randrange(1, 20)):
+                damaged[chance.randrange(len(data))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+            copy.write_bytes(damaged)
+            try:
+                verify(copy, jobs=1)
+            except CheckpointError:
+                continue

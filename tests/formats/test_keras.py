@@ -1,0 +1,264 @@
+"""Keras: code in configs, damaged members, shards, and series of its callbacks."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Role
+from ckpttool.formats.discovery import discover
+from ckpttool.formats.keras_config import judge
+from ckpttool.ops.verify import Safety, Status, Verification, verify
+
+Config = dict[str, object]
+
+
+def codes(verification: Verification) -> set[str]:
+    return {finding.code for finding in verification.findings}
+
+
+def rezipped(source: Path, target: Path, method: int = ZIP_STORED, **replaced: bytes) -> Path:
+    """Copy a zip with other members, which are named without their suffix."""
+    with ZipFile(source) as old, ZipFile(target, "w", method) as new:
+        for info in old.infolist():
+            content = replaced.pop(info.filename.split(".")[0], None)
+            new.writestr(info.filename, old.read(info) if content is None else content)
+        for name, content in replaced.items():
+            new.writestr(name, content)
+    return target
+
+
+# Safety ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lambda.keras", "lambda.h5", "lambda_keras2.h5"])
+def test_lambdas_are_found_at_depth(files: Path, name: str) -> None:
+    verification = verify(files / "keras-unsafe" / name)
+    assert verification.is_valid
+    assert verification.safety is Safety.UNSAFE
+    assert "keras-lambda" in codes(verification)
+
+
+def layer(name: str, module: object = "keras.layers", **more: object) -> Config:
+    return {"module": module, "class_name": name, "config": {}, "registered_name": None} | more
+
+
+LAMBDA = {"class_name": "__lambda__", "config": {"code": "4wEA", "defaults": None, "closure": None}}
+
+CONFIGS: list[tuple[Config, str | None]] = [
+    (layer("Dense"), None),
+    (layer("Functional", "keras.src.models.functional"), None),
+    ({"class_name": "Dense", "config": {"units": 3}}, None),
+    (layer("Add", "keras.src.ops.numpy"), None),
+    (layer("DTypePolicy", "keras"), None),
+    (layer("function", "builtins", config="mine"), "unknown-class"),
+    (layer("Lambda"), "keras-lambda"),
+    (layer("Dense", config={"activation": LAMBDA}), "keras-lambda"),
+    (layer("TimeDistributed", config={"layer": layer("Lambda")}), "keras-lambda"),
+    (layer("Dense", build_config={"deep": [[{"x": layer("Lambda")}]]}), "keras-lambda"),
+    (layer("Mine", "mine.layers", registered_name="mine>Mine"), "unknown-class"),
+    (layer("Mine", None, registered_name="Mine"), "unknown-class"),
+    ({"class_name": "Mine", "config": {}}, "unknown-class"),
+    (layer("Dense", "keras.layers", registered_name="mine>Dense"), "unknown-class"),
+    (layer("system", "os"), "keras-gadget"),
+    (layer("eval", "builtins"), "keras-gadget"),
+    (layer("Popen", "subprocess"), "keras-gadget"),
+    (layer("get_file", "keras.utils"), "keras-gadget"),
+    (layer("load_model", "keras.saving"), "keras-gadget"),
+    (layer("enable_unsafe_deserialization", "keras.config"), "keras-gadget"),
+    (layer("get_file", "keras.src.utils.file_utils"), "keras-gadget"),
+    (layer("TorchModuleWrapper"), "keras-unsafe-layer"),
+    (layer("TFSMLayer"), "keras-unsafe-layer"),
+    (layer("StringLookup", config={"vocabulary": "/etc/passwd"}), "keras-reads-file"),
+    (layer("StringLookup", config={"vocabulary": ["a", "b"]}), None),
+    ({"class_name": ["Lambda"]}, "keras-class"),
+    ({"class_name": "TFOpLambda", "config": {"function": "math.multiply"}}, None),
+    ({"class_name": "TFOpLambda", "config": {"function": "io.write_file"}}, "keras-gadget"),
+    ({"class_name": "Relu", "config": {}}, None),
+    (layer("Map", "keras.src.ops.core"), "unknown-class"),
+]
+
+
+@pytest.mark.parametrize(("config", "code"), CONFIGS, ids=lambda value: json.dumps(value)[:60])
+def test_what_a_config_could_run(config: Config, code: str | None) -> None:
+    model = layer("Sequential", "keras", config={"layers": [layer("InputLayer"), config]})
+    found = {finding.code for finding in judge(model, "config")}
+    assert found == (set() if code is None else {code})
+    assert all("config.config.layers[1]" in (one.where or "") for one in judge(model, "config"))
+
+
+def test_a_config_that_is_no_config(files: Path, tmp_path: Path) -> None:
+    for text in (b"[]", b"{", b'{"a": 1, "a": 2}', b"[" * 100_000):
+        verification = verify(rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", config=text))
+        assert not verification.is_valid
+        assert verification.safety is Safety.UNKNOWN
+
+
+def test_a_pickle_among_the_members(files: Path, tmp_path: Path) -> None:
+    payload = b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00truetR."
+    path = rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", **{"assets/x": payload})
+    assert verify(path).safety is Safety.UNSAFE
+
+
+def test_members_that_lead_out(files: Path, tmp_path: Path) -> None:
+    for name in ("../x", "/x", "assets/../../x", "C:/x"):
+        path = rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", **{name: b"x"})
+        assert "member-path" in codes(verify(path)), name
+
+
+# Damage ---------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_flips_in_members_are_found_by_name(files: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.keras"
+    data = bytearray((files / "keras" / "bfloat16.keras").read_bytes())
+    copy.write_bytes(data)
+    with open_checkpoint(copy) as checkpoint:
+        spans = [(span.extent, span.where) for span in checkpoint.spans()]
+    chance = random.Random(0)
+    with open(copy, "r+b", buffering=0) as file:
+        for _ in range(1000):
+            extent, name = chance.choice(spans)
+            at = chance.randrange(extent.offset, extent.end)
+            file.seek(at)
+            file.write(bytes([data[at] ^ 1 << chance.randrange(8)]))
+            verification = verify(copy, jobs=1)
+            file.seek(at)
+            file.write(bytes([data[at]]))
+            assert not verification.is_valid, at
+            where = {one.where for one in verification.findings if one.code == "checksum-mismatch"}
+            assert where == {name}, at
+
+
+def test_a_deflated_archive_holds_the_same(files: Path, tmp_path: Path) -> None:
+    stored = files / "keras" / "adam.keras"
+    packed = rezipped(stored, tmp_path / "packed.keras", ZIP_DEFLATED)
+    assert verify(packed).is_valid
+    with open_checkpoint(stored) as one, open_checkpoint(packed) as other:
+        assert {name: tensor.tobytes() for name, tensor in one.items()} == {
+            name: tensor.tobytes() for name, tensor in other.items()
+        }
+        assert all(tensor.extent is None for tensor in other.tensors)
+        assert all(tensor.extent is not None for tensor in one.tensors)
+        assert one.training == other.training
+
+
+def test_weights_that_are_no_hdf5(files: Path, tmp_path: Path) -> None:
+    path = rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", model=b"no HDF5" * 100)
+    verification = verify(path)
+    assert not verification.is_valid
+    assert verification.safety is Safety.SAFE
+    assert {one.where for one in verification.findings} == {"model.weights.h5"}
+
+
+# What it tells --------------------------------------------------------------------------------------
+
+
+def test_roles_and_producer(files: Path) -> None:
+    for name in ("adam.keras", "adam.h5", "keras2.h5"):
+        with open_checkpoint(files / "keras" / name) as checkpoint:
+            roles = {tensor.role for tensor in checkpoint.tensors}
+            assert {Role.WEIGHTS, Role.OPTIMIZER} <= roles
+            assert checkpoint.producer.framework == "keras"
+            assert checkpoint.producer.version
+            assert checkpoint.metadata["model_config"]
+
+
+def test_the_raw_name_is_the_key(files: Path) -> None:
+    with open_checkpoint(files / "keras" / "keras2.h5") as checkpoint:
+        assert checkpoint["head.kernel"].key == "/model_weights/head/head/kernel:0"
+
+
+def test_checksum_is_skipped_with_words(files: Path) -> None:
+    checks = {check.name: check for check in verify(files / "keras" / "adam.weights.h5").checks}
+    assert checks["checksum"].status is Status.SKIPPED
+    assert "no checksums" in checks["checksum"].detail
+
+
+# Shards ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards(files: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(files / "keras" / "sharded", tmp_path / "sharded"))
+
+
+def test_a_set_is_one_checkpoint(shards: Path) -> None:
+    for path in (shards, shards / "model.weights.json"):
+        assert verify(path).is_valid
+    (shards / "other.h5").write_bytes((shards / "model_00000.weights.h5").read_bytes())
+    units = {Path(unit.path).name: unit.members for unit in discover(shards)}
+    assert units == {
+        "model.weights.json": ("model.weights.json", "model_00000.weights.h5", "model_00001.weights.h5"),
+        "other.h5": ("other.h5",),
+    }
+
+
+def test_a_missing_shard(shards: Path) -> None:
+    (shards / "model_00001.weights.h5").unlink()
+    verification = verify(shards / "model.weights.json")
+    assert "shard-missing" in codes(verification)
+    assert not verification.is_valid
+
+
+def test_an_extra_shard(shards: Path) -> None:
+    shutil.copyfile(shards / "model_00000.weights.h5", shards / "model_00002.weights.h5")
+    assert "shard-extra" in codes(verify(shards / "model.weights.json"))
+
+
+def test_swapped_shards(shards: Path) -> None:
+    one, other = shards / "model_00000.weights.h5", shards / "model_00001.weights.h5"
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+    assert "shard-stale" in codes(verify(shards / "model.weights.json"))
+
+
+def test_a_damaged_shard_hides_no_other(shards: Path) -> None:
+    shard = shards / "model_00001.weights.h5"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    assert "shard-damaged" in codes(verify(shards / "model.weights.json"))
+    with open_checkpoint(shards / "model.weights.json") as checkpoint:
+        assert checkpoint.tensors
+        assert not checkpoint.complete
+
+
+def test_an_index_that_leads_out(shards: Path) -> None:
+    index = shards / "model.weights.json"
+    told = json.loads(index.read_text())
+    for name in ("../secret.weights.h5", "/etc/passwd", 7):
+        told["weight_map"] = {"/layers/x/vars": [name]}
+        index.write_text(json.dumps(told))
+        assert "shard-path" in codes(verify(index))
+
+
+# Series ---------------------------------------------------------------------------------------------
+
+
+def test_a_series_of_the_callback(files: Path, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    losses = {1: 0.9, 2: 0.5, 3: 0.7, 10: 0.6}
+    for epoch, loss in losses.items():
+        shutil.copyfile(files / "keras" / "bfloat16.keras", tmp_path / f"model.{epoch:02d}-{loss:.2f}.keras")
+    answer = run("list", "--json", tmp_path)
+    listed = json.loads(answer.out)["checkpoints"]
+    assert [Path(one["path"]).name for one in listed] == sorted(path.name for path in tmp_path.iterdir())
+    assert len({one["group"] for one in listed}) == 1
+    assert {one["format"] for one in listed} == {"keras"}
+    assert run("prune", "--keep", "2", tmp_path).status == 0
+    assert sorted(path.name for path in tmp_path.glob("*.keras")) == [
+        "model.03-0.70.keras",
+        "model.10-0.60.keras",
+    ]
+
+
+def test_a_series_of_weights(files: Path, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]
+    for epoch in (1, 2, 3):
+        shutil.copyfile(files / "keras" / "bfloat16.weights.h5", tmp_path / f"cp-{epoch:04d}.weights.h5")
+    assert run("prune", "--keep", "1", tmp_path).status == 0
+    assert [path.name for path in tmp_path.glob("*.h5")] == ["cp-0003.weights.h5"]

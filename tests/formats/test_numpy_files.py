@@ -1,0 +1,179 @@
+"""NumPy's files: headers that are wrong in every way, objects, and what is no tensor."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.formats import open_checkpoint
+from ckpttool.ops.verify import Safety, verify
+from ckpttool.wire.npy import itemsize, read_npy_header
+from ckpttool.wire.source import Buffer
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files" / "numpy"
+
+
+def npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
+    text = header.encode("utf-8") + b"\n"
+    width = 2 if version == 1 else 4
+    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(width, "little") + text + data
+
+
+def header(descr: str, shape: str, order: str = "False") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+
+
+def opened_codes(path: Path) -> set[str]:
+    with open_checkpoint(path) as opened:
+        return {finding.code for finding in opened.findings}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_all_versions_of_the_header(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(header("'<i2'", "(2L,)"), b"\1\0\2\0", version))
+    with open_checkpoint(path) as opened:
+        assert opened["tensor"].array().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[1]",
+        header("'<f4'", "[2]"),
+        header("'<f4'", "(-1,)"),
+        header("'<f4'", "(True,)"),
+        header("'<f4'", "(2,)", "0"),
+        header("3", "(2,)"),
+        header("'<f4'", "(" + "9" * 30 + ",)"),
+        header("'<f4'", "(" * 100 + ")" * 100),
+        header("'<f4'", "(2,)") + " + 1",
+        header("'<f4'", "(2,)").replace("}", "'shape': (3,)}"),
+        header("__import__('os')", "(2,)"),
+        "dict(descr='<f4')",
+        header("'<f4'", "(2 3)"),
+        "{'descr': '<f4'",
+    ],
+)
+def test_headers_that_are_none(text: str) -> None:
+    source = Buffer("a.npy", npy(text))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        read_npy_header(source, 0, source.size)
+    assert caught.value.code == "npy-header"
+
+
+@pytest.mark.parametrize(
+    "descr", ["'<q9z'", "'no'", "[('x',)]", "[3]", "('<f4', 'x')", "[('x', '<f4', (-1,))]"]
+)
+def test_types_that_are_none(descr: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(header(descr, "(2,)"), bytes(100)))
+    with pytest.raises(DamagedCheckpoint):
+        open_checkpoint(path)
+
+
+def test_a_shape_that_overflows(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(header("'<f8'", "(9999999999, 9999999999)")))
+    with pytest.raises(DamagedCheckpoint) as caught:
+        open_checkpoint(path)
+    assert caught.value.code == "shape-overflow"
+
+
+def test_a_header_that_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x02\0" + (1 << 30).to_bytes(4, "little") + bytes(100))
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(path)
+
+
+def test_missing_and_trailing_bytes(tmp_path: Path) -> None:
+    path, whole = tmp_path / "a.npy", npy(header("'<f4'", "(2,)"), bytes(8))
+    path.write_bytes(whole[:-1])
+    with pytest.raises(Truncated):
+        open_checkpoint(path)
+    path.write_bytes(whole + b"\0")
+    assert opened_codes(path) == {"trailing-bytes"}
+    assert not verify(path).is_valid
+    path.write_bytes(whole + whole)
+    assert verify(path).is_valid
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (eval, ("1",))
+
+
+def test_objects_are_judged_and_never_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(npy(header("'|O'", "(1,)"), pickle.dumps([Evil()])))
+    assert verify(path).safety is Safety.UNSAFE
+    path.write_bytes(npy(header("[('x', '|O')]", "(1,)"), pickle.dumps([Evil()])))
+    assert verify(path).safety is Safety.UNSAFE
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(path, "x.npy")
+    assert verify(tmp_path / "a.npz").safety is Safety.UNSAFE
+
+
+def test_a_damaged_member_leaves_the_others_readable(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("bad.npy", b"\x93NUMPY\x01\0")
+        archive.writestr("good.npy", npy(header("'<f4'", "(2,)"), bytes(8)))
+    with open_checkpoint(path) as opened:
+        assert list(opened) == ["good"]
+        assert [(finding.code, finding.where) for finding in opened.findings] == [("truncated", "bad.npy")]
+    assert verify(path).safety is Safety.UNKNOWN
+
+
+def test_text_and_structures_are_described() -> None:
+    with open_checkpoint(FILES / "packed.npz") as opened:
+        assert list(opened) == ["layer/weight"]
+        told = {name: (one["dtype"], one["shape"]) for name, one in opened.metadata.items()}  # type: ignore[index]
+    assert told["words"] == ("<U2", [2])
+    assert told["dates"] == ("<M8[D]", [1])
+    assert told["fields"] == ("[('x', '<f4'), ('y', '<i2', (2,))]", [2])
+
+
+def test_two_bytes_without_a_type_are_said_to_be_so() -> None:
+    assert opened_codes(FILES / "bfloat16.npy") == {"opaque-type"}
+
+
+@pytest.mark.parametrize(
+    ("descr", "nbytes"),
+    [("<U3", 12), ("|S3", 3), ("<M8[ns]", 8), ([("a", "<f4"), ("b", "<i2", (2, 3))], 16), ("|V7", 7)],
+)
+def test_bytes_of_an_element(descr: object, nbytes: int) -> None:
+    assert itemsize(descr) == nbytes
+
+
+@given(st.text("{}[]()',: descrfotanhp_<4|O0123456789TrueFalse\\\n", max_size=120))
+def test_any_header_is_read_or_refused(text: str) -> None:
+    source = Buffer("a.npy", npy(text, bytes(64)))
+    with suppress(CheckpointError):
+        read_npy_header(source, 0, source.size)
+
+
+@pytest.mark.framework
+def test_what_numpy_writes_now_is_what_we_read(tmp_path: Path) -> None:
+    import numpy as np
+
+    arrays = {
+        "a": np.asfortranarray(np.random.default_rng(1).random((40, 30))),
+        "b": np.arange(5, dtype=">u2"),
+    }
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    (tmp_path / "x.npz").write_bytes(stream.getvalue())
+    with open_checkpoint(tmp_path / "x.npz") as opened:
+        assert all((opened[name].array() == array).all() for name, array in arrays.items())

@@ -1,0 +1,354 @@
+"""Paddle's files: what tells them from others, what they could run, and how they are damaged."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats import paddle_program
+from ckpttool.formats.discovery import discover
+from ckpttool.formats.paddle_program import looks_like_program, read_program
+from ckpttool.ops.verify import Safety, verify
+from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
+from ckpttool.wire.lodtensor import read_all, read_file
+from ckpttool.wire.source import Buffer, Source
+
+NAMES = "StructuredToParameterName@@"
+
+
+def opened(path: Path) -> Checkpoint:
+    with open_checkpoint(path) as checkpoint:
+        _ = checkpoint.training
+        return checkpoint
+
+
+def codes(path: Path) -> list[str]:
+    return [finding.code for finding in opened(path).findings]
+
+
+@pytest.fixture
+def pair(files: Path, tmp_path: Path) -> Path:
+    """Return the program of a pair."""
+    for ending in (".pdmodel", ".pdiparams"):
+        shutil.copyfile(files / "paddle" / f"net{ending}", tmp_path / f"net{ending}")
+    return tmp_path / "net.pdmodel"
+
+
+def lod_tensor(description: bytes, data: bytes, lod: bytes = b"\0" * 8) -> bytes:
+    return b"\0" * 4 + lod + b"\0" * 4 + struct.pack("<i", len(description)) + description + data
+
+
+# Pairs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["net.pdmodel", "net.pdiparams"])
+def test_either_file_opens_the_pair(files: Path, name: str) -> None:
+    truth = read_truth(files / "paddle" / name)
+    with open_checkpoint(files / "paddle" / name) as checkpoint:
+        assert {tensor.path: digest(tensor) for tensor in checkpoint.tensors} == expected_digests(truth)
+        assert (checkpoint.format, checkpoint.variant, checkpoint.complete) == ("paddle", "inference", True)
+        assert sorted(Path(file.path).name for file in checkpoint.files) == ["net.pdiparams", "net.pdmodel"]
+        assert checkpoint.producer.version == "2.6.2"
+        assert checkpoint.parameters == truth["parameters"]
+    assert verify(files / "paddle" / name).is_valid
+
+
+def test_a_pair_is_one_unit(pair: Path) -> None:
+    pair.with_suffix(".pdiparams.info").write_bytes(pickle.dumps({}))
+    (unit,) = discover(pair.parent)
+    assert unit.members == ("net.pdmodel", "net.pdiparams", "net.pdiparams.info")
+
+
+def test_parameters_without_a_program_have_numbers(files: Path) -> None:
+    path = files / "paddle" / "nameless.pdiparams"
+    truth = read_truth(path)
+    with open_checkpoint(path) as checkpoint:
+        assert {tensor.path: digest(tensor) for tensor in checkpoint.tensors} == expected_digests(truth)
+        assert list(checkpoint) == ["#0", "#1", "#2", "#3"]
+    assert codes(path) == ["no-program"]
+    assert verify(path).is_valid
+
+
+def test_a_program_without_its_parameters(pair: Path) -> None:
+    pair.with_suffix(".pdiparams").unlink()
+    assert codes(pair) == ["parameters-missing"]
+    assert not opened(pair).complete
+
+
+@pytest.mark.parametrize("ending", [".pdiparams", ".pdmodel"])
+def test_a_pair_cut_anywhere(pair: Path, ending: str) -> None:
+    truth = read_truth(Path(__file__).parents[2] / "fixtures" / "files" / "paddle" / "net.pdmodel")
+    file = pair.with_suffix(ending)
+    whole = file.read_bytes()
+    places = range(len(whole)) if ending == ".pdiparams" else range(0, len(whole), 41)
+    for nbytes in places:
+        file.write_bytes(whole[:nbytes])
+        told = f"{ending} cut to {nbytes}"
+        if is_valid(outcome_of(pair, told)):
+            assert described(opened(pair)).keys() == expected_digests(truth).keys(), told
+
+
+@pytest.mark.parametrize("ending", [".pdiparams", ".pdmodel"])
+def test_a_pair_with_a_flipped_bit(pair: Path, ending: str) -> None:
+    file, chance = pair.with_suffix(ending), random.Random(ending)
+    whole = file.read_bytes()
+    for _ in range(300):
+        at, bit = chance.randrange(len(whole)), chance.randrange(8)
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        outcome_of(pair, f"{ending} with bit {bit} of byte {at} flipped")
+
+
+def test_parameters_that_the_program_declares_otherwise(pair: Path) -> None:
+    parameters = pair.with_suffix(".pdiparams")
+    with Source(parameters) as source:
+        last = list(read_all(source))[-1]
+    data = bytearray(parameters.read_bytes())
+    assert data[last.offset - 4 : last.offset] == b"\x10\x04\x10\x02"
+    data[last.offset - 4 : last.offset] = b"\x10\x02\x10\x04"  # [4, 2] becomes [2, 4]
+    parameters.write_bytes(data)
+    assert codes(pair) == ["program-mismatch"]
+
+
+def test_a_program_with_pickles_beside_it(files: Path, tmp_path: Path) -> None:
+    """As ``paddle.static.save`` writes them."""
+    for ending in (".pdmodel", ".pdparams", ".pdopt"):
+        shutil.copyfile(files / "paddle" / f"static{ending}", tmp_path / f"static{ending}")
+    path = tmp_path / "static.pdmodel"
+    truth = read_truth(files / "paddle" / path.name)
+    with open_checkpoint(path) as checkpoint:
+        assert {tensor.path: digest(tensor) for tensor in checkpoint.tensors} == expected_digests(truth)
+        assert (checkpoint.variant, checkpoint.granularity.value) == ("training", "full")
+        assert checkpoint.parameters == truth["parameters"]
+    assert verify(path).is_valid
+    (unit,) = discover(tmp_path)
+    assert unit.members == ("static.pdmodel", "static.pdparams", "static.pdopt")
+    optimizer = tmp_path / "static.pdopt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-1])
+    assert not verify(path).is_valid
+    assert verify(path).safety is Safety.UNKNOWN
+    optimizer.unlink()
+    assert codes(path) == ["variable-missing"]
+
+
+# Programs -------------------------------------------------------------------------------------------
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        return bytes([number << 3, content])
+    return bytes([number << 3 | 2]) + varint(len(content)) + content
+
+
+def varint(number: int) -> bytes:
+    found = b""
+    while number > 0x7F:
+        found += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return found + bytes([number])
+
+
+def program(*parts: bytes) -> bytes:
+    block = b"\x08\x00\x10" + b"\xff" * 9 + b"\x01" + b"".join(parts)
+    return field(1, block)
+
+
+@pytest.mark.parametrize("name", ["py_func", "save", "load", "save_combine", "load_combine"])
+def test_operators_that_touch_the_world_are_unsafe(tmp_path: Path, name: str) -> None:
+    attribute = field(1, b"file_path") + field(2, 2) + field(5, b"/etc/passwd")
+    path = tmp_path / "evil.pdmodel"
+    path.write_bytes(program(field(4, field(3, name.encode()) + field(4, attribute))))
+    verdict = verify(path)
+    assert verdict.safety is Safety.UNSAFE
+    (finding,) = [one for one in verdict.findings if one.code == "unsafe-op"]
+    assert name in finding.message
+    assert "/etc/passwd" in finding.message
+
+
+def test_operators_in_any_block_are_seen(tmp_path: Path) -> None:
+    inner = field(1, b"\x08\x01\x10\x00" + field(4, field(3, b"py_func")))
+    path = tmp_path / "evil.pdmodel"
+    path.write_bytes(program() + inner)
+    assert verify(path).safety is Safety.UNSAFE
+
+
+def test_ordinary_programs_are_safe(files: Path) -> None:
+    assert verify(files / "paddle" / "net.pdmodel").safety is Safety.SAFE
+
+
+def test_the_pickle_beside_the_parameters_is_judged(pair: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            import os
+
+            return os.system, ("false",)
+
+    pair.with_suffix(".pdiparams.info").write_bytes(pickle.dumps(Evil()))
+    assert verify(pair).safety is Safety.UNSAFE
+
+
+def test_programs_are_told_from_other_messages() -> None:
+    assert looks_like_program(program())
+    assert not looks_like_program(b"\x08\x01\x12\x04")
+    assert not looks_like_program(b"\x0a\x04abcd")
+    with pytest.raises(DamagedCheckpoint):
+        read_program(Buffer("p", program() + b"\x52\x00"))
+
+
+def test_programs_of_tiny_fields_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddle_program, "MAX_FIELDS", 1000)
+    for tiny in (b"\x28\x00" * 1001, field(4, b"\x28\x00" * 1001), b"\x1a\x00" * 1001):
+        with pytest.raises(DamagedCheckpoint, match="more than 1,000 fields"):
+            read_program(Buffer("p", program(tiny)))
+
+
+# Streams --------------------------------------------------------------------------------------------
+
+
+def test_sequences_that_do_not_fit_are_told(files: Path, tmp_path: Path) -> None:
+    data = bytearray((files / "paddle" / "sequences.lodtensor").read_bytes())
+    data[4 + 8 + 8 + 8] = 9  # [0, 1, 3] becomes [0, 9, 3]
+    path = tmp_path / "sequences"
+    path.write_bytes(data)
+    assert codes(path) == ["lod-inconsistent"]
+
+
+def test_rows_whose_values_are_a_whole_tensor() -> None:
+    """As some releases of 2018 wrote them."""
+    values = lod_tensor(b"\x08\x05\x10\x02\x10\x03", struct.pack("<6f", *range(6)))
+    rows = struct.pack("<IQ2qq", 0, 2, 3, 4, 9)
+    stream = read_file(Buffer("rows", rows + values))
+    assert (stream.shape, stream.rows and stream.rows[1:]) == ((2, 3), (2, 9))
+
+
+def test_tables_that_have_room_for_more_rows() -> None:
+    values = lod_tensor(b"\x08\x05\x10\x04\x10\x01", bytes(16))[12:]
+    stream = read_file(Buffer("rows", struct.pack("<IQ2qq", 0, 2, 3, 4, 9) + values))
+    assert (stream.shape, stream.rows and stream.rows.total) == ((4, 1), 2)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lod_tensor(b"\x08\x05\x10" + b"\xff" * 9 + b"\x01", b""),  # a length of -1
+        lod_tensor(b"\x08\x05" + b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\x7f" * 4, b""),  # 2^252 elements
+        lod_tensor(b"\x08\x05" + b"\x10\x01" * 65, bytes(4)),
+        lod_tensor(b"\x10\x01", bytes(4)),  # no type
+        lod_tensor(b"\x08\x05", bytes(4), struct.pack("<QQ", 1, 1 << 60)),
+        lod_tensor(b"\x08\x05", bytes(4), struct.pack("<QQ3s", 1, 3, b"abc")),
+        struct.pack("<IQ", 0, 1 << 63),
+        struct.pack("<IQq", 0, 0, 9),
+    ],
+)
+def test_hostile_numbers(data: bytes) -> None:
+    with pytest.raises(DamagedCheckpoint):
+        read_file(Buffer("x", data))
+
+
+def test_zeros_are_no_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "zeros"
+    path.write_bytes(bytes(5000))
+    with pytest.raises(CheckpointError, match="one of"):
+        open_checkpoint(path)
+
+
+def test_packed_lengths_are_read() -> None:
+    stream = read_file(Buffer("x", lod_tensor(b"\x08\x05\x12\x02\x02\x01", bytes(8))))
+    assert stream.shape == (2, 1)
+
+
+# Pickles --------------------------------------------------------------------------------------------
+
+
+def test_a_plain_pickle_stays_one(files: Path) -> None:
+    for path in (files / "pickle").glob("*.pkl"):
+        assert opened(path).format == "pickle"
+
+
+def test_roles_and_rate_of_an_optimizer(files: Path) -> None:
+    checkpoint = opened(files / "paddle" / "adam.pdopt")
+    assert {tensor.role for tensor in checkpoint.tensors} == {Role.OPTIMIZER}
+    assert checkpoint.training.origin["learning_rate"] == "key LR_Scheduler.last_lr"
+
+
+def test_uint16_is_bfloat16_and_said_to_be(files: Path) -> None:
+    assert codes(files / "paddle" / "bfloat16.pdparams") == ["uint16-is-bfloat16"]
+
+
+def test_pieces_that_make_no_tensor(tmp_path: Path) -> None:
+    for shape, names in (((3, 3), ["w@@.0"]), ((2,), ["w@@.1"]), ((2,), 7), ("ab", ["w@@.0"])):
+        held = {"w@@.0": np.ones(2), "UnpackBigParamInfor@@": {"w": {"OriginShape": shape, "slices": names}}}
+        path = tmp_path / "pieces.pdparams"
+        path.write_bytes(pickle.dumps(held, 2))
+        with pytest.raises(DamagedCheckpoint) as caught:
+            open_checkpoint(path)
+        assert caught.value.code == "piece-missing"
+
+
+class Eval:
+    """Pickled as a call of eval."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return eval, self.arguments
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("__import__('os')", {"data": np.ones(2)}),
+        ("data", {"data": 1}),
+        ("data", {"data": np.ones(2), "__builtins__": {}}),
+        ("data", {}, {"data": np.ones(2)}),
+    ],
+)
+def test_any_other_eval_is_unsafe(tmp_path: Path, arguments: tuple[object, ...]) -> None:
+    path = tmp_path / "evil.pdparams"
+    held = {"w": np.ones(3), "x": Eval(*arguments), NAMES: {"w": "w"}}
+    path.write_bytes(pickle.dumps(held, 4))
+    assert opened(path).format == "paddle"
+    assert verify(path).safety is Safety.UNSAFE
+
+
+def test_the_eval_of_paddle_is_safe(files: Path) -> None:
+    assert verify(files / "paddle" / "evaluated.pd").safety is Safety.SAFE
+
+
+def test_pickles_behind_the_first_are_judged(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "two.pdparams"
+    path.write_bytes((files / "paddle" / "protocol4.pdparams").read_bytes() + pickle.dumps(Eval("1"), 4))
+    assert "more-pickles" in codes(path)
+    assert verify(path).safety is Safety.UNSAFE
+
+
+# In Paddle itself -----------------------------------------------------------------------------------
+
+
+@pytest.mark.framework
+def test_paddle_takes_a_cut_file_for_whole_and_we_do_not(files: Path, tmp_path: Path) -> None:
+    """Why sizes are checked to the byte."""
+    path = tmp_path / "cut.lodtensor"
+    path.write_bytes((files / "paddle" / "fp32.lodtensor").read_bytes()[:-4])
+    told = run_paddle(f"print(list(paddle.load({str(path)!r}).shape))")
+    assert told.endswith("[2, 3]\n")
+    assert not is_valid(outcome_of(path, "cut by 4 bytes"))
+
+
+def run_paddle(code: str) -> str:
+    """Return what a program prints that may use Paddle; it shares no process with other frameworks."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import paddle\n{code}"], capture_output=True, text=True, check=True
+    )
+    return done.stdout

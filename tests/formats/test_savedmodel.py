@@ -1,0 +1,460 @@
+"""SavedModels: what they say of themselves, what is missing, what they would run, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Role
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
+from ckpttool.formats import savedmodel_walk
+from ckpttool.formats.pbtext import encode
+from ckpttool.formats.savedmodel_graph import read_model
+from ckpttool.formats.savedmodel_types import type_name
+from ckpttool.formats.savedmodel_walk import message_in
+from ckpttool.ops.verify import Safety, verify
+from ckpttool.testing import read_truth
+from ckpttool.wire.farmhash import fingerprint64
+from ckpttool.wire.source import Buffer
+
+
+def _messages() -> ModuleType:
+    spec = spec_from_file_location("savedmodel_messages", Path(__file__).with_name("savedmodel_messages.py"))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+pb = _messages()
+
+
+@pytest.fixture
+def models(files: Path) -> Path:
+    return files / "savedmodel"
+
+
+@pytest.fixture
+def copy(models: Path, tmp_path: Path) -> Path:
+    """Return a copy of a module that may be damaged."""
+    return Path(shutil.copytree(models / "module", tmp_path / "module"))
+
+
+def codes(path: Path) -> set[str]:
+    return {finding.code for finding in verify(path, jobs=1).findings}
+
+
+# What it says ---------------------------------------------------------------------------------------
+
+
+def test_signatures_are_the_frameworks(models: Path) -> None:
+    with open_checkpoint(models / "module") as checkpoint:
+        (graph,) = checkpoint.metadata["meta_graphs"]
+        assert graph["signatures"] == read_truth(models / "module")["values"]["meta_graphs"][0]["signatures"]
+        assert graph["signatures"]["serving_default"]["inputs"]["x"]["shape"] == [None, 4]
+        assert (checkpoint.producer.framework, checkpoint.producer.version) == (
+            "tensorflow",
+            graph["tensorflow_version"],
+        )
+
+
+def test_every_file_belongs_to_it(models: Path) -> None:
+    path = models / "asset"
+    with open_checkpoint(path) as checkpoint:
+        found = {Path(entry.path).relative_to(path).as_posix() for entry in checkpoint.files}
+    assert found == {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+    assert "assets/vocabulary.txt" in found
+
+
+def test_variables_have_the_names_people_know(models: Path) -> None:
+    with open_checkpoint(models / "keras_export") as checkpoint:
+        weights = {tensor.name for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS}
+        assert weights == {"net.hidden.kernel", "net.hidden.bias", "net.out.kernel", "net.out.bias"}
+        assert checkpoint["net.out.bias"].key == "variables/3/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_step_comes_from_the_variable(models: Path) -> None:
+    with open_checkpoint(models / "module") as checkpoint:
+        assert (checkpoint.training.step, checkpoint.parameters) == (7, 15)
+
+
+def test_unknown_type_is_spelled_by_its_number() -> None:
+    assert [type_name(number) for number in (1, 101, 99, 1 << 60)] == [
+        "float32",
+        "float32_ref",
+        "DT_99",
+        f"DT_{1 << 60}",
+    ]
+
+
+def test_constants_are_told_and_not_listed(tmp_path: Path) -> None:
+    constant = pb.node("w", "Const") + pb.part(5, pb.part(1, "value") + pb.part(2, bytes(8000)))
+    path = pb.written(tmp_path / "frozen", pb.model(pb.meta_graph(pb.graph(constant))))
+    with open_checkpoint(path) as checkpoint:
+        assert not checkpoint.tensors and checkpoint.complete
+        assert {finding.code for finding in checkpoint.findings} == {"constants-not-listed"}
+
+
+def test_several_graphs_are_noted(tmp_path: Path) -> None:
+    path = pb.written(tmp_path / "two", pb.model(pb.meta_graph(), pb.meta_graph()))
+    assert codes(path) == {"meta-graphs"}
+    assert verify(path).is_valid
+
+
+def test_versions_side_by_side_are_units_of_their_own(models: Path, tmp_path: Path) -> None:
+    from ckpttool.formats.discovery import discover
+
+    for version in ("1", "2"):
+        shutil.copytree(models / "plain", tmp_path / "served" / version)
+    found = [Path(unit.path).name for unit in discover(tmp_path / "served")]
+    assert found == ["1", "2"]
+
+
+# What is missing ------------------------------------------------------------------------------------
+
+
+def test_without_its_variables(copy: Path) -> None:
+    shutil.rmtree(copy / "variables")
+    with open_checkpoint(copy) as checkpoint:
+        assert not checkpoint.complete
+    assert "variables-missing" in codes(copy)
+    assert not verify(copy).is_valid
+
+
+@pytest.mark.parametrize("name", ["variables.index", "variables.data-00000-of-00001"])
+def test_with_half_of_its_variables(copy: Path, name: str) -> None:
+    (copy / "variables" / name).unlink()
+    with open_checkpoint(copy) as checkpoint:
+        assert not checkpoint.complete
+    assert not verify(copy).is_valid
+
+
+def test_with_the_variables_of_another_model(copy: Path, models: Path) -> None:
+    shutil.rmtree(copy / "variables")
+    shutil.copytree(models / "keras_export" / "variables", copy / "variables")
+    assert codes(copy) >= {"variable-missing", "variable-foreign", "fingerprint-mismatch"}
+
+
+def test_with_something_else_for_variables(copy: Path, files: Path) -> None:
+    shutil.copyfile(
+        files / "pytorch" / "sd.pth"
+        if (files / "pytorch" / "sd.pth").exists()
+        else next((files / "pytorch").glob("*.pth")),
+        copy / "variables" / "variables.index",
+    )
+    assert "variables-damaged" in codes(copy)
+
+
+def test_without_an_asset(models: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(models / "asset", tmp_path / "asset"))
+    (path / "assets" / "vocabulary.txt").unlink()
+    with open_checkpoint(path) as checkpoint:
+        assert not checkpoint.complete
+    assert "asset-missing" in codes(path)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a\\b", "", "nul\0"])
+def test_assets_that_lie_elsewhere_are_never_looked_at(tmp_path: Path, name: str) -> None:
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", pb.asset(name))))
+    assert codes(path) == {"asset-path"}
+
+
+def test_links_out_of_it_are_not_followed(copy: Path, models: Path, tmp_path: Path) -> None:
+    index = copy / "variables" / "variables.index"
+    index.unlink()
+    index.symlink_to(models / "module" / "variables" / "variables.index")
+    (copy / "fingerprint.pb").unlink()
+    (copy / "fingerprint.pb").symlink_to(models / "module" / "fingerprint.pb")
+    assert codes(copy) >= {"variables-damaged", "fingerprint-damaged"}
+
+
+def test_chunked_model_is_only_reported(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported):
+        open_checkpoint(pb.written(tmp_path / "big", b"", "saved_model.cpb"))
+
+
+# Safety ---------------------------------------------------------------------------------------------
+
+
+def test_function_that_reads_a_file_is_unsafe(models: Path) -> None:
+    found = verify(models / "unsafe")
+    assert found.is_valid and found.safety is Safety.UNSAFE
+    (finding,) = [finding for finding in found.findings if finding.code == "unsafe-op"]
+    assert "ReadFile" in finding.message and "__inference_serve" in (finding.where or "")
+
+
+@pytest.mark.parametrize(
+    ("op", "code", "safety"),
+    [
+        ("PyFunc", "unsafe-op", Safety.UNSAFE),
+        ("WriteFile", "unsafe-op", Safety.UNSAFE),
+        ("TFRecordDatasetV2", "unsafe-op", Safety.UNSAFE),
+        ("InitializeTableFromTextFileV2", "unsafe-op", Safety.UNSAFE),
+        ("PrintV2", "unsafe-op", Safety.UNKNOWN),
+        ("SaveV2", "unsafe-op", Safety.UNKNOWN),
+        ("NobodyKnowsThis", "custom-ops", Safety.UNKNOWN),
+        ("\x1b[31mEvil", "custom-ops", Safety.UNKNOWN),
+    ],
+)
+@pytest.mark.parametrize("place", ["graph", "library", "library, its name last"])
+def test_ops_are_judged_wherever_they_stand(
+    tmp_path: Path, op: str, code: str, safety: Safety, place: str
+) -> None:
+    node = pb.node("evil", op)
+    named = pb.part(1, pb.part(1, "f"))
+    functions = {
+        "graph": b"",
+        "library": named + pb.part(3, node),
+        "library, its name last": pb.part(3, node) + named,
+    }
+    body = pb.graph(node) if place == "graph" else pb.graph(functions=(functions[place],))
+    found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body))))
+    assert found.safety is safety
+    assert code in {finding.code for finding in found.findings}
+
+
+def test_calls_of_own_functions_and_savers_are_safe(tmp_path: Path) -> None:
+    body = pb.graph(
+        pb.node("call", "my_function"),
+        pb.node("save/SaveV2", "SaveV2"),
+        functions=(
+            pb.function("my_function", pb.node("a", "Identity")),
+            pb.function(
+                "__inference__traced_save_12", pb.node("s", "SaveV2"), pb.node("m", "MergeV2Checkpoints")
+            ),
+        ),
+    )
+    assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.SAFE
+
+
+def test_unsafe_op_in_the_second_graph(tmp_path: Path) -> None:
+    graphs = pb.meta_graph(), pb.meta_graph(pb.graph(pb.node("evil", "ReadFile")))
+    assert verify(pb.written(tmp_path / "m", pb.model(*graphs))).safety is Safety.UNSAFE
+
+
+LAYER = {"class_name": "Sequential", "config": {"layers": [{"class_name": "Lambda", "config": {}}]}}
+
+
+@pytest.mark.parametrize(
+    "layer", [LAYER, {"model_config": json.dumps(LAYER)}, {"class_name": "keras.layers>Lambda"}]
+)
+def test_lambda_layers_are_unsafe(tmp_path: Path, layer: object) -> None:
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
+    node = pb.number(2, 0) + pb.part(3, "root") + pb.part(5, json.dumps(layer))
+    (path / "keras_metadata.pb").write_bytes(pb.part(1, node))
+    found = verify(path)
+    assert found.safety is Safety.UNSAFE
+    assert "keras-lambda" in {finding.code for finding in found.findings}
+
+
+def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path) -> None:
+    layer = pb.part(1, "_tf_keras_sequential") + pb.part(3, json.dumps(LAYER))
+    objects = pb.part(7, pb.part(1, pb.part(4, layer)))
+    found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", objects))))
+    assert found.safety is Safety.UNSAFE
+    assert "keras-lambda" in {finding.code for finding in found.findings}
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 9, pb.part(1, pb.part(5, "{no json"))])
+def test_keras_metadata_that_cant_be_read_is_not_clean(tmp_path: Path, content: bytes) -> None:
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph()))
+    (path / "keras_metadata.pb").write_bytes(content)
+    assert verify(path).safety is Safety.UNKNOWN
+
+
+# Hostile --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x08\x01",
+        b"\x08\x01\x12",
+        b"\x08\x01\x12\x7f",
+        b"\x08\x01\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x0b" * 100,
+        b"\x00\x00",
+        b"\xff" * 100,
+        b"hello",
+    ],
+)
+def test_what_is_no_message_is_damaged(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DamagedCheckpoint):
+        open_checkpoint(pb.written(tmp_path / "m", content))
+
+
+def nested(depth: int) -> bytes:
+    content = b""
+    for _ in range(depth):
+        content = pb.part(2, content)
+    return content
+
+
+@pytest.mark.parametrize("depth", [10, 1000])
+def test_deep_nesting_ends(tmp_path: Path, depth: int) -> None:
+    started = time.monotonic()
+    outcome(pb.written(tmp_path / "m", pb.model(nested(depth))))
+    assert time.monotonic() - started < 5
+
+
+def outcome(path: Path) -> object:
+    try:
+        return verify(path, jobs=1)
+    except CheckpointError as error:
+        return error
+
+
+def test_too_many_fields_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(savedmodel_walk, "MAX_FIELDS", 1000)
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"\x0a\x00" * 2000))))
+
+
+def test_too_many_kinds_of_ops_are_refused(tmp_path: Path) -> None:
+    nodes = (pb.node("", f"op{at}") for at in range(20_100))
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(pb.written(tmp_path / "m", pb.model(pb.meta_graph(pb.graph(*nodes)))))
+
+
+def test_long_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LimitExceeded):
+        open_checkpoint(pb.written(tmp_path / "m", pb.model(pb.part(1, pb.part(4, "x" * 70_000)))))
+
+
+def test_objects_that_refer_to_nothing(copy: Path, models: Path) -> None:
+    child = pb.part(1, pb.number(1, 1 << 40) + pb.part(2, "kernel"))
+    (copy / "saved_model.pb").write_bytes(pb.model(pb.meta_graph(b"", pb.part(7, pb.part(1, child)))))
+    assert codes(copy) >= {"object-graph", "variable-foreign"}
+
+
+def test_objects_in_a_circle_end(copy: Path) -> None:
+    circle = pb.part(1, pb.number(1, 0) + pb.part(2, "self"))
+    (copy / "saved_model.pb").write_bytes(pb.model(pb.meta_graph(b"", pb.part(7, pb.part(1, circle)))))
+    assert "variable-foreign" in codes(copy)
+
+
+def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
+    path, size = tmp_path / "big", 1 << 30
+    head, length = b"", size
+    for before, number in (
+        (pb.part(1, "value"), 2),
+        (pb.node("w", "Const"), 5),
+        (b"", 1),
+        (b"", 2),
+        (b"", 2),
+    ):
+        head = before + pb.varint(number << 3 | 2) + pb.varint(length) + head
+        length = len(head) + size
+    pb.written(path, pb.number(1, 1) + head)
+    with open(path / "saved_model.pb", "r+b") as file:
+        file.truncate(file.seek(0, 2) + size)
+    started = time.monotonic()
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.metadata["constant_bytes"] == size
+    assert time.monotonic() - started < 2
+
+
+# The text form --------------------------------------------------------------------------------------
+
+SCHEMA = {"M": {"n": (1, "integer"), "s": (2, "string"), "m": (3, "M"), "t": (4, "type")}}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("n: 5", pb.number(1, 5)),
+        ("n: -1", pb.number(1, (1 << 64) - 1)),
+        ("n: [1, 2] # comment", pb.number(1, 1) + pb.number(1, 2)),
+        ("n: 0x1F, n: 010;", pb.number(1, 31) + pb.number(1, 8)),
+        ("n: true", pb.number(1, 1)),
+        (r"""s: "a\n" 'b\x41\101\"' """, pb.part(2, 'a\nbAA"')),
+        ("s: '\\u00e9'", pb.part(2, "é")),
+        ("m { n: 1 }", pb.part(3, pb.number(1, 1))),
+        ("m: < n: 1 >", pb.part(3, pb.number(1, 1))),
+        ("m: [{ n: 1 }, { m {} }]", pb.part(3, pb.number(1, 1)) + pb.part(3, pb.part(3, b""))),
+        ("t: DT_X", pb.number(4, 7)),
+        ("unknown: 1.5e-3 other { n: 1 [a.b/c]: { x: inf } } n: 2", pb.number(1, 2)),
+        ("", b""),
+    ],
+)
+def test_text_becomes_binary(text: str, expected: bytes) -> None:
+    assert encode("m", text.encode(), SCHEMA, "M", {"DT_X": 7}) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "}",
+        "m {",
+        "n:",
+        "n: x",
+        "n: 99999999999999999999999",
+        ": 1",
+        "n: [",
+        "s: 'a",
+        "[a",
+        "\0",
+        "m: 5",
+        "s: 5",
+        'n: "a"',
+        "m { n: 1 >",
+    ],
+)
+def test_text_that_is_none_is_damaged(text: str) -> None:
+    with pytest.raises(DamagedCheckpoint):
+        encode("m", text.encode(), SCHEMA, "M", {})
+
+
+def test_deep_text_is_refused() -> None:
+    with pytest.raises(LimitExceeded):
+        encode("m", b"m {" * 100_000, SCHEMA, "M", {})
+    with pytest.raises(LimitExceeded):
+        encode("m", b"m: [{" * 100_000, SCHEMA, "M", {})
+
+
+# Against TensorFlow ---------------------------------------------------------------------------------
+
+
+def test_fingerprint_is_tensorflows(models: Path) -> None:
+    truths = {path: read_truth(path)["values"]["fingerprint"] for path in models.iterdir() if path.is_dir()}
+    stated = {path: told["checkpoint_hash"] for path, told in truths.items() if told}
+    assert len(stated) > 2
+    for path, told in stated.items():
+        index = (path / "variables" / "variables.index").read_bytes()
+        assert f"{fingerprint64(index):016x}" == told
+
+
+HASHES = """
+import json, random, sys
+import tensorflow as tf
+chance = random.Random(1)
+data = [chance.randbytes(size) for size in [*range(0, 140), 1000, 4096]]
+hashes = tf.raw_ops.Fingerprint(data=tf.constant(data), method="farmhash64").numpy()
+told = {one.hex(): int.from_bytes(bytes(row), "little") for one, row in zip(data, hashes)}
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.framework
+def test_fingerprints_of_any_length_are_tensorflows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HASHES], capture_output=True, text=True, check=True
+    )
+    for data, expected in json.loads(done.stdout.splitlines()[-1]).items():
+        assert fingerprint64(bytes.fromhex(data)) == expected, len(data) // 2
+
+
+def test_model_in_memory_reads_like_a_file() -> None:
+    model = read_model(message_in(Buffer("m", pb.model(pb.meta_graph(pb.graph(pb.node("a", "Identity")))))))
+    assert (model.schema, dict(model.graphs[0].ops)) == (1, {"Identity": 1})

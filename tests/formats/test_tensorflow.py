@@ -1,0 +1,417 @@
+"""TensorFlow checkpoints: by any of their names, whole, in parts, and damaged."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Role
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
+from ckpttool.formats.discovery import discover, unit_at
+from ckpttool.formats.tf_bundle import slice_key
+from ckpttool.ops.verify import verify
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+DATA = "data-00000-of-00001"
+FLIPS = 1000
+
+
+@pytest.fixture(scope="module")
+def raw() -> ModuleType:
+    """Return what writes bundles byte by byte."""
+    spec = importlib.util.spec_from_file_location("table_raw", FIXTURES / "table_raw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def keras(files: Path, tmp_path: Path) -> Path:
+    """Return a directory with one checkpoint, ckpt-1."""
+    return Path(shutil.copytree(files / "tensorflow" / "keras3", tmp_path / "run"))
+
+
+Bundle = Callable[..., Path]
+
+
+@pytest.fixture
+def bundle(raw: ModuleType, tmp_path: Path) -> Bundle:
+    """Return what writes a bundle of entries, with a header and shards, and returns its prefix."""
+
+    def make(entries: dict[bytes, bytes], *shards: bytes, **header: int) -> Path:
+        prefix = tmp_path / "hand"
+        told = raw.header(**({"shards": len(shards)} | header))
+        (tmp_path / "hand.index").write_bytes(raw.table({b"": told} | entries))
+        for number, data in enumerate(shards):
+            (tmp_path / f"hand.data-{number:05d}-of-{len(shards):05d}").write_bytes(data)
+        return prefix
+
+    return make
+
+
+def codes(path: Path) -> set[str]:
+    return {finding.code for finding in verify(path).findings}
+
+
+# By which names -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "ckpt-1", "ckpt-1.index", f"ckpt-1.{DATA}"])
+def test_every_name_leads_to_the_prefix(keras: Path, name: str) -> None:
+    with open_checkpoint(keras / name) as checkpoint:
+        assert checkpoint.path == str(keras / "ckpt-1")
+        assert len(checkpoint) == 17
+        assert sorted(os.path.basename(entry.path) for entry in checkpoint.files) == [
+            f"ckpt-1.{DATA}",
+            "ckpt-1.index",
+        ]
+    unit = unit_at(str(keras / name))
+    if name:
+        assert unit is not None
+        assert set(unit.members) == {"ckpt-1.index", f"ckpt-1.{DATA}"}
+    else:
+        assert unit is None  # a run's directory is no checkpoint, even if it holds just one
+        assert [Path(one.path).name for one in discover(keras)] == ["ckpt-1"]
+
+
+def test_a_directory_of_several_is_not_one(files: Path) -> None:
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(files / "tensorflow" / "manager")
+    units = list(discover(files / "tensorflow" / "manager"))
+    assert [Path(unit.path).name for unit in units] == [f"ckpt-{step}" for step in range(1, 11)]
+
+
+def test_human_names_and_keys(keras: Path) -> None:
+    with open_checkpoint(keras) as checkpoint:
+        kernel = checkpoint["model._functional._operations.1._kernel"]
+        assert kernel.key == "optimizer/_trainable_variables/0/.ATTRIBUTES/VARIABLE_VALUE"
+        assert kernel.role is Role.WEIGHTS
+        assert checkpoint["optimizer._momentums.0"].role is Role.OPTIMIZER
+        assert checkpoint["save_counter"].role is Role.TRAINING
+        assert not any("OBJECT_GRAPH" in name for name in checkpoint)
+
+
+def test_slots_of_a_legacy_optimizer(files: Path) -> None:
+    with open_checkpoint(files / "tensorflow" / "keras2") as checkpoint:
+        slot = checkpoint["optimizer.m.layer-0.kernel"]
+        assert slot.role is Role.OPTIMIZER
+        assert slot.key is not None
+        assert slot.key.startswith("layer_with_weights-0/kernel/.OPTIMIZER_SLOT/optimizer/m")
+
+
+def test_graphs_beside_it_go_with_it(files: Path) -> None:
+    for name in ("v1", "saver"):
+        (unit,) = discover(files / "tensorflow" / name)
+        assert Path(unit.path).name == "model.ckpt-12"
+        assert "model.ckpt-12.meta" in unit.members
+
+
+def test_slice_keys() -> None:
+    """The keys that TensorFlow makes, from its tests of ordered codes."""
+    assert slice_key(b"a", ((0, None),)) == b"\0a\0\1\1\1\x80\x7f"
+    assert slice_key(b"\0\xff", ((64, 2),)) == b"\0\0\xff\xff\0\0\1\1\1\xc0\x40\x82"
+
+
+# Parts that are missing -----------------------------------------------------------------------------
+
+
+def test_an_index_without_data(keras: Path) -> None:
+    (keras / f"ckpt-1.{DATA}").unlink()
+    with open_checkpoint(keras / "ckpt-1") as checkpoint:
+        assert not checkpoint.complete
+        (finding,) = checkpoint.findings
+        assert (finding.code, finding.where) == ("shard-missing", f"ckpt-1.{DATA}")
+        assert all(tensor.values is None for tensor in checkpoint.tensors)
+
+
+def test_data_without_an_index(keras: Path) -> None:
+    (keras / "ckpt-1.index").unlink()
+    (unit,) = discover(keras)
+    assert Path(unit.path).name == "ckpt-1"
+    assert unit.format is not None
+    with unit.format.open_unit(unit) as checkpoint:
+        assert not checkpoint.complete
+        assert [finding.code for finding in checkpoint.findings] == ["index-missing"]
+    assert not verify(keras / f"ckpt-1.{DATA}").is_valid
+
+
+def test_a_missing_shard_is_named(files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "tensorflow" / "sharded", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model-8.data-00001-of-00002").unlink()
+    with open_checkpoint(tmp_path / "model-8") as checkpoint:
+        assert not checkpoint.complete
+        assert [finding.where for finding in checkpoint.findings] == ["model-8.data-00001-of-00002"]
+        assert checkpoint["shard0/b"].array().tolist() == [[1.5, 1.5]] * 3
+        assert checkpoint["shard1/b"].values is None
+
+
+@pytest.mark.parametrize("name", ["ckpt-2_temp", "ckpt-2_temp_0123456789abcdef0123456789abcdef"])
+def test_a_save_that_was_never_finished(keras: Path, name: str, run) -> None:
+    stage = keras / name
+    stage.mkdir()
+    shutil.copy(keras / "ckpt-1.index", stage / "part-00000-of-00002.index")
+    shutil.copy(keras / f"ckpt-1.{DATA}", stage / f"part-00000-of-00002.{DATA}")
+    assert [Path(unit.path).name for unit in discover(keras)] == ["ckpt-1", name]
+    verification = verify(stage)
+    assert not verification.is_valid
+    assert {finding.code for finding in verification.findings} == {"save-unfinished"}
+    assert not verify(stage / "part-00000-of-00002").is_valid
+    assert verify(keras).is_valid
+    assert run("latest", keras).out == f"{keras}/ckpt-1\n"
+
+
+def test_files_that_were_never_renamed(keras: Path, run) -> None:
+    (keras / "ckpt-2.index.tempstate1234").write_bytes(b"")
+    (keras / f"ckpt-2.{DATA}.tempstate99").write_bytes(b"\0" * 9)
+    units = {Path(unit.path).name: unit for unit in discover(keras)}
+    assert set(units) == {"ckpt-1", "ckpt-2"}
+    assert not verify(units["ckpt-2"]).is_valid
+    assert run("latest", keras).out == f"{keras}/ckpt-1\n"
+
+
+def test_shards_of_another_save_beside_it(keras: Path) -> None:
+    shutil.copy(keras / f"ckpt-1.{DATA}", keras / "ckpt-1.data-00000-of-00002")
+    verification = verify(keras / "ckpt-1")
+    assert verification.is_valid
+    assert {finding.code for finding in verification.findings} == {"shard-extra"}
+
+
+def test_a_pointer_of_git_lfs(keras: Path) -> None:
+    (keras / "ckpt-1.index").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 9\n")
+    with pytest.raises(NotDownloaded):
+        open_checkpoint(keras / "ckpt-1")
+
+
+# Flipped bytes --------------------------------------------------------------------------------------
+
+
+def test_every_flipped_byte_of_data_names_its_tensor(files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "tensorflow" / "dtypes", tmp_path, dirs_exist_ok=True)
+    path, prefix = tmp_path / f"all.{DATA}", tmp_path / "all"
+    with open_checkpoint(prefix) as checkpoint:
+        places = {tensor.name: tensor.extent for tensor in checkpoint.tensors if tensor.extent is not None}
+    whole, chance, found = path.read_bytes(), random.Random(7), 0
+    for _ in range(FLIPS):
+        at = chance.randrange(len(whole))
+        broken = bytearray(whole)
+        broken[at] ^= chance.randrange(1, 256)
+        path.write_bytes(broken)
+        verification = verify(prefix, jobs=1)
+        owner = next(name for name, place in places.items() if place.offset <= at < place.end)
+        told = {f.where for f in verification.findings if f.code == "checksum-mismatch"}
+        found += not verification.is_valid and told == {owner}
+    assert found == FLIPS
+
+
+def test_every_flipped_byte_of_an_index_is_found(keras: Path) -> None:
+    path, prefix = keras / "ckpt-1.index", keras / "ckpt-1"
+    whole, chance, found = path.read_bytes(), random.Random(8), 0
+    for _ in range(FLIPS):
+        broken = bytearray(whole)
+        broken[chance.randrange(len(whole))] ^= chance.randrange(1, 256)
+        path.write_bytes(broken)
+        found += not verify(prefix, jobs=1).is_valid
+    assert found == FLIPS
+
+
+def test_a_damaged_graph_leaves_the_tensors_with_their_keys(keras: Path) -> None:
+    path = keras / f"ckpt-1.{DATA}"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"save_counter")] ^= 1
+    path.write_bytes(data)
+    verification = verify(keras)
+    (finding,) = verification.findings
+    assert (finding.code, finding.where) == ("checksum-mismatch", "_CHECKPOINTABLE_OBJECT_GRAPH")
+    with open_checkpoint(keras) as checkpoint:
+        assert "save_counter/.ATTRIBUTES/VARIABLE_VALUE" in checkpoint
+
+
+def test_every_flipped_byte_of_the_first_version_is_found(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt-12"
+    whole = (files / "tensorflow" / "v1" / "model.ckpt-12").read_bytes()
+    chance = random.Random(9)
+    for _ in range(200):
+        broken = bytearray(whole)
+        broken[chance.randrange(len(whole))] ^= chance.randrange(1, 256)
+        path.write_bytes(broken)
+        try:
+            assert not verify(path, jobs=1).is_valid
+        except NotACheckpoint:
+            continue
+
+
+# What TensorFlow lets pass --------------------------------------------------------------------------
+
+
+def test_truncated_data(keras: Path) -> None:
+    path = keras / f"ckpt-1.{DATA}"
+    path.write_bytes(path.read_bytes()[:100])
+    verification = verify(keras)
+    assert not verification.is_valid
+    assert "truncated" in {finding.code for finding in verification.findings}
+
+
+def test_extra_bytes_are_a_warning(keras: Path) -> None:
+    with (keras / f"ckpt-1.{DATA}").open("ab") as file:
+        file.write(b"more")
+    assert verify(keras).is_valid
+    assert codes(keras) == {"trailing-bytes"}
+    assert not verify(keras, strict=True).is_valid
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:100],
+        lambda data: b"garbage" + data,
+        lambda data: b"",
+        lambda data: data[:300] + bytes([data[300] ^ 4]) + data[301:],
+    ],
+)
+def test_a_damaged_index(keras: Path, damage: Callable[[bytes], bytes]) -> None:
+    path = keras / "ckpt-1.index"
+    path.write_bytes(damage(path.read_bytes()))
+    for name in ("", "ckpt-1", "ckpt-1.index"):
+        verification = verify(keras / name)
+        assert not verification.is_valid
+        assert verification.format == "tensorflow"
+
+
+def test_a_later_producer_is_a_warning(bundle: Bundle, raw: ModuleType) -> None:
+    prefix = bundle({b"a": raw.tensor(4, (3,), b"abc")}, b"abc", producer=2)
+    assert verify(prefix).is_valid
+    assert codes(prefix) == {"bundle-version"}
+    prefix = bundle({b"a": raw.tensor(4, (3,), b"abc")}, b"abc", producer=2, minimum=2)
+    assert not verify(prefix).is_valid
+
+
+def test_more_shards_than_files(bundle: Bundle, raw: ModuleType) -> None:
+    prefix = bundle({b"a": raw.tensor(4, (3,), b"abc")}, b"abc", shards=7)
+    verification = verify(prefix)
+    assert not verification.is_valid
+    missing = {finding.where for finding in verification.findings if finding.code == "shard-missing"}
+    assert {f"hand.data-{number:05d}-of-00007" for number in range(1, 7)} <= missing
+
+
+def test_hostile_entries(bundle: Bundle, raw: ModuleType) -> None:
+    good = raw.tensor(4, (3,), b"abc")
+    refused = {
+        "type": raw.tensor(99, (3,), b"abc"),
+        "size": raw.tensor(1, (3,), b"abc"),
+        "shape": raw.tensor(4, (1 << 62, 1 << 62), b"abc"),
+        "negative": raw.tensor(4, (-3,), b"abc"),
+        "offset": raw.tensor(4, (3,), b"abc", offset=-1),
+        "shard": raw.tensor(4, (3,), b"abc", shard=1),
+        "slices": raw.field(1, 4) + raw.field(2, raw.field(2, raw.field(1, 3))) + raw.field(7, b""),
+        "message": b"\xff",
+        "unknown rank": raw.field(1, 4) + raw.field(2, raw.field(3, 1)),
+    }
+    for name, entry in refused.items():
+        prefix = bundle({b"a": good, b"b": entry}, b"abcabc")
+        with pytest.raises(DamagedCheckpoint):
+            open_checkpoint(prefix).close()
+        assert not verify(prefix).is_valid, name
+
+
+def test_places_outside_a_shard(bundle: Bundle, raw: ModuleType) -> None:
+    prefix = bundle({b"a": raw.tensor(4, (3,), b"abc", offset=1 << 60)}, b"abc")
+    assert "truncated" in codes(prefix)
+
+
+def test_tensors_that_overlap(bundle: Bundle, raw: ModuleType) -> None:
+    entries = {b"a": raw.tensor(4, (3,), b"abc"), b"b": raw.tensor(4, (2,), b"cd", offset=2)}
+    assert codes(bundle(entries, b"abcd")) == {"extents-overlap"}
+
+
+def test_bytes_between_tensors(bundle: Bundle, raw: ModuleType) -> None:
+    """A writer that aligns its data leaves them."""
+    entries = {b"a": raw.tensor(4, (3,), b"abc"), b"b": raw.tensor(4, (2,), b"de", offset=8)}
+    prefix = bundle(entries, b"abc\0\0\0\0\0de")
+    assert verify(prefix).is_valid
+    assert codes(prefix) == {"bytes-unused"}
+
+
+@pytest.mark.parametrize(
+    ("payload", "shape"),
+    [(b"\x05\x01\0\0\0\0abcdef", (2,)), (b"\x80" * 12, (1,)), (b"\x01\x01", (3,)), (b"", (1 << 40,))],
+)
+def test_strings_that_do_not_fit(
+    bundle: Bundle, raw: ModuleType, payload: bytes, shape: tuple[int, ...]
+) -> None:
+    prefix = bundle({b"s": raw.tensor(7, shape, payload)}, payload)
+    verification = verify(prefix)
+    assert not verification.is_valid
+    assert {finding.where for finding in verification.findings} == {"s"}
+
+
+@pytest.mark.parametrize("graph", [b"\x0a\x04\x0a\x02\x08\x09", b"\xff\xff", b"\x0a\x04\x0a\x02\x08\x00"])
+def test_hostile_graphs(bundle: Bundle, raw: ModuleType, graph: bytes) -> None:
+    """A child that isn't there, no message at all, an object that is its own child."""
+    import struct
+
+    size = struct.pack("<I", len(graph))
+    stored = struct.pack("<I", raw.masked(size))
+    entry = raw.tensor(7, (), size + stored + graph)
+    payload = raw.varint(len(graph)) + stored + graph
+    entry = entry.replace(raw.field(5, len(size + stored + graph)), raw.field(5, len(payload)))
+    prefix = bundle({b"_CHECKPOINTABLE_OBJECT_GRAPH": entry}, payload)
+    try:
+        verification = verify(prefix)
+    except CheckpointError:
+        return
+    assert verification.is_valid == (graph[-1] == 0)
+
+
+# The framework --------------------------------------------------------------------------------------
+
+_CONTINUES = """
+import json, sys
+import tensorflow as tf
+place = sys.argv[1]
+weight, step = tf.Variable(tf.zeros([3, 2])), tf.Variable(0, dtype=tf.int64)
+saved = tf.train.Checkpoint(weight=weight, step=step)
+latest = tf.train.latest_checkpoint(place)
+saved.restore(latest).assert_consumed()
+manager = tf.train.CheckpointManager(saved, place, max_to_keep=3)
+known = list(manager.checkpoints)
+step.assign_add(1)
+new = manager.save()
+print(json.dumps([latest, known, new, list(manager.checkpoints), tf.train.latest_checkpoint(place)]))
+"""
+
+
+@pytest.mark.framework
+def test_the_manager_continues_where_prune_has_been(files: Path, tmp_path: Path, run) -> None:
+    place = Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
+    assert run("prune", place, "--keep", "3").status == 0
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", _CONTINUES, str(place)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+        timeout=120,
+    )
+    latest, known, new, after, newest = json.loads(done.stdout.splitlines()[-1])
+    at = [str(place / f"ckpt-{step}") for step in range(12)]
+    assert latest == at[10]
+    assert known == at[8:11]
+    assert new == newest == at[11]
+    assert after == at[9:12]
+    assert {path.stem for path in place.glob("*.index")} == {"ckpt-9", "ckpt-10", "ckpt-11"}
+    assert run("latest", place).out == f"{place}/ckpt-11\n"
+    assert verify(place / "ckpt-11").is_valid

@@ -1,0 +1,283 @@
+"""Distributed checkpoints: the real ones, and each way in which their parts can disagree."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.discovery import discover
+from ckpttool.ops.verify import Safety, verify
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
+Change = Callable[[Any], None]
+
+
+class Node:
+    """What a pickle builds of any class: made again as it was."""
+
+    def __new__(cls, *args: object) -> Node:
+        self = object.__new__(cls)
+        self.args, self.state, self.called = args, None, False
+        return self
+
+    def __init__(self, *args: object) -> None:
+        self.called = True
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.called:
+            return (type(self), self.args, self.state)
+        return (copyreg.__newobj__, (type(self), *self.args), self.state)
+
+
+class Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return type(name, (Node,), {"__module__": module})
+
+
+class Pickler(pickle._Pickler):  # type: ignore[name-defined]
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        self.save(obj.__module__)
+        self.save(obj.__qualname__)
+        self.write(pickle.STACK_GLOBAL)
+        self.memoize(obj)
+
+
+def copied(name: str, into: Path) -> Path:
+    target = into / name
+    shutil.copytree(FILES / name, target)
+    return target
+
+
+def rewritten(into: Path, change: Change, name: str = "two-ranks") -> Path:
+    """Return a copy of a fixture whose metadata is changed."""
+    target = copied(name, into)
+    path = target / ".metadata"
+    root = Unpickler(io.BytesIO(path.read_bytes())).load()
+    change(root.state)
+    with open(path, "wb") as file:
+        Pickler(file, 4).dump(root)
+    return target
+
+
+def place_of(state: Any, fqn: str, at: int = 0) -> dict[str, Any]:
+    """Return the fields of the storage info of a chunk."""
+    found = [info.state for index, info in state["storage_data"].items() if index.state["fqn"] == fqn]
+    return found[at]
+
+
+def codes(opened: Checkpoint) -> set[str]:
+    return {finding.code for finding in opened.findings}
+
+
+def test_nothing_changed_is_nothing_found(tmp_path: Path) -> None:
+    with open_checkpoint(rewritten(tmp_path, lambda state: None)) as opened:
+        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
+
+
+def test_names_come_from_the_paths_and_lists_stay_lists() -> None:
+    with open_checkpoint(FILES / "two-ranks") as opened:
+        assert ("model", "layer.with.dots") in {tensor.path for tensor in opened.tensors}
+        assert ("optimizer", "state", 0, "exp_avg") in {tensor.path for tensor in opened.tensors}
+        assert opened.metadata["optimizer"] == {"param_groups": [{"lr": 0.125, "params": [0]}]}
+        assert opened.training.origin["epoch"] == "key epoch"
+
+
+def test_only_what_lies_in_one_piece_has_an_extent() -> None:
+    with open_checkpoint(FILES / "two-ranks") as opened:
+        assert opened["model.weight"].extent is None
+        assert opened["model.bias"].extent is not None
+
+
+def test_every_record_is_covered_and_says_where_it_is() -> None:
+    with open_checkpoint(FILES / "two-ranks") as opened:
+        spans = list(opened.spans())
+    assert all(span.crc32 is not None for span in spans)
+    assert "model.weight: __0_0.distcp: archive/data/0" in {span.where for span in spans}
+
+
+def test_the_directory_is_one_checkpoint(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    assert [unit.path for unit in discover(tmp_path)] == [str(target)]
+
+
+def test_a_missing_file_leaves_the_others_readable(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    (target / "__0_0.distcp").unlink()
+    with open_checkpoint(target) as opened:
+        assert "part-missing" in codes(opened)
+        assert not opened.complete
+        assert opened["model.weight"].values is None
+        assert opened["model.bias"].array().shape == (3,)
+    verification = verify(target)
+    assert not verification.is_valid
+    assert verification.safety is Safety.UNKNOWN
+
+
+def test_a_short_file_is_truncated(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    os.truncate(target / "__1_0.distcp", 5000)
+    with open_checkpoint(target) as opened:
+        assert "part-truncated" in codes(opened)
+        assert not opened.complete
+
+
+def test_without_metadata_the_save_was_interrupted(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    (target / ".metadata").rename(target / ".metadata.tmp")
+    with open_checkpoint(target) as opened:
+        assert codes(opened) == {"part-missing", "part-temporary"}
+        assert (opened.complete, len(opened)) == (False, 0)
+        assert {one.code for one in opened.safety} == {"not-scanned"}
+
+
+@pytest.mark.parametrize("name", ["../two-ranks/__0_0.distcp", "/etc/passwd", "a/b.distcp", "..", "a\\b", ""])
+def test_no_file_is_followed_out_of_the_directory(tmp_path: Path, name: str) -> None:
+    def change(state: Any) -> None:
+        place_of(state, "model.bias")["relative_path"] = name
+
+    with open_checkpoint(rewritten(tmp_path, change)) as opened:
+        assert "part-path" in codes(opened)
+        assert not opened.complete
+
+
+def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    (target / "__0_0.distcp").rename(tmp_path / "elsewhere")
+    (target / "__0_0.distcp").symlink_to(tmp_path / "elsewhere")
+    with open_checkpoint(target) as opened:
+        assert "part-path" in codes(opened)
+
+
+def moved(**fields: object) -> Change:
+    return lambda state: place_of(state, "model.bias").update(fields)
+
+
+def same_place(state: Any) -> None:
+    place_of(state, "model.bias").update(place_of(state, "model.layer.with.dots"))
+
+
+def grown(state: Any) -> None:
+    state["state_dict_metadata"]["model.bias"].state["size"].args = ((9,),)
+
+
+def outside(state: Any) -> None:
+    state["state_dict_metadata"]["model.weight"].state["chunks"][1].state["offsets"].args = ((5, 0),)
+
+
+def doubled(state: Any) -> None:
+    state["state_dict_metadata"]["model.weight"].state["chunks"][1].state["offsets"].args = ((1, 0),)
+
+
+def unplaced(state: Any) -> None:
+    stored = state["storage_data"]
+    del stored[next(index for index in stored if index.state["fqn"] == "model.bias")]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (moved(offset=1 << 40), "part-truncated"),
+        (moved(length=1), "item-damaged"),
+        (moved(offset=1), "items-overlap"),
+        (same_place, "item-mismatch"),
+        (grown, "chunks-wrong"),
+        (outside, "chunks-wrong"),
+        (doubled, "chunks-wrong"),
+        (unplaced, "part-missing"),
+        (unplaced, "items-gap"),
+    ],
+)
+def test_contradictions(tmp_path: Path, change: Change, code: str) -> None:
+    target = rewritten(tmp_path, change)
+    with open_checkpoint(target) as opened:
+        assert code in codes(opened)
+    assert not verify(target).is_valid
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        moved(offset=-1),
+        moved(offset="0"),
+        moved(length=1 << 70),
+        moved(relative_path=3),
+        lambda state: state.pop("storage_data"),
+        lambda state: state.update(state_dict_metadata=[1]),
+        lambda state: state["state_dict_metadata"].update(x=3),
+    ],
+)
+def test_metadata_that_makes_no_sense(tmp_path: Path, change: Change) -> None:
+    with pytest.raises(DamagedCheckpoint) as caught:
+        open_checkpoint(rewritten(tmp_path, change))
+    assert caught.value.code == "metadata-malformed"
+
+
+def test_a_file_that_the_metadata_does_not_name(tmp_path: Path) -> None:
+    target = copied("two-ranks", tmp_path)
+    shutil.copy(target / "__0_0.distcp", target / "__7_0.distcp")
+    with open_checkpoint(target) as opened:
+        assert codes(opened) == {"part-extra"}
+
+
+def test_an_item_that_would_run_something(tmp_path: Path) -> None:
+    """A value may be any object; its pickle is judged wherever it lies."""
+    target = copied("fabric", tmp_path)
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02cos\nsystem\nX\x02\0\0\0id\x85R.")
+        archive.writestr("archive/version", b"3\n")
+    data = stored.getvalue()
+    (target / "__0_0.distcp").write_bytes(data)
+
+    root = Unpickler(io.BytesIO((target / ".metadata").read_bytes())).load()
+    place_of(root.state, "model.w").update(offset=0, length=len(data))
+    with open(target / ".metadata", "wb") as file:
+        Pickler(file, 4).dump(root)
+    verification = verify(target)
+    assert verification.safety is Safety.UNSAFE
+    assert "item-mismatch" in {finding.code for finding in verification.findings}
+
+
+def test_metadata_that_would_run_something(tmp_path: Path) -> None:
+    target = copied("fabric", tmp_path)
+    (target / ".metadata").write_bytes(
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n0cos\nsystem\n."
+    )
+    assert verify(target).safety is Safety.UNSAFE
+
+
+def test_another_directory_with_a_dot_metadata_is_none_of_ours(tmp_path: Path) -> None:
+    (tmp_path / ".metadata").mkdir()
+    (tmp_path / "0_0.distcp").write_bytes(b"\x80\x04N.")
+    with pytest.raises(CheckpointError, match="distributed checkpoint of Paddle"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.framework
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_torch_writes_now_is_what_we_read(tmp_path: Path) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {"w": torch.randn(33, 17), "n": {"deep": [torch.arange(5), 3]}, "t": torch.randn(4, 6).t()}
+    dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with open_checkpoint(tmp_path / "saved") as opened:
+        assert opened["w"].array().tobytes() == state["w"].numpy().tobytes()
+        assert opened["t"].array().tobytes() == state["t"].numpy().tobytes()
+        assert opened["n.deep.0"].array().tolist() == [0, 1, 2, 3, 4]
+        assert opened.metadata == {"n": {"deep": {"1": 3}}}

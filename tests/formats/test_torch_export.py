@@ -1,0 +1,176 @@
+"""Exported programs: the real ones, and what loading one could run."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.torch_expressions import objection
+from ckpttool.ops.verify import Safety, verify
+
+FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"
+PROGRAM, OLD = FILES / "program.pt2", FILES / "program_old.pt2"
+MODEL, WEIGHTS = "program/models/model.json", "program/data/weights/model_weights_config.json"
+EVIL = b"\x80\x02cos\nsystem\nX\x02\0\0\0id\x85R."
+
+
+def rebuilt(path: Path, into: Path, **changes: bytes | None) -> Path:
+    """Return a copy with some members replaced, added, or left out."""
+    target = into / path.name
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as archive:
+        members = {name: source.read(name) for name in source.namelist()}
+        for name, data in (members | changes).items():
+            if data is not None:
+                archive.writestr(name, data)
+    return target
+
+
+def edited(into: Path, member: str, change: Callable[[Any], None]) -> Path:
+    """Return a copy in which the JSON of a member is changed."""
+    with zipfile.ZipFile(PROGRAM) as archive:
+        told = json.loads(archive.read(member))
+    change(told)
+    return rebuilt(PROGRAM, into, **{member: json.dumps(told).encode()})
+
+
+def codes(path: Path) -> set[str]:
+    return {finding.code for finding in verify(path).findings}
+
+
+def test_what_it_says_of_itself() -> None:
+    with open_checkpoint(PROGRAM) as opened:
+        assert (opened.producer.framework, (opened.producer.version or "")[:2]) == ("pytorch", "2.")
+        assert opened.metadata["models"]["model"]["inputs"] == ["inputs"]
+        assert opened.metadata["sample_inputs"] == ["model.pt"]
+        assert opened.metadata["extra_files"] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("path", [PROGRAM, OLD], ids=["new", "old"])
+def test_every_record_is_covered(path: Path) -> None:
+    with open_checkpoint(path) as opened, zipfile.ZipFile(path) as archive:
+        assert {s.where: s.crc32 for s in opened.spans()} == {i.filename: i.CRC for i in archive.infolist()}
+
+
+@pytest.mark.parametrize("name", ["program/data/aotinductor/model/m.so", "program/extra/x"])
+def test_compiled_code(tmp_path: Path, name: str) -> None:
+    path = rebuilt(PROGRAM, tmp_path, **{name: b"\x7fELF" + bytes(60)})
+    assert verify(path).safety is Safety.UNSAFE
+    assert "native-code" in codes(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (PROGRAM, "program/data/constants/custom_obj_0"),
+        (PROGRAM, "program/extra/other.pkl"),
+        (OLD, "extra_files/data/x"),
+    ],
+)
+def test_a_pickle_anywhere_is_judged(tmp_path: Path, path: Path, name: str) -> None:
+    assert verify(rebuilt(path, tmp_path, **{name: EVIL})).safety is Safety.UNSAFE
+
+
+def test_a_pickle_in_the_sample_inputs_is_judged(tmp_path: Path) -> None:
+    inner = tmp_path / "inner.zip"
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("archive/data.pkl", EVIL)
+    name = "program/data/sample_inputs/model.pt"
+    assert verify(rebuilt(PROGRAM, tmp_path, **{name: inner.read_bytes()})).safety is Safety.UNSAFE
+
+
+def test_an_expression_that_would_run_something(tmp_path: Path) -> None:
+    """PyTorch gives these to sympy.sympify, which evaluates them."""
+
+    def change(program: Any) -> None:
+        program["graph_module"]["x"] = {"as_expr": {"expr_str": "__import__('os').system('id')"}}
+
+    path = edited(tmp_path, MODEL, change)
+    assert verify(path).safety is Safety.UNSAFE
+    assert "unsafe-expression" in codes(path)
+
+
+def test_guards_that_would_run_something(tmp_path: Path) -> None:
+    path = edited(tmp_path, MODEL, lambda program: program.update(guards_code=["exec('import os')"]))
+    assert "unsafe-expression" in codes(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2*s0 + 1",
+        "Symbol('s85', positive=True, integer=True)",
+        "Max(1, FloorDiv(s0, 2))",
+        "L['args'][0][0].size()[0] >= 2",
+        "Eq(Mod(s0*s1, 8), 0)",
+    ],
+)
+def test_arithmetic_is_harmless(text: str) -> None:
+    assert objection(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval('1')",
+        "().__class__.__bases__",
+        "lambda: 0",
+        "[x for x in y]",
+        "s0.__class__",
+        "getattr(s0, 'x')",
+        "f'{s0}'",
+        "Max(*[1])",
+        "(Max)(1)(2)",
+        "import os",
+        "(" * 1000 + "1" + ")" * 1000,
+        "1" * 100_000,
+        "s0 := 3",
+        "",
+    ],
+)
+def test_all_else_is_not(text: str) -> None:
+    assert objection(text) is not None
+
+
+def test_operators_of_others(tmp_path: Path) -> None:
+    def change(program: Any) -> None:
+        program["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.mine.read.default"
+
+    path = edited(tmp_path, MODEL, change)
+    assert verify(path).safety is Safety.UNKNOWN
+    assert "custom-ops" in codes(path)
+
+
+def test_a_weight_that_the_graph_needs_is_missing(tmp_path: Path) -> None:
+    path = edited(tmp_path, WEIGHTS, lambda told: told["config"].pop("kept"))
+    assert "weight-missing" in codes(path)
+
+
+def bad_meta(key: str, value: object) -> Callable[[Any], None]:
+    return lambda told: told["config"]["kept"]["tensor_meta"].update({key: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (bad_meta("dtype", 99), "unknown-dtype"),
+        (bad_meta("dtype", 8), "tensor-bounds"),
+        (bad_meta("sizes", [{"as_int": 1 << 62}]), "tensor-bounds"),
+        (bad_meta("sizes", [{"as_expr": {}}]), "tensor-damaged"),
+        (bad_meta("storage_offset", {"as_int": 1}), "tensor-bounds"),
+        (bad_meta("strides", 3), "tensor-damaged"),
+        (lambda told: told["config"]["kept"].update(path_name="weight_99"), "storage-missing"),
+        (lambda told: told["config"].update(kept=None), "tensor-damaged"),
+        (lambda told: told.update(config=[]), "program-malformed"),
+    ],
+)
+def test_a_weight_that_makes_no_sense(tmp_path: Path, change: Callable[[Any], None], code: str) -> None:
+    with pytest.raises(DamagedCheckpoint) as caught:
+        open_checkpoint(edited(tmp_path, WEIGHTS, change))
+    assert caught.value.code == code

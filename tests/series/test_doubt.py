@@ -1,0 +1,106 @@
+"""Series that may be none: what is left alone, and what stays with what."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttool.checkpoint import Granularity
+from ckpttool.series.companions import belonging
+from ckpttool.series.doubt import METRICS_ALONE, NOT_COUNTED, PARTS, doubt, untrained
+from ckpttool.series.order import group
+from ckpttool.series.retention import Policy, Protections, plan
+
+HOUR = 3600 * 10**9
+
+
+def _made(entry, names: list[str], *, apart: int = HOUR, **told: object):
+    return group([entry(name, modified=count * apart, **told) for count, name in enumerate(names)])
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["model_0.pt", "model_1.pt", "model_2.pt"], PARTS),
+        (["0.pt", "1.pt"], PARTS),
+        (["model_1.pt", "model_2.pt"], None),
+        (["model_0.pt", "model_2.pt"], None),
+        (["model_epoch_0.pt", "model_epoch_1.pt"], None),
+    ],
+)
+def test_what_is_numbered_from_zero_and_written_at_once_could_be_parts(entry, names, why) -> None:
+    (one,) = _made(entry, names, apart=10**9)
+    assert doubt(one) == why
+
+
+def test_what_is_written_one_after_another_is_no_set_of_parts(entry) -> None:
+    (one,) = _made(entry, ["model_0.pt", "model_1.pt", "model_2.pt"])
+    assert doubt(one) is None
+
+
+@pytest.mark.parametrize("stem", ["digit_", "dncnn_", "llama", "user_", "train_"])
+def test_a_number_after_another_word_may_count_models(entry, stem: str) -> None:
+    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
+    assert doubt(one) == NOT_COUNTED
+
+
+@pytest.mark.parametrize("stem", ["model_", "ckpt", "net.", "weights-", "snapshot_", "", "my_state_"])
+def test_a_number_after_a_plain_word_counts_saves(entry, stem: str) -> None:
+    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
+    assert doubt(one) is None
+
+
+def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
+    entries = [entry(f"vae_{number}.pt", inside=(number, None)) for number in range(3)]
+    assert [doubt(one) for one in group(entries)] == [None]
+    entries = [entry(f"digit_{number}.pt", inside=(10, None)) for number in range(3)]
+    assert [doubt(one) for one in group(entries)] == [NOT_COUNTED]
+
+
+@pytest.mark.parametrize("stem", ["model_acc_90.", "checkpoint.loss_3.", "model_0."])
+def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
+    (one,) = _made(entry, [f"{stem}{number}.pt" for number in (11, 12, 13)])
+    assert doubt(one) == METRICS_ALONE
+
+
+def test_a_doubt_counts_where_something_would_go(entry) -> None:
+    groups = _made(entry, ["llama2.pt", "llama3.pt"])
+    protections = Protections(doubts={groups[0].key: NOT_COUNTED})
+    (left,) = plan(groups, Policy(keep_last=1), protections).groups
+    assert (left.skipped, left.remove, len(left.keep)) == (NOT_COUNTED, (), 2)
+    (kept,) = plan(groups, Policy(keep_last=2), protections).groups
+    assert kept.skipped is None
+
+
+def test_what_was_not_trained_stays(entry) -> None:
+    told = {"granularity": Granularity.LIGHTWEIGHT}
+    (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], **told)
+    assert len(untrained(one)) == 2
+    counted = [entry(f"ckpt_{number}.pkl", inside=(number, None), **told) for number in (1, 2)]
+    assert [untrained(one) for one in group(counted)] == [[]]
+    (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], granularity=Granularity.PARTIAL)
+    assert untrained(one) == []
+
+
+# What belongs together ------------------------------------------------------------------------------
+
+
+def _stays(entry, kinds: dict[str, list[int]], damaged: str) -> dict[str, list[str]]:
+    entries = [
+        entry(name, signature=kind, **({"fault": "damaged: cut"} if name == damaged else {}))
+        for kind, numbers in kinds.items()
+        for name in (f"{kind}_{number}.pt" for number in numbers)
+    ]
+    return belonging(plan(group(entries), Policy(keep_last=1), Protections()))
+
+
+def test_a_survivor_keeps_what_belongs_with_it(entry) -> None:
+    kinds = {"model": [1, 2, 3], "optim": [1, 2, 3], "ema": [2, 3]}
+    assert _stays(entry, kinds, "model_3.pt") == {
+        "run/ema_2.pt": ["belongs with model_2.pt"],
+        "run/optim_2.pt": ["belongs with model_2.pt"],
+    }
+    assert _stays(entry, kinds, "") == {}
+
+
+def test_series_of_different_lengths_are_strangers(entry) -> None:
+    assert _stays(entry, {"resnet": [1, 2, 3], "vgg": [1, 2, 3, 4]}, "resnet_3.pt") == {}

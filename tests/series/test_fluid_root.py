@@ -1,0 +1,176 @@
+"""Pruning a Fluid root: Paddle's own loader still works after, and at every moment of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied
+from ckpttool.series.home import home_of, owner_of
+from ckpttool.series.journal import waiting
+from ckpttool.series.lock import locked
+from ckpttool.series.planning import Request
+from ckpttool.series.pruning import prune
+from ckpttool.series.retention import Policy
+
+CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
+KEEP_2 = Policy(keep_last=2)
+SERIALS = [f"checkpoint_{number}" for number in range(5)]
+
+
+def paddles_choice(root: Path) -> int:
+    """Return the serial that Paddle 0.15 would load, by its own rule: a strange name raises."""
+    found = -1
+    for name in os.listdir(root):
+        _, number = name.split("_")
+        if (root / name / "__model__" / "_SUCCESS").is_file():
+            found = max(found, int(number))
+    return found
+
+
+@pytest.fixture
+def root(files: Path, tmp_path: Path) -> Path:
+    """Return a Fluid root of five serials."""
+    return Path(shutil.copytree(files / "fluid" / "root", tmp_path / "around" / "run"))
+
+
+def serials(root: Path) -> list[str]:
+    return sorted(os.listdir(root))
+
+
+def test_prune_keeps_the_newest_serials(root: Path) -> None:
+    done = prune(Request(directory=str(root), policy=KEEP_2))
+    assert serials(root) == SERIALS[3:]
+    assert paddles_choice(root) == 4
+    assert os.listdir(root.parent) == ["run"]
+    assert done.freed_bytes > 0
+
+
+def test_epochs_and_steps_of_every_trainer_are_told(run, root: Path) -> None:
+    answer = run("inspect", "--json", root)
+    assert answer.status == 0
+    assert (
+        '"trainers": {"0": {"epoch_id": 4, "step_id": 40}, "1": {"epoch_id": 4, "step_id": 41}}' in answer.out
+    )
+    assert f"5 checkpoints; this is the newest, {root / 'checkpoint_4'}" in answer.err
+
+
+def test_latest_passes_over_a_serial_without_its_marker(run, root: Path) -> None:
+    (root / "checkpoint_4" / "__model__" / "_SUCCESS").unlink()
+    answer = run("latest", root)
+    assert (answer.status, answer.out) == (0, f"{root / 'checkpoint_3'}\n")
+    assert paddles_choice(root) == 3
+
+
+def test_an_unmarked_serial_does_not_count(root: Path) -> None:
+    (root / "checkpoint_4" / "__model__" / "_SUCCESS").unlink()
+    prune(Request(directory=str(root), policy=KEEP_2))
+    assert serials(root) == SERIALS[2:]
+    assert paddles_choice(root) == 3
+
+
+def test_nothing_of_ours_lies_in_a_root_for_a_moment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After every single change to the disk, Paddle could start."""
+    seen: list[int] = []
+    for name in CHANGES:
+        monkeypatch.setattr(os, name, watched(getattr(os, name), root, seen))
+    with locked(str(root)):
+        assert paddles_choice(root) == 4
+    prune(Request(directory=str(root), policy=KEEP_2))
+    assert len(seen) > 50
+    assert set(seen) == {4}
+
+
+def watched(real: Callable[..., object], root: Path, seen: list[int]) -> Callable[..., object]:
+    def call(*arguments: object, **keywords: object) -> object:
+        result = real(*arguments, **keywords)
+        seen.append(paddles_choice(root))
+        return result
+
+    return call
+
+
+def test_a_kill_at_any_point_loses_nothing(files: Path, tmp_path: Path, fault) -> None:
+    """Whatever call is the last (every third is tried), Paddle could start, and the next prune settles."""
+    for number in range(1, 1000, 3):
+        root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / str(number) / "run"))
+        fault.at(number, SystemExit())
+        try:
+            prune(Request(directory=str(root), policy=KEEP_2))
+        except SystemExit:
+            pass
+        else:
+            fault.none()
+            assert number > 50
+            return
+        fault.none()
+        assert paddles_choice(root) == 4
+        assert set(SERIALS[3:]) <= set(serials(root))
+        prune(Request(directory=str(root), policy=KEEP_2))
+        assert serials(root) == SERIALS[3:], number
+        assert [name for name in os.listdir(root.parent) if "lock" not in name] == ["run"], number
+        shutil.rmtree(root.parent)
+    pytest.fail("no end")
+
+
+def interrupted(root: Path, fault) -> str:
+    """Kill a prune in the middle; return the journal that it left."""
+    fault.at(40, SystemExit())
+    with pytest.raises(SystemExit):
+        prune(Request(directory=str(root), policy=KEEP_2))
+    fault.none()
+    (journal,) = waiting(str(root))
+    return journal
+
+
+def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Path, fault) -> None:
+    other = Path(shutil.copytree(root, root.parent / "other"))
+    journal = interrupted(root, fault)
+    assert owner_of(os.path.dirname(journal)) == str(root)
+    assert waiting(str(other)) == waiting(str(root.parent)) == []
+    answer = run("list", root)
+    assert f"{root}: a prune was interrupted here; the next one settles it ({journal})" in answer.err
+    prune(Request(directory=str(other), policy=KEEP_2))
+    assert os.path.exists(journal)
+
+
+def test_a_recursive_prune_settles_it(root: Path, fault) -> None:
+    interrupted(root, fault)
+    prune(Request(directory=str(root.parent), policy=KEEP_2, recursive=True))
+    assert serials(root) == SERIALS[3:]
+    assert os.listdir(root.parent) == ["run"]
+
+
+def test_relative_and_linked_roots_have_the_same_home(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(root)
+    homes = {home_of(str(root)), home_of(str(tmp_path / "link"))}
+    monkeypatch.chdir(root)
+    assert homes == {home_of(".")} == {(str(root.parent), "@run")}
+    prune(Request(directory=".", policy=KEEP_2))
+    assert serials(root) == SERIALS[3:]
+    assert os.listdir(root.parent) == ["run"]
+
+
+def test_other_directories_keep_their_own(tmp_path: Path) -> None:
+    for name in ("checkpoint_1", "trainer_0"):
+        (tmp_path / name).mkdir()
+    assert home_of(str(tmp_path)) == (str(tmp_path), "")
+
+
+def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, *arguments: object, **keywords: object) -> int:
+        if str(path).startswith(f"{root.parent}{os.sep}.ckpttool"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **keywords)
+
+    real = os.open
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(AccessDenied, match="denied"):
+        prune(Request(directory=str(root), policy=KEEP_2))
+    assert serials(root) == SERIALS
