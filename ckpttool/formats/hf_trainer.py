@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.interface import Format, Probe, Unit, scan
-from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.report import Finding, warning
@@ -71,7 +71,7 @@ class HfTrainer(Format):
             taken = {name for unit in weights for name in unit.members}
             tensors += _add_others(parts, told, directory, [n for n in _loadable(entries) if n not in taken])
             parts.findings += _disagreement(_own_name(directory), state)
-            parts.findings += _unread(directory, entries)
+            tensors += _add_directories(parts, entries)
             return Checkpoint(
                 path=directory,
                 format=_weights_format(parts, weights),
@@ -242,13 +242,31 @@ def _disagreement(name: str, state: Mapping[str, Any]) -> Iterator[Finding]:
         yield warning("step-disagrees", message, STATE)
 
 
-def _unread(directory: str, entries: Entries) -> Iterator[Finding]:
-    """Yield a warning for each directory inside with files that a framework could load."""
+def _add_directories(parts: Gathered, entries: Entries) -> list[Tensor]:
+    """Open the checkpoints in directories inside, such as DeepSpeed's, and return their tensors.
+
+    A directory that no format recognises, with files that a framework could load, is a warning.
+    """
+    tensors: list[Tensor] = []
     for name, entry in entries.items():
-        if entry.is_dir(follow_symlinks=False):
-            count = sum(file.path.endswith(_SUFFIXES) for file in _files(os.path.join(directory, name)))
-            if count:
-                yield warning("part-not-checked", f"files in it that were not checked: {count:,}", name)
+        if not entry.is_dir(follow_symlinks=False):
+            continue
+        if _is_recognised(entry.path):
+            part = parts.add(name, partial(open_directory, entry.path))
+            tensors += () if part is None else (_second(name, tensor) for tensor in part.tensors)
+            continue
+        count = sum(file.path.endswith(_SUFFIXES) for file in _files(entry.path))
+        if count:
+            message = f"files in it that were not checked: {count:,}"
+            parts.findings.append(warning("part-not-checked", message, name))
+    return tensors
+
+
+def _second(key: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of a directory inside; its weights are those of the model once more."""
+    role = Role.OTHER if tensor.role is Role.WEIGHTS else tensor.role
+    owner = None if tensor.shares_with is None else f"{key}.{tensor.shares_with}"
+    return replace(tensor, path=(key, *tensor.path), role=role, shares_with=owner)
 
 
 def _files(directory: str) -> Iterator[FileEntry]:

@@ -104,6 +104,17 @@ def open_file(path: str) -> Checkpoint:
         raise
 
 
+def open_directory(path: str) -> Checkpoint:
+    """Return the checkpoint that a directory is.
+
+    Raises:
+        CheckpointError: It is none, or can't be read.
+    """
+    from ckpttool.formats import open_checkpoint
+
+    return open_checkpoint(path)
+
+
 def file_entry(path: str) -> FileEntry:
     """Return a file with its size in bytes.
 

@@ -120,8 +120,18 @@ def test_does_not_miss_weights_that_lie_in_a_directory_inside(directory: Path) -
     (inner := directory / "global_step2").mkdir()
     (inner / "mp_rank_00_model_states.pt").write_bytes(b"x")
     with open_checkpoint(directory) as opened:
-        assert found(opened) == [("part-not-checked", WARNING, "global_step2")]
+        assert found(opened) == [
+            ("part-damaged", ERROR, "global_step2: mp_rank_00_model_states.pt"),
+            ("part-missing", ERROR, "global_step2"),
+        ]
         assert str(inner / "mp_rank_00_model_states.pt") in {entry.path for entry in opened.files}
+
+
+def test_says_what_it_did_not_look_at(directory: Path) -> None:
+    (inner := directory / "somewhere").mkdir()
+    (inner / "x.pt").write_bytes(b"x")
+    with open_checkpoint(directory) as opened:
+        assert found(opened) == [("part-not-checked", WARNING, "somewhere")]
 
 
 def test_follows_no_link_to_a_directory(directory: Path, tmp_path: Path) -> None:
