@@ -536,11 +536,9 @@ def open_files() -> int:
 
     Pipes don't count: the process that reads HDF5 stays for the next file.
     """
-    try:
-        descriptors = os.listdir("/proc/self/fd")
-    except FileNotFoundError:
+    if not _DESCRIPTORS.exists():
         return 0
-    return sum(is_regular(int(descriptor)) for descriptor in descriptors)
+    return sum(is_regular(int(descriptor)) for descriptor in os.listdir(_DESCRIPTORS))
 
 
 def is_regular(descriptor: int) -> bool:
