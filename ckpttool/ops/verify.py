@@ -281,7 +281,11 @@ class _Verifier:
     def _safety(self) -> Check:
         if not self._checkpoint.safety:
             return Check("safety", Status.PASSED, "loading it runs nothing")
-        return self._check("safety", self._checkpoint.safety, "what loading it could run")
+        check = self._check("safety", self._checkpoint.safety, "what loading it could run")
+        unsearched = sum(finding.code == "not-scanned" for finding in self._checkpoint.safety)
+        if check.status is Status.PASSED and unsearched:
+            return Check("safety", Status.SKIPPED, f"{counted(unsearched, 'part')} could not be searched")
+        return check
 
     def _manifest(self) -> Check:
         if not self._has_manifest:

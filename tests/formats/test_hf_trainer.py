@@ -14,6 +14,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.hf_trainer import HfTrainer, training_of
 from ckpttool.formats.interface import Probe
+from ckpttool.ops.verify import verify
 from ckpttool.report import Severity
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -253,3 +254,9 @@ def test_survives_every_truncation_of_the_state(directory: Path) -> None:
         state.write_bytes(whole[:size])
         with pytest.raises(CheckpointError):
             open_checkpoint(directory)
+
+
+def test_safety_is_not_passed_where_a_part_could_not_be_searched(directory: Path) -> None:
+    (directory / "optimizer.pt").write_bytes((directory / "optimizer.pt").read_bytes()[:100])
+    safety = next(check for check in verify(directory).checks if check.name == "safety")
+    assert (safety.status.value, safety.detail) == ("skipped", "1 part could not be searched")
