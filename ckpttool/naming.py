@@ -19,8 +19,8 @@ MAX_DIGITS = 18
 
 _FLAGS = re.ASCII | re.IGNORECASE
 _SEP = r"[-_=.: (\[]{0,2}"
-_SUFFIX = re.compile(r"\.(?:[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
-_SHARD = re.compile(r"(?<![0-9])[0-9]+[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
+_SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
+_SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
 _DATE = re.compile(
     r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
     r"(?:[-_t @.]?([01][0-9]|2[0-3])([-_:.h]?)([0-5][0-9])(?:\6([0-5][0-9]))?)?(?![0-9])",
@@ -56,10 +56,21 @@ _QUALIFIER = re.compile(
 )
 _ORDINAL = re.compile(
     r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
-    rf"step|saved?)){_SEP}$",
+    rf"step|saved?|improvements?)){_SEP}$",
     _FLAGS,
 )
 """What a bare number follows that counts saves: after ``digit_3`` or ``llama3`` it tells models apart."""
+
+_COUNTS_EPOCHS = re.compile(r"\.(?:keras|h5|hdf5)$|^(?:cp[-_.])?[0-9]+\.ckpt$", _FLAGS)
+"""Whose bare number is an epoch: Keras's ModelCheckpoint has no other count to put into a name."""
+
+_VALUE = re.compile(
+    r"(?<=[0-9])(?:[-_ ]|__)(?P<value>-?(?:[0-9]+(?:\.[0-9]+|(?:\.[0-9]+)?e[-+][0-9]+)|nan))$", _FLAGS
+)
+"""What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
+
+UNNAMED = "value"
+"""The metric that a name gives and doesn't name."""
 
 _BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
 _PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
@@ -88,7 +99,8 @@ class NameFields:
     Attributes:
         blank: The name with all recognised fields replaced by ``*``: what a series has in common.
         saved_at: ISO 8601.
-        number: The last number of a name that has no other field: it orders, whatever it counts.
+        number: The last number of a name that has no other field: it orders, whatever it counts. Where a
+            name as Keras's ModelCheckpoint makes it says that it counts epochs, it is the epoch as well.
         is_ordinal: Whether that number may count saves: it follows a word such as ``model``, or nothing.
     """
 
@@ -166,6 +178,7 @@ class _Reading:
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.spans == self.decimals:
             self._last_number()
+        self._last_value()
         return NameFields(
             self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
         )
@@ -286,7 +299,21 @@ class _Reading:
                 self.number = value if isinstance(value, int) else None
                 self.is_ordinal = bool(_ORDINAL.search(self._before(number.start)))
                 self._take(number.start, number.end)
+                if self.is_ordinal and _COUNTS_EPOCHS.search(self.name, max(0, len(self.name) - LOOK_BACK)):
+                    self.epoch = self.number
                 return
+
+    def _last_value(self) -> None:
+        """Take the decimal at the end as a metric where it stands directly behind another field."""
+        before = self._before(self.end)
+        match = None if self.metrics else _VALUE.search(before)
+        if match is None:
+            return
+        start = self.end - len(before)
+        fields = [span for span in self.spans if span[1] <= start + match.start()]
+        if any(span[1] == start + match.start() and span not in self.decimals for span in fields):
+            self.metrics[UNNAMED] = float(match["value"])
+            self.spans = [*fields, (start + match.start("value"), self.end)]
 
     def _is_position(self, number: _Number) -> bool:
         before = self._before(number.start)

@@ -8,34 +8,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.checkpoint import Path, Role, TrainingState
+from ckpttool.checkpoint import Path, TrainingState
 from ckpttool.naming import parse_name
+from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
 
 Scalar = Callable[[], float | int | None]
 """Reads a scalar tensor, when somebody asks."""
-
-_OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
-_MACHINERY = re.compile(
-    r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
-)
-_WHOLE_WEIGHTS = re.compile(
-    r"(^|_)(model|net|network|weights|params|(model_)?state|state_dict)$", re.IGNORECASE
-)
-_TRAINING = re.compile(
-    r"loss|metric|epoch|(^|_)step|iter|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
-    re.IGNORECASE,
-)
-_WEIGHTS = re.compile(
-    r"model|state_dict|net|module|param|weight|encoder|decoder|generator|discriminator|backbone|"
-    r"teacher|student|critic|actor|policy|head|bias|running_",
-    re.IGNORECASE,
-)
-
-_AVERAGE = re.compile(r"(^|_)(ema|swa|shadow|averaged)(_|$)", re.IGNORECASE)
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
@@ -84,31 +66,6 @@ _METRIC = re.compile(
 _METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "train_metrics", "eval_metrics")
 
 
-def role_of(path: Path, shape: tuple[int, ...]) -> Role:
-    """Return what a tensor serves, from its keys: the outermost that tells decides.
-
-    A moving average of the weights is no second set of them.
-    """
-    for key in path:
-        if not isinstance(key, str):
-            continue
-        if len(path) > 1 and _AVERAGE.search(key):
-            return Role.OTHER
-        if _OPTIMIZER.search(key):
-            return Role.OPTIMIZER
-        is_module_path = len(path) == 1 and "." in key
-        if _MACHINERY.search(key) and not is_module_path:
-            return Role.TRAINING
-        if _WHOLE_WEIGHTS.search(key) and len(path) > 1:
-            return Role.WEIGHTS
-        if _TRAINING.search(key) and not is_module_path:
-            return Role.TRAINING
-        if _WEIGHTS.search(key):
-            return Role.WEIGHTS
-    is_named = len(path) > 1 and all(isinstance(key, str) for key in path)
-    return Role.WEIGHTS if shape and is_named else Role.OTHER
-
-
 @dataclass(slots=True)
 class _Gathered:
     """Answers as they are found; the first for each field stays."""
@@ -134,28 +91,41 @@ def training_state(
         name: The name of its file or directory.
     """
     found = _Gathered()
-    for prefix, level in _levels(metadata):
-        _from_keys(found, prefix, level, scalars or {})
-    _from_lightning(found, metadata, scalars or {})
+    scalars = scalars or {}
+    for prefix, level in _levels(metadata, scalars):
+        _from_keys(found, prefix, level, scalars)
+    _from_lightning(found, metadata, scalars)
     _from_param_groups(found, metadata)
     _from_settings(found)
+    _from_only_step(found, scalars)
     _from_name(found, name)
     _from_other_losses(found)
     return TrainingState(metrics=found.metrics, origin=found.origin, **found.answers)
 
 
-def _levels(metadata: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the mappings in which training values are looked for, the outermost first."""
+def _levels(
+    metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the mappings in which training values are looked for, the outermost first.
+
+    One that holds nothing but tensors has no plain data, and is empty.
+    """
+    places = {".".join(map(str, path)) for path in scalars}
     yield "", metadata
-    for prefix, level in (("", metadata), *_nested("", metadata)):
-        yield from _nested(prefix, level)
+    for prefix, level in (("", metadata), *_nested("", metadata, places)):
+        yield from _nested(prefix, level, places)
 
 
-def _nested(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _nested(
+    prefix: str, level: Mapping[str, Any], places: Collection[str]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for key in _NESTED:
-        inner = level.get(key)
-        if isinstance(inner, Mapping) and "param_groups" not in inner:
-            yield f"{prefix}{key}.", inner
+        inner, below = level.get(key), f"{prefix}{key}."
+        if isinstance(inner, Mapping):
+            if "param_groups" not in inner:
+                yield below, inner
+        elif any(place.startswith(below) for place in places):
+            yield below, {}
 
 
 def _from_keys(
@@ -245,7 +215,7 @@ def _from_lightning(found: _Gathered, metadata: Mapping[str, Any], scalars: Mapp
 def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
     """Take the learning rate of the first parameter group of the first optimizer."""
     for key, value in [("", metadata), *metadata.items()]:
-        if key and not _OPTIMIZER.search(str(key)):
+        if key and not OPTIMIZER.search(str(key)):
             continue
         optimizers = value if isinstance(value, list) else [value]
         for index, optimizer in enumerate(optimizers):
@@ -257,6 +227,24 @@ def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:
                     _number(groups[0].get("lr")),
                     f"key {f'{place}.param_groups[0].lr'.lstrip('.')}",
                 )
+
+
+def _from_only_step(found: _Gathered, scalars: Mapping[Path, Scalar]) -> None:
+    """Take the step of wherever it lies, if a tensor is called that and no other is.
+
+    A plain number at any depth would not do: settings have steps, too, and they are other ones.
+    """
+    for name in ("global_step", "step"):
+        paths = [path for path in scalars if path and path[-1] == name and _is_of_run(path)]
+        if len(paths) == 1:
+            origin = f"tensor {'.'.join(map(str, paths[0]))}"
+            found.give("step", _counted(_integer(scalars[paths[0]]())), origin)
+
+
+def _is_of_run(path: Path) -> bool:
+    """Tell whether a path leads through nothing that counts its own steps."""
+    own = (OPTIMIZER, MACHINERY, AVERAGE)
+    return all(isinstance(key, str) and not any(one.search(key) for one in own) for key in path)
 
 
 def _from_settings(found: _Gathered) -> None:

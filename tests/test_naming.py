@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -37,7 +38,7 @@ RECOGNISED = [
         2500,
         None,
         "2026-01-31T12:00:00",
-        {},
+        {"value": 0.1234},
     ),
     ("ckpt_e3.pt", "ckpt_e*.pt", 3, None, None, None, {}),
     ("e07.pth", "e*.pth", 7, None, None, None, {}),
@@ -56,7 +57,7 @@ RECOGNISED = [
     ("epoch=11-step=999-v1.ckpt", "epoch=*-step=*-v1.ckpt", 11, 999, None, None, {}),
     # The last number, where nothing is named.
     ("model.0042.pt", "model.*.pt", None, None, 42, None, {}),
-    ("weights.10-0.25.hdf5", "weights.*-*.hdf5", None, None, 10, None, {}),
+    ("model_05_0.87.pth", "model_*_*.pth", None, None, 5, None, {"value": 0.87}),
     ("ckpt-5", "ckpt-*", None, None, 5, None, {}),
     ("model.ckpt-100.data-00000-of-00001", "model.ckpt-*.data-00000-of-00001", None, None, 100, None, {}),
     ("checkpoint_12.pth", "checkpoint_*.pth", None, None, 12, None, {}),
@@ -65,6 +66,40 @@ RECOGNISED = [
     ("model_3_seed_1.pth", "model_*_seed_1.pth", None, None, 3, None, {}),
     ("model_0.93.pth", "model_*.pth", None, None, None, None, {}),
     ("2026-02-31.pt", "2026-02-*.pt", None, None, 31, None, {}),  # no such day
+    # As Keras's ModelCheckpoint is told to name them.
+    ("model.05-0.87.keras", "model.*-*.keras", 5, None, 5, None, {"value": 0.87}),
+    ("weights.10-0.25.hdf5", "weights.*-*.hdf5", 10, None, 10, None, {"value": 0.25}),
+    ("weights.10-2.00.h5", "weights.*-*.h5", 10, None, 10, None, {"value": 2.0}),
+    ("weights.02--1.50.h5", "weights.*-*.h5", 2, None, 2, None, {"value": -1.5}),
+    ("weights.03-1e-05.h5", "weights.*-*.h5", 3, None, 3, None, {"value": 1e-05}),
+    ("model_05_0.87.weights.h5", "model_*_*.weights.h5", 5, None, 5, None, {"value": 0.87}),
+    ("05-0.32.keras", "*-*.keras", 5, None, 5, None, {"value": 0.32}),
+    ("cp-0003.weights.h5", "cp-*.weights.h5", 3, None, 3, None, {}),
+    ("cp-0003.ckpt", "cp-*.ckpt", 3, None, 3, None, {}),
+    ("12.ckpt", "*.ckpt", 12, None, 12, None, {}),
+    ("model.3.keras", "model.*.keras", 3, None, 3, None, {}),
+    (
+        "weights-improvement-05-0.87.hdf5",
+        "weights-improvement-*-*.hdf5",
+        5,
+        None,
+        5,
+        None,
+        {"value": 0.87},
+    ),
+    (
+        "model-epoch03-val_accuracy0.91.keras",
+        "model-epoch*-val_accuracy*.keras",
+        3,
+        None,
+        None,
+        None,
+        {"val_accuracy": 0.91},
+    ),
+    # Two decimals without a name are two metrics, of which nobody knows which is which.
+    ("model.05-0.87-0.32.keras", "model.*-*-*.keras", 5, None, 5, None, {}),
+    ("fold1-05-0.87.h5", "fold1-*-*.h5", None, None, 5, None, {"value": 0.87}),
+    ("model-3-v1.5.keras", "model-*-v1.5.keras", 3, None, 3, None, {}),
 ]
 
 NOTHING = [
@@ -90,6 +125,9 @@ NOTHING = [
     "layer_00-model_03-model_states.pt",
     "zero_pp_rank_1_mp_rank_00_optim_states.pt",
     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "llama-3.1.keras",
+    "model-v1.5.keras",
+    "best_model.keras",
 ]
 
 DIFFERENT = [
@@ -160,6 +198,44 @@ def test_names_that_differ_in_the_epoch_alone_are_one_series(before, key, one, o
     first, second = (parse_name(f"{before}{key}{epoch}{behind}") for epoch in (one, other))
     assert first.blank == second.blank
     assert (first.epoch, second.epoch) == (one, other)
+
+
+def test_a_metric_that_is_none_stays_in_its_series() -> None:
+    fields = parse_name("weights.05-nan.h5")
+    assert (fields.blank, fields.epoch) == (parse_name("weights.06-0.87.h5").blank, 5)
+    assert math.isnan(fields.metrics["value"])
+
+
+@given(
+    st.sampled_from(["model.", "weights.", "weights-", "model_", "cp-", "ckpt-", "checkpoint.", ""]),
+    st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
+    st.integers(1, 5),
+    st.floats(-1e3, 1e3, allow_nan=False),
+    st.integers(1, 6),
+    st.sampled_from(["-", "_"]),
+    st.sampled_from([".keras", ".h5", ".hdf5", ".weights.h5"]),
+)
+def test_names_of_keras_callback(stem, epochs, width, value, digits, separator, suffix) -> None:
+    """Whatever a template makes of epoch and metric, they are told again, and make one series."""
+    one, other = (
+        parse_name(f"{stem}{epoch:0{width}d}{separator}{value:.{digits}f}{suffix}") for epoch in epochs
+    )
+    assert (one.epoch, other.epoch) == epochs
+    assert one.metrics == other.metrics == {"value": float(f"{value:.{digits}f}")}
+    assert one.blank == other.blank
+    assert (one.position < other.position) == (epochs[0] < epochs[1])
+
+
+@given(
+    st.text(st.sampled_from("abcmodelnetv_-."), max_size=12),
+    st.decimals(0, 1000, places=2, allow_nan=False),
+    st.sampled_from(["", "-half", "_best", "-final"]),
+    st.sampled_from([".keras", ".weights.h5", ".h5", ".pth", ".ckpt", ""]),
+)
+def test_a_decimal_is_neither_an_epoch_nor_a_position(stem, decimal, behind, suffix) -> None:
+    fields = parse_name(f"{stem}{decimal}{behind}{suffix}")
+    assert (fields.epoch, fields.step) == (None, None)
+    assert fields.number is None
 
 
 @pytest.mark.parametrize(

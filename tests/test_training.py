@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Role
 from ckpttool.render.json import dumps, training
-from ckpttool.training import role_of, training_state
+from ckpttool.roles import role_of
+from ckpttool.training import training_state
 
 KEYS = st.one_of(
     st.sampled_from(
@@ -123,6 +124,37 @@ def test_scalar_tensor_is_read_when_no_value_has_the_name() -> None:
     assert (state.epoch, state.origin["epoch"]) == (5, "tensor epoch")
 
 
+@pytest.mark.parametrize(
+    ("paths", "step"),
+    [
+        ([("app", "train_state", "step")], 0),
+        ([("run", "progress", "deep", "step")], 0),
+        ([("run", "step"), ("run", "global_step")], 1),
+        ([("run", "step"), ("other", "step")], None),
+        ([("run", "step"), ("ema", "step"), ("lr_scheduler", "step")], 0),
+        ([("optimizer", "state", "step")], None),
+        ([("anything", 0, "step")], None),
+        ([("run", "n_step")], None),
+    ],
+)
+def test_step_is_that_of_the_only_tensor_called_so(paths: list[Any], step: int | None) -> None:
+    state = training_state({}, {path: (lambda at=at: at) for at, path in enumerate(paths)}, "m.pth")
+    origin = None if step is None else f"tensor {'.'.join(paths[step])}"
+    assert (state.step, state.origin.get("step")) == (step, origin)
+
+
+def test_step_that_is_a_plain_setting_is_not_taken() -> None:
+    assert training_state({"logging": {"step": 10}}, {}, "m.pth").step is None
+    assert training_state({"step": 3}, {("run", "step"): lambda: 5}, "m.pth").step == 3
+
+
+def test_level_of_nothing_but_tensors_is_looked_into() -> None:
+    scalars = {("app", "train_state", "epoch"): lambda: 4, ("app", "train_state", "loss"): lambda: 0.5}
+    state = training_state({}, scalars, "m.pth")
+    assert (state.epoch, state.loss) == (4, 0.5)
+    assert state.origin["epoch"] == "tensor app.train_state.epoch"
+
+
 def test_name_is_asked_last() -> None:
     assert training_state({}, {}, "model_epoch_7.pth").epoch == 7
     assert training_state({"epoch": 8}, {}, "model_epoch_7.pth").epoch == 8
@@ -143,6 +175,10 @@ def test_metrics_are_gathered() -> None:
         (("rng_state",), Role.TRAINING),
         (("lr_schedulers", 0, "best"), Role.TRAINING),
         (("generator", "conv.weight"), Role.WEIGHTS),
+        (("train_state", "params", "kernel"), Role.WEIGHTS),
+        (("train_state", "opt_state", "mu"), Role.OPTIMIZER),
+        (("app", "train_state", "step"), Role.TRAINING),
+        (("state", "kernel"), Role.WEIGHTS),
         (("opt_g", "state", 0, "exp_avg"), Role.OPTIMIZER),
     ],
 )

@@ -158,7 +158,8 @@ def _verified_all(path: str, wanted: _Wanted) -> list[Verification]:
     walk = Walk(exclude=wanted.exclude, max_depth=wanted.max_depth, on_error=lost.append)
     units = list(discover(path, walk))
     if not units:
-        raise lost[0] if lost else unrecognised(Probe(path))
+        with Probe(path) as probe:
+            raise lost[0] if lost else unrecognised(probe)
     verifications = []
     for unit in units:
         try:

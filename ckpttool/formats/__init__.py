@@ -12,7 +12,7 @@ from importlib import import_module
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import foreign
-from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.interface import Format, Probe, open_with
 
 FORMATS: dict[str, str] = {
     "pytorch_zip:PytorchZip": "zip",
@@ -24,9 +24,11 @@ FORMATS: dict[str, str] = {
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
     "hf_trainer:HfTrainer": "directory",
-    "tf_checkpoint:TensorFlow": "other directory",
-    "savedmodel:SavedModelDirectory": "directory",
+    "tf_checkpoint:TensorFlow": "table other directory",
+    "savedmodel:SavedModelDirectory": "other directory",
     "torch_dcp:TorchDcp": "directory",
+    "dcp_safetensors:DcpSafetensors": "directory",
+    "dcp_safetensors:DcpConsolidated": "directory",
     "deepspeed:DeepSpeed": "directory",
     "torch_export:TorchExport": "zip",
     "numpy_files:Npy": "numpy",
@@ -113,15 +115,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedCheckpoint: Its structure is wrong.
         CheckpointError: It can't be read.
     """
-    probe = Probe(path)
-    try:
-        format = detect(probe)
-        if format is None:
-            raise unrecognised(probe)
-        return format.open(probe)
-    except BaseException:
-        probe.close()
-        raise
+    return open_with(path, recognised)
+
+
+def recognised(probe: Probe) -> Format:
+    """Return the format that recognises a path.
+
+    Raises:
+        NotACheckpoint, DamagedCheckpoint: None does.
+        AmbiguousFormat: Several do.
+    """
+    format = detect(probe)
+    if format is None:
+        raise unrecognised(probe)
+    return format
 
 
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:

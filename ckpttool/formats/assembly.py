@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role, Span, Tensor, TrainingState
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.numpy_objects import shortest
+from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding
-from ckpttool.training import Scalar, is_training_scalar, role_of, training_state
-
-_SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}
+from ckpttool.roles import role_of
+from ckpttool.training import is_training_scalar, training_state
 
 
 def assemble(
@@ -73,7 +72,7 @@ def named(found: list[tuple[Path, TensorParts]], rest: object) -> tuple[Tensor, 
         owner = tensor.name
         if parts.identity is not None and parts.storage is not None and parts.storage.nbytes:
             owner = first.setdefault(parts.identity, tensor.name)
-        tensors.append(tensor if owner == tensor.name else _tied(tensor, owner))
+        tensors.append(tensor if owner == tensor.name else replace(tensor, shares_with=owner))
     return tuple(tensors)
 
 
@@ -91,12 +90,6 @@ def _role_in_state_dict(path: Path, shape: tuple[int, ...]) -> Role:
     return Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
 
 
-def _tied(tensor: Tensor, owner: str) -> Tensor:
-    from dataclasses import replace
-
-    return replace(tensor, shares_with=owner)
-
-
 def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
     """Return the training state from plain values, scalar tensors, and the file's name."""
     scalars = {
@@ -105,21 +98,3 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
         if tensor.size == 1 and tensor.role in (Role.TRAINING, Role.OTHER)
     }
     return training_state(metadata, scalars, name)
-
-
-def lazy_scalar(tensor: Tensor) -> Scalar:
-    """Return what reads the one element of a tensor, as a number."""
-
-    def read() -> float | int | None:
-        data = tensor.tobytes()
-        if tensor.dtype.name in _SCALARS:
-            (number,) = struct.unpack(_SCALARS[tensor.dtype.name], data)
-            return float(number) if tensor.dtype.name == "float64" else shortest(number)
-        if tensor.dtype.name == "bfloat16":
-            (number,) = struct.unpack("<f", b"\0\0" + data)
-            return float(f"{number:.3g}")
-        if tensor.dtype.kind == "integer":
-            return int.from_bytes(data, "little", signed=tensor.dtype.name.startswith("int"))
-        return None
-
-    return read

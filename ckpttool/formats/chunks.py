@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Values
+from ckpttool.checkpoint import Extent, Tensor, Values
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.strided import Strided, boxes
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from ckpttool.formats.torch_objects import TensorParts
 
 _GATHERED_BYTES = 1 << 23
 
@@ -31,11 +33,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Elements that lie in pieces which tile the shape."""
+    """Elements that lie in pieces which tile the shape; ``storages`` holds the bytes of each, if known."""
 
     shape: tuple[int, ...]
     itemsize: int
     pieces: tuple[Piece, ...]
+    storages: tuple[Extent, ...] = ()
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         import numpy as np
@@ -90,9 +93,13 @@ def as_strided(values: Values, shape: tuple[int, ...], itemsize: int) -> Strided
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Elements of which runs lie in several places; joined, the runs are in C order."""
+    """Elements of which runs lie in several places; joined, the runs are in C order.
+
+    ``storages`` are the stored bytes that the runs lie in, if known.
+    """
 
     runs: tuple[Contiguous, ...]
+    storages: tuple[Extent, ...] = ()
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         for run in self.runs:
@@ -100,3 +107,25 @@ class Joined:
 
     def once(self) -> Joined:
         return self
+
+
+def storages_of(tensor: Tensor) -> tuple[Extent, ...]:
+    """Return the stored bytes that a tensor is made of, in one place or several; none where unknown."""
+    if tensor.storage is not None:
+        return (tensor.storage,)
+    return tensor.values.storages if isinstance(tensor.values, Chunked | Joined) else ()
+
+
+def put_together(
+    shape: tuple[int, ...], starts: Sequence[tuple[int, ...]], parts: Sequence[Tensor | TensorParts]
+) -> Values | None:
+    """Return the values of a tensor that stored parts tile, from their starts on; None where one has none."""
+    pieces = []
+    for start, part in zip(starts, parts, strict=True):
+        stored = None if part.values is None else as_strided(part.values, part.shape, part.dtype.itemsize)
+        if stored is None or part.dtype.bits < 8:
+            return None
+        pieces.append(Piece(start, stored))
+    storages = tuple(part.storage for part in parts if part.storage is not None)
+    known = storages if len(storages) == len(parts) else ()
+    return Chunked(shape, parts[0].dtype.itemsize, tuple(pieces), known)

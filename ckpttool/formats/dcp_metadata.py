@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Path
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.torch_objects import MAX_AXES, sizes, torch_dtype
+from ckpttool.formats.torch_objects import MAX_AXES
+from ckpttool.formats.torch_types import sizes, torch_dtype
 from ckpttool.formats.trees import plain
 from ckpttool.report import Finding, error
 from ckpttool.wire.judgement import keeping, read_pickles
@@ -73,11 +74,13 @@ class Metadata:
         places: Where each chunk lies, by name and offsets; offsets are None for what is no tensor. Several
             where each rank wrote metadata of its own, and a copy of what is not cut.
         told: What else they say, as plain data.
+        transformed: How the bytes of items were transformed when they were written: ``stream.zstd``.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     places: dict[Key, list[Place]] = field(default_factory=dict)
     told: dict[str, object] = field(default_factory=dict)
+    transformed: dict[Key, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
 
@@ -159,8 +162,7 @@ class _Reading:
         key = (fqn, None if offset is None else self._numbers(offset))
         file, at, nbytes = _text(info["relative_path"]), info["offset"], info["length"]
         if info.get("transform_descriptors"):
-            message = "its bytes were transformed (compressed) when they were written, which is not read"
-            self._metadata.findings.append(error("transformed", message, fqn))
+            self._metadata.transformed[key] = _names(info["transform_descriptors"])
         (at, nbytes) = self._numbers((at, nbytes))
         place = Place(file, at, nbytes)
         self._metadata.places.setdefault(key, []).append(place)
@@ -204,10 +206,36 @@ def _mapping(node: object) -> Mapping[Any, Any]:
     return node
 
 
+def _names(node: object) -> str:
+    names = node if isinstance(node, list | tuple) else [node]
+    return ", ".join(f"{plain(name)!s:.60}" for name in names[:4])
+
+
 def _text(node: object) -> str:
     if not isinstance(node, str):
         raise TypeError(f"{plain(node)!s:.60} where a name should be")
     return node
+
+
+def tree_of(values: list[tuple[Path, object]]) -> dict[str, object]:
+    """Return values by path as nested dictionaries; those with keys 0 to n are lists again."""
+    root: dict[Any, Any] = {}
+    for path, value in values:
+        level = root
+        for key in path[:-1]:
+            inner = level.setdefault(key, {})
+            level = inner if isinstance(inner, dict) else level
+        level.setdefault(path[-1], value)
+    return {str(key): _with_lists(value) for key, value in root.items()}
+
+
+def _with_lists(tree: object) -> object:
+    if not isinstance(tree, dict):
+        return tree
+    made = {key: _with_lists(value) for key, value in tree.items()}
+    if made and list(made) == list(range(len(made))):
+        return list(made.values())
+    return {str(key): value for key, value in made.items()}
 
 
 # Chunks and the tensor that they make ---------------------------------------------------------------

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
-from ckpttool.formats.deepspeed_zero import Ranks, check_partitions, explained, rebuilt, stage_of
+from ckpttool.formats.deepspeed_zero import Ranks, check_partitions, explained, rebuilt, shapes_of, stage_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.report import error, warning
@@ -25,13 +25,19 @@ _MODEL = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_mo
 _OPTIMIZER = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_(?P<dp>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_?optim_states\.pt"
 )
-_OTHER = re.compile(
-    r"layer_\d+-model_\d+-model_states\.pt|layer_\d+_expert_\d+_mp_rank_\d+_model_states\.pt|"
-    r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt"
+_LAYER = re.compile(r"layer_(?P<layer>\d{1,9})(-model_(?P<mp>\d{1,9}))?-model_states\.pt")
+_EXPERT = re.compile(
+    r"layer_(?P<layer>\d{1,9})_expert_(?P<expert>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_model_states\.pt"
 )
+_OF_A_LAYER = re.compile(r"(\d{1,9})\.")
+_OF_A_RANK = re.compile(r"(-model_\d+)?-model_states")
+_KINDS = {"model": _MODEL, "optimizer": _OPTIMIZER, "layer": _LAYER, "expert": _EXPERT}
+_OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 MAX_RANKS = 100_000
-"""The most ranks that are counted; no job has had more."""
+"""The most ranks, and experts of a layer, that are counted; no job has had more."""
+_MAX_TOLD = 10
+"""How many missing files are told by name."""
 
 
 class DeepSpeed(Format):
@@ -41,8 +47,7 @@ class DeepSpeed(Format):
 
     def matches(self, probe: Probe) -> bool:
         return any(
-            (_MODEL.fullmatch(name) or _OPTIMIZER.fullmatch(name) or _OTHER.fullmatch(name))
-            and entry.is_file()
+            any(pattern.fullmatch(name) for pattern in (*_KINDS.values(), _OTHER)) and entry.is_file()
             for name, entry in probe.entries.items()
         )
 
@@ -50,7 +55,7 @@ class DeepSpeed(Format):
         with Gathered("part") as parts:
             files = _read(parts, probe)
             first = _first(files)
-            told = dict(first.metadata) if first else {}
+            told = dict(first.metadata) if first is not None else {}
             ranks = _ranks(parts, files, told)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             parts.findings += (*check_partitions(ranks), *explained(ranks))
@@ -76,10 +81,12 @@ class _File(NamedTuple):
     """A file of the checkpoint: what it is for, whose it is, and what it holds."""
 
     name: str
-    kind: str  # model, optimizer, other
-    dp: int | None
-    mp: int | None
+    kind: str  # model, optimizer, layer, expert, other
     part: Checkpoint
+    dp: int | None = None
+    mp: int = 0
+    layer: int | None = None
+    expert: int | None = None
 
     @property
     def stem(self) -> str:
@@ -100,18 +107,23 @@ def _read(parts: Gathered, probe: Probe) -> list[_File]:
 
 
 def _placed(name: str, part: Checkpoint) -> _File:
-    for kind, pattern in (("model", _MODEL), ("optimizer", _OPTIMIZER)):
+    for kind, pattern in _KINDS.items():
         match = pattern.fullmatch(name)
         if match:
-            dp = None if match["dp"] is None else int(match["dp"])
-            return _File(name, kind, dp, int(match["mp"]), part)
-    return _File(name, "other", None, None, part)
+            numbers = {
+                key: int(value) for key, value in match.groupdict().items() if value and key in _NUMBERS
+            }
+            return _File(name, kind, part, **numbers)
+    return _File(name, "other", part)
+
+
+_NUMBERS = ("dp", "mp", "layer", "expert")
 
 
 def _first(files: list[_File]) -> Checkpoint | None:
     """Return the model states of the first rank that is here."""
     models = [file for file in files if file.kind == "model"]
-    return min(models, key=lambda file: (file.mp or 0, file.dp or 0)).part if models else None
+    return min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
 
 
 # The ranks ------------------------------------------------------------------------------------------
@@ -123,14 +135,14 @@ def _ranks(parts: Gathered, files: list[_File], told: Mapping[str, Any]) -> Rank
     world, models = _count(told.get("dp_world_size")), _count(told.get("mp_world_size")) or 1
     names = [file.name for file in files]
     if not any(file.kind == "model" for file in files):
-        if not any(file.kind == "other" for file in files):
-            parts.fault("missing", "no file with the model's states", None)
+        parts.fault("missing", "no file with the model's states", None)
     elif world is None:
         parts.findings.append(error("world-size", "no number of ranks (dp_world_size) in the model's states"))
     elif world * models > MAX_RANKS:
         parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
     else:
-        _note_missing(parts, files, stage, world, models)
+        _note_missing(parts, files, _wanted(files, stage, world, models))
+        _note_unknown(parts, files, stage, world, models)
     _compare_saves(parts, files)
     own = {
         kind: {file.dp or 0: file.part for file in files if file.kind == kind and file.mp == 0}
@@ -139,22 +151,79 @@ def _ranks(parts: Gathered, files: list[_File], told: Mapping[str, Any]) -> Rank
     return Ranks(stage, world or 0, models, own["model"], own["optimizer"], told, tuple(names))
 
 
-def _note_missing(parts: Gathered, files: list[_File], stage: int | None, world: int, models: int) -> None:
-    wanted = {"model": {(dp if stage == 3 else None, mp) for dp in range(world) for mp in range(models)}}
-    if stage:
-        wanted["optimizer"] = {(dp, mp) for dp in range(world) for mp in range(models)}
-    for kind, ranks in wanted.items():
-        here = {(file.dp, file.mp) for file in files if file.kind == kind}
-        lacking = sorted(ranks - here, key=str)
-        if lacking:
-            dp, mp = lacking[0]
-            rank = f"mp_rank {mp}" if dp is None else f"zero_pp_rank {dp}, mp_rank {mp}"
-            message = f"{len(lacking):,} of {len(ranks):,} files of {kind} states, the first of {rank}"
-            parts.fault("missing", message, None)
-        for file in files:
-            if file.kind == kind and (file.dp, file.mp) not in ranks:
-                message = f"a rank that a job of {world:,} ranks does not have"
-                parts.findings.append(error("part-extra", message, file.name))
+def _wanted(files: list[_File], stage: int | None, world: int, models: int) -> Iterator[str]:
+    """Yield the names of the files that such a job writes, as far as its own words tell."""
+    for mp in range(models):
+        for dp in range(world):
+            if stage == 3:
+                yield f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt"
+            elif dp == 0:
+                yield f"mp_rank_{mp:02d}_model_states.pt"
+            if stage:
+                yield f"{_prefix(files)}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
+    told = [file.part.metadata for file in files if file.kind == "model"]
+    yield from _wanted_layers(files, told)
+    for layer, count in enumerate(_counts(told[0].get("num_experts"))):
+        yield from (f"layer_{layer}_expert_{at}_mp_rank_00_model_states.pt" for at in range(count))
+
+
+def _prefix(files: list[_File]) -> str:
+    """Return how the names of optimizer states begin, which tells their precision."""
+    found = (match[1] for file in files if (match := _OPTIMIZER.fullmatch(file.name)))
+    return next(found, None) or ""
+
+
+def _wanted_layers(files: list[_File], told: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of the files of those layers of a pipeline of which parameters are named."""
+    own = [file for file in files if file.kind == "layer"]
+    if not own and not all(one.get("module", one) is None for one in told):
+        return
+    names = (name for one in told for group in shapes_of(one.get("param_shapes")) for name in group)
+    layers = {int(match[1]) for name in names if (match := _OF_A_LAYER.match(str(name)))}
+    endings = {match[1] or "" for file in own if (match := _OF_A_RANK.search(file.name))}
+    for ending in sorted(endings or {""}):
+        yield from (f"layer_{layer:02d}{ending}-model_states.pt" for layer in sorted(layers))
+    if not own and not layers:
+        yield "layer_00-model_states.pt"
+
+
+def _counts(told: object) -> list[int]:
+    """Return how many experts each layer with experts has."""
+    counts = told if isinstance(told, list) else []
+    if not all(type(count) is int and 0 <= count <= MAX_RANKS for count in counts) or sum(counts) > MAX_RANKS:
+        return []
+    return counts
+
+
+def _note_missing(parts: Gathered, files: list[_File], wanted: Iterable[str]) -> None:
+    here = {_numbers(file.name) for file in files}
+    lacking = [name for name in wanted if _numbers(name) not in here]
+    for name in lacking[:_MAX_TOLD]:
+        parts.fault("missing", "there is no such file", name)
+    if len(lacking) > _MAX_TOLD:
+        parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more files are not there", None)
+
+
+def _numbers(name: str) -> object:
+    """Return what a file is for, and whose, however its name is spelt; a name that says nothing is itself."""
+    for kind, pattern in _KINDS.items():
+        match = pattern.fullmatch(name)
+        if match:
+            found = match.groupdict()
+            return kind, *(
+                None if found[key] is None else int(found[key]) for key in _NUMBERS if key in found
+            )
+    return name
+
+
+def _note_unknown(parts: Gathered, files: list[_File], stage: int | None, world: int, models: int) -> None:
+    """Note files of ranks that the job did not have."""
+    for file in files:
+        is_cut = file.kind == "optimizer" or stage == 3
+        known = range(world) if is_cut else (None,)
+        if file.kind in ("model", "optimizer") and (file.dp not in known or file.mp >= models):
+            message = f"a rank that a job of {world:,} ranks does not have"
+            parts.findings.append(error("part-extra", message, file.name))
 
 
 def _compare_saves(parts: Gathered, files: list[_File]) -> None:
@@ -186,10 +255,19 @@ def _tensors(file: _File, ranks: Ranks, first: Checkpoint | None) -> Iterator[Te
             yield from rebuilt(ranks, file.part.tensors)
         else:
             yield from file.part.tensors
+    elif file.kind in ("layer", "expert") and file.mp == 0:
+        yield from (_in_module(file, tensor) for tensor in file.part.tensors)
     elif file.kind == "model" and ranks.stage == 3:
         yield from (_below(file, one) for one in file.part.tensors if one.nbytes and one.path[0] != "module")
     else:
         yield from (_below(file, tensor) for tensor in file.part.tensors)
+
+
+def _in_module(file: _File, tensor: Tensor) -> Tensor:
+    """Return a tensor of a layer, or of an expert, as the whole module names it."""
+    layer = f"{file.layer}." if file.kind == "layer" else ""
+    owner = None if tensor.shares_with is None else f"module.{layer}{tensor.shares_with}"
+    return replace(tensor, path=("module", layer + tensor.name), role=Role.WEIGHTS, shares_with=owner)
 
 
 def _below(file: _File, tensor: Tensor) -> Tensor:

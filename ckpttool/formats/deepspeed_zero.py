@@ -6,13 +6,13 @@ Source: deepspeedai/DeepSpeed ``deepspeed/utils/zero_to_fp32.py``.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, Role, Tensor
-from ckpttool.dtypes import DType
 from ckpttool.formats.chunks import Joined
 from ckpttool.formats.torch_objects import MAX_AXES
 from ckpttool.report import Finding, error, note
@@ -48,7 +48,12 @@ class Ranks:
     @property
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """Return the shapes of the parameters by name, group by group, as far as they are told."""
-        return _shapes(self.told.get("param_shapes"))
+        return shapes_of(self.told.get("param_shapes"))
+
+    @property
+    def has_experts(self) -> bool:
+        """Tell whether there are layers of which each rank has some experts only."""
+        return bool(self.told.get("num_experts"))
 
     @property
     def is_whole(self) -> bool:
@@ -82,7 +87,8 @@ def _inner(tree: object, *keys: str) -> Any:
     return tree
 
 
-def _shapes(told: object) -> list[dict[str, tuple[int, ...]]]:
+def shapes_of(told: object) -> list[dict[str, tuple[int, ...]]]:
+    """Return shapes by name, group by group; what is none is left out."""
     groups = told if isinstance(told, list) else [told] if isinstance(told, Mapping) else []
     return [
         {name: tuple(shape) for name, shape in group.items() if _is_shape(shape)}
@@ -116,19 +122,26 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
             found = sum(tensor.size for tensor in _flat(ranks, rank))
             if found != wanted:
                 message = f"rank {rank} holds {found:,} elements, and the parameters need {wanted:,} of each"
-                yield error("partition-sum", message, f"zero_pp_rank_{rank}")
+                yield error("partition-sum", message, os.path.basename(ranks.optimizer[rank].path))
 
 
 def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
     stage = _stage(part)
     if stage != ranks.stage:
         message = f"ZeRO stage {stage}, and others have {ranks.stage}"
-        yield error("stage-disagrees", message, f"zero_pp_rank_{rank}")
+        yield error("stage-disagrees", message, os.path.basename(part.path))
+    for count in _partition_counts(part) if ranks.world else ():
+        if count != ranks.world and not (ranks.has_experts and ranks.world % count == 0):
+            message = f"it speaks of {count:,} partitions, and the model's states of {ranks.world:,} ranks"
+            yield error("partition-count", message, os.path.basename(part.path))
+            return
+
+
+def _partition_counts(part: Checkpoint) -> list[int]:
+    """Return in how many partitions each group lies; experts' groups in fewer, as not all ranks have each."""
     told = _inner(part.metadata, _STATES, "partition_count")
     counts = told if isinstance(told, list) else [told]
-    if ranks.world and any(type(count) is int and count != ranks.world for count in counts):
-        message = f"it speaks of {counts[0]!r:.20} partitions, and the model's states of {ranks.world} ranks"
-        yield error("partition-count", message, f"zero_pp_rank_{rank}")
+    return [count for count in counts if type(count) is int and count > 0]
 
 
 def _check_groups(ranks: Ranks) -> Iterator[Finding]:
@@ -138,8 +151,11 @@ def _check_groups(ranks: Ranks) -> Iterator[Finding]:
         sizes = [t.size for part in ranks.optimizer.values() for t in part.tensors if t.path == path]
         wanted = sum(map(math.prod, group.values()))
         # Partitions end at multiples of twice the number of ranks, whatever was added for that.
-        if sizes and not wanted <= sum(sizes) < wanted + 2 * ranks.world:
-            message = f"group {at} has {sum(sizes):,} elements in all, and its parameters {wanted:,}"
+        counts = _partition_counts(ranks.optimizer[0])
+        count = counts[at] if at < len(counts) and ranks.has_experts else ranks.world
+        copies = max(1, ranks.world // count)
+        if sizes and not wanted * copies <= sum(sizes) < wanted * copies + 2 * ranks.world:
+            message = f"group {at} has {sum(sizes):,} elements in all, and its parameters {wanted * copies:,}"
             yield error("partition-sum", message, None)
 
 
@@ -190,9 +206,8 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
         for group in ranks.shapes:
             for name, shape in group.items():
                 part = -(-math.prod(shape) // ranks.world)
-                runs = [_run(groups, offset, part) for groups in flat]
+                yield from _named(name, shape, flat, offset, part)
                 offset += part
-                yield from _named(name, shape, runs, flat[0][0].dtype if flat[0] else None)
     for name, shape in _frozen_shapes(ranks).items():
         path = ("frozen_param_fragments", name)
         parts = [
@@ -201,12 +216,11 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
             if rank in ranks.model
         ]
         if len(parts) == ranks.world and all(parts):
-            runs = [_run(part, 0, part[0].size) for part in parts]
-            yield from _named(name, shape, runs, parts[0][0].dtype)
+            yield from _named(name, shape, parts, 0, parts[0][0].size)
 
 
 def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
-    return next(iter(_shapes(ranks.told.get("frozen_param_shapes"))), {})
+    return next(iter(shapes_of(ranks.told.get("frozen_param_shapes"))), {})
 
 
 def _run(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
@@ -225,21 +239,23 @@ def _run(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | N
 
 
 def _named(
-    name: str, shape: tuple[int, ...], runs: list[list[Contiguous] | None], dtype: DType | None
+    name: str, shape: tuple[int, ...], ranks: list[list[Tensor]], offset: int, count: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a parameter by its name, where all its runs are known; what was added at the end is cut off."""
-    if dtype is None:
+    """Yield a parameter by its name, where all ranks have their part of it; padding at the end is cut off."""
+    if not ranks[0]:
         return
+    dtype, kept = ranks[0][0].dtype, []
     left = dtype.nbytes(math.prod(shape))
-    kept = []
-    for part in runs:
-        if part is None:
+    for tensors in ranks:
+        runs = _run(tensors, offset, count)
+        if runs is None:
             return
-        for run in part:
+        for run in runs:
             kept.append(run._replace(nbytes=min(left, run.nbytes)))
             left -= kept[-1].nbytes
     if left == 0:
-        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, Joined(tuple(kept)))
+        storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
+        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, Joined(tuple(kept), storages))
 
 
 def explained(ranks: Ranks) -> Iterator[Finding]:

@@ -60,15 +60,12 @@ def unit_at(path: str) -> Unit | None:
     Raises:
         CheckpointError: It can't be looked at.
     """
-    probe = Probe(path)
-    try:
+    with Probe(path) as probe:
         format = detect(probe)
         if format is None and (probe.is_directory or suffix_format(probe.name) is None):
             return None
         unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(path, (probe.name,), format)
         return None if unit is None else _with_sidecars(unit)
-    finally:
-        probe.close()
 
 
 def _in_directory(directory: str, root: str, walk: Walk, depth: int) -> Iterator[Unit]:

@@ -10,39 +10,33 @@ Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` and ``contrib/trainer.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.assembly import lazy_scalar
 from ckpttool.formats.fluid_parts import (
     COUNTERS,
     MARKER,
+    MODEL,
     TABLES,
     TRAINER,
     Entries,
     Parts,
-    add_tables,
-    add_trainer,
     add_variables,
-    check_accumulators,
     in_order,
     is_stream_file,
-    role_of,
 )
-from ckpttool.formats.interface import Format, Probe, scan
-from ckpttool.formats.paddle_program import Program, looks_like_program, read_program
-from ckpttool.formats.parts import placed
-from ckpttool.report import note, warning
-from ckpttool.wire.lodtensor import Stream, lod_fault, read_all
+from ckpttool.formats.fluid_programs import add_inference, add_loose
+from ckpttool.formats.fluid_siblings import SERIAL, check_neighbour, siblings_have_marker
+from ckpttool.formats.fluid_tables import add_tables
+from ckpttool.formats.fluid_trainers import add_trainer, check_trainers
+from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
+from ckpttool.formats.paddle_program import looks_like_program
+from ckpttool.formats.scalars import lazy_scalar
+from ckpttool.report import note
 from ckpttool.wire.source import Source
-
-MODEL = "__model__"
-COMBINED = "__params__"
-SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")
 
 _RATE = "learning_rate_0"
 
@@ -63,9 +57,9 @@ class Fluid(Format):
             if kind == "checkpoint":
                 _add_serial(parts, probe.entries)
             elif kind == "inference":
-                producer = _add_inference(parts, probe.entries)
+                producer = add_inference(parts, probe.entries)
             else:
-                add_variables(parts, probe.entries, lambda name: False)
+                add_loose(parts, probe.entries)
             if kind is not None and not parts.files:
                 raise DamagedCheckpoint(probe.path, "no file in it", expected="variables or a trainer's")
             return _checkpoint(probe, kind, parts, producer)
@@ -134,20 +128,6 @@ def has_marker(entries: Entries) -> bool:
     return MARKER in entries and os.path.isfile(entries[MARKER].path)
 
 
-def _siblings_have_marker(path: str) -> bool:
-    """Tell whether another serial beside one has the marker."""
-    own = os.path.realpath(path)
-    try:
-        beside = scan(os.path.dirname(own))
-    except CheckpointError:  # what can't be looked at tells nothing
-        return False
-    for name, entry in beside.items():
-        is_other = SERIAL.fullmatch(name) and entry.is_dir(follow_symlinks=False) and entry.path != own
-        if is_other and any(os.path.isfile(os.path.join(entry.path, *at, MARKER)) for at in ((), (MODEL,))):
-            return True
-    return False
-
-
 def _add_serial(parts: Parts, entries: Entries) -> None:
     """Read all of one serial."""
     named = is_serial(entries, os.path.basename(os.path.abspath(parts.root)))
@@ -155,20 +135,42 @@ def _add_serial(parts: Parts, entries: Entries) -> None:
     if model is not None:
         add_directory_of_variables(parts, model)
     elif not named:
-        add_variables(parts, entries, lambda name: False)
+        own = _manifests(parts.root)
+        add_variables(parts, entries, lambda name: name in own)
         parts.add_marker(entries)
-    _check_marker(parts, entries, has_variables=model is not None or not named)
-    for name, entry in entries.items() if named else ():
+    has_variables = model is not None or not named
+    _check_marker(parts, entries, has_variables=has_variables)
+    is_marked = has_variables and has_marker(entries)
+    if named:
+        _add_around(parts, entries, is_marked=is_marked)
+    if has_variables:
+        check_neighbour(parts, entries, is_marked=is_marked)
+        if not any(tensor.path[0] not in TABLES for tensor in parts.tensors) and parts.complete:
+            parts.fault("no-variables", "no variable in it", MODEL if model is not None else None)
+
+
+def _add_around(parts: Parts, entries: Entries, *, is_marked: bool) -> None:
+    """Read the trainers and lookup tables of a serial, and tell what is neither."""
+    own = _manifests(parts.root)
+    for name, entry in entries.items():
         match = TRAINER.fullmatch(name)
-        if name in (MODEL, MARKER):
+        if name in (MODEL, MARKER) or name in own:
             continue
-        if (match or name in TABLES) and entry.is_dir(follow_symlinks=False):
-            inner = scan(entry.path)
-            add_trainer(parts, str(int(match[1])), inner) if match else add_tables(parts, inner)
+        if match and entry.is_dir(follow_symlinks=False):
+            add_trainer(parts, str(int(match[1])), scan(entry.path), is_marked=is_marked)
+        elif name in TABLES and entry.is_dir(follow_symlinks=False):
+            add_tables(parts, scan(entry.path))
         elif parts.is_inside(entry):
             parts.findings.append(note("not-part", "no part of a serial; it was not looked at", name))
+    check_trainers(parts)
     if all(name in entries for name in TABLES):
         parts.findings.append(note("tables-twice", "lookup tables under both spellings", TABLES[1]))
+
+
+def _manifests(root: str) -> frozenset[str]:
+    """Return the names that the manifests of a serial have, which lie hidden inside it."""
+    name = os.path.basename(os.path.abspath(root))
+    return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
 def add_directory_of_variables(parts: Parts, model: os.DirEntry[str]) -> None:
@@ -185,68 +187,11 @@ def _check_marker(parts: Parts, entries: Entries, *, has_variables: bool) -> Non
         message = f"no {MODEL}: only the trainer that wrote it holds the variables"
         parts.fault("no-model", message)
     elif not has_marker(entries):
-        if _siblings_have_marker(parts.root):
+        if siblings_have_marker(parts.root):
             parts.fault("no-marker", f"no {MARKER}: its save did not finish, and Paddle does not load it")
         else:
             message = f"no {MARKER}, nor in any serial beside it: judged by its content alone"
             parts.findings.append(note("no-marker-anywhere", message))
-
-
-def _add_inference(parts: Parts, entries: Entries) -> Producer:
-    """Read a program and the variables that it names."""
-    source = parts.source(entries[MODEL])
-    program = read_program(source, MODEL)
-    parts.safety += (placed(finding, MODEL) for finding in program.safety)
-    combined = entries.get(COMBINED)
-    if combined is not None and parts.is_inside(combined):
-        add_combined(parts, combined, program)
-    else:
-        add_variables(parts, entries, lambda name: name == MODEL)
-        found = {tensor.path[0] for tensor in parts.tensors}
-        lacking = [one.name for one in program.stored if one.name not in found]
-        if lacking:
-            message = f"{len(lacking):,} variables of the program have no file, like {lacking[0]!r}"
-            parts.fault("variable-missing", message)
-    check_program(parts, program)
-    return Producer("paddle", program.release)
-
-
-def add_combined(parts: Parts, entry: os.DirEntry[str], program: Program | None) -> None:
-    """Read a file of several tensors; the program, where there is one, tells their names."""
-    source, where = parts.source(entry), parts.name_of(entry.path)
-    found: list[Stream] = []
-    try:
-        found.extend(read_all(source))
-    except DamagedCheckpoint as failure:
-        # Those before the damage are kept.
-        place = "" if failure.where is None else f"{failure.where}: "
-        parts.fault(failure.code, f"{place}{failure.reason}", where)
-    names = [one.name for one in program.stored] if program is not None else []
-    if program is not None and parts.complete and len(names) != len(found):
-        message = f"{len(found):,} tensors, and the program has {len(names):,} variables"
-        parts.fault("program-mismatch", message, where)
-        names = []
-    for number, stream in enumerate(found):
-        name = names[number] if number < len(names) else f"#{number}"
-        if (fault := lod_fault(source, stream)) is not None:
-            parts.findings.append(warning("lod-inconsistent", fault, name))
-        parts.add((name,), role_of(name), source, stream)
-    check_accumulators(parts)
-
-
-def check_program(parts: Parts, program: Program) -> None:
-    """Compare each tensor with what the program declares; an axis of -1 has any length."""
-    for tensor in parts.tensors:
-        told = program.variables.get(str(tensor.path[0]))
-        if told is None or told.shape is None or len(tensor.path) > 1:
-            continue
-        fits = len(told.shape) == len(tensor.shape) and all(
-            want in (-1, have) for want, have in zip(told.shape, tensor.shape, strict=True)
-        )
-        if not fits or told.dtype not in (None, tensor.dtype):
-            have = f"{tensor.dtype.name} {list(tensor.shape)}"
-            want = f"{told.dtype.name if told.dtype else '?'} {list(told.shape)}"
-            parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)
 
 
 def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer) -> Checkpoint:
@@ -255,6 +200,8 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
     metadata: dict[str, object] = {"serial": int(match[1])} if match and kind == "checkpoint" else {}
     if parts.trainers:
         metadata["trainers"] = parts.trainers
+    if parts.tables:
+        metadata["lookup_tables"] = parts.tables
     return Checkpoint(
         path=probe.path,
         format=Fluid.name,

@@ -1,10 +1,9 @@
-"""What lies in the directories of a Fluid checkpoint: variables, lookup tables, trainers."""
+"""What lies in the directories of a Fluid checkpoint: its files, and the variables in them."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,24 +13,18 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import scan
 from ckpttool.report import Finding, error, note, warning
-from ckpttool.wire.lodtensor import Stream, integers, lod_fault, read_file, starts_like_stream
+from ckpttool.wire.lodtensor import Stream, lod_fault, read_file, starts_like_stream
 from ckpttool.wire.readable import Contiguous, reader_from
-from ckpttool.wire.reopened import Reopened
 from ckpttool.wire.source import Source
 
+MODEL = "__model__"
 MARKER = "_SUCCESS"
 TABLES = ("__lookup_table__", "__lockup_table__")
 """The directory of lookup tables, as the code spells it and as the guide does."""
 TRAINER = re.compile(r"trainer_([0-9]{1,9})")
-MAX_ARGUMENT = 1 << 12
-"""The most bytes of a trainer's argument: a number as text."""
 MAX_SLASHES = 16
 """The most slashes in the name of a variable."""
-MAX_ROWS = 1 << 20
-"""The most rows of all tables that are compared with each other."""
 
-_SHARD = re.compile(r"(?:(?P<table>.*)_)?(?P<index>[0-9]{1,9})", re.DOTALL)
-_NUMBER = re.compile(r"\s*([-+]?[0-9]{1,18})\s*")
 COUNTERS = ("epoch_id", "step_id")
 _ACCUMULATOR = re.compile(
     r"(?:(?P<parameter>.+)_)?(?:moment1?|moment2(?:_max)?|velocity|beta[12]_pow_acc|inf_norm|mean_square|"
@@ -59,6 +52,7 @@ class Parts:
     files: list[FileEntry] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     trainers: dict[str, dict[str, object]] = field(default_factory=dict)
+    tables: dict[str, dict[str, object]] = field(default_factory=dict)
     safety: list[Finding] = field(default_factory=list)
     complete: bool = True
     opened: ExitStack = field(default_factory=ExitStack)
@@ -83,14 +77,14 @@ class Parts:
         """Return a path as findings name it: from the checkpoint's directory on."""
         return os.path.relpath(path, self.root).replace(os.sep, "/")
 
-    def source(self, entry: os.DirEntry[str]) -> Reopened:
-        """Return a file of the checkpoint, which is opened only while it is read."""
-        source = Reopened(entry.path)
+    def source(self, entry: os.DirEntry[str]) -> Source:
+        """Return a file of the checkpoint."""
+        source = Source(entry.path)
         self.opened.callback(source.close)
         self.files.append(FileEntry(entry.path, source.size))
         return source
 
-    def read(self, entry: os.DirEntry[str]) -> tuple[Reopened, Stream] | None:
+    def read(self, entry: os.DirEntry[str]) -> tuple[Source, Stream] | None:
         """Return the one stream in a file; where it is damaged, note an error and return None.
 
         Raises:
@@ -109,13 +103,11 @@ class Parts:
         except DamagedCheckpoint as failure:
             self.fault(failure.code, failure.reason, name)
             return None
-        finally:
-            source.rest()
         if fault is not None:
             self.findings.append(warning("lod-inconsistent", fault, name))
         return source, stream
 
-    def add(self, path: Path, role: Role, source: Reopened, stream: Stream) -> None:
+    def add(self, path: Path, role: Role, source: Source, stream: Stream) -> None:
         """Take the values of a stream as a tensor."""
         extent = Extent(source.path, stream.offset, stream.nbytes)
         values = Contiguous(source, stream.offset, stream.nbytes)
@@ -123,7 +115,7 @@ class Parts:
         read = reader_from(source, stream.offset)
         self.spans.append(Span(extent, self.name_of(source.path), read, None, stream.dtype))
 
-    def add_rows(self, path: Path, source: Reopened, stream: Stream) -> None:
+    def add_rows(self, path: Path, source: Source, stream: Stream) -> None:
         """Take the row numbers of a SelectedRows as a tensor; they are structure, and may have been read."""
         if stream.rows is None:
             return
@@ -136,7 +128,7 @@ class Parts:
         entry = entries.get(MARKER)
         if entry is None or not entry.is_file(follow_symlinks=False):
             return False
-        self.source(entry).rest()
+        self.source(entry)
         return True
 
 
@@ -146,7 +138,7 @@ def add_variables(parts: Parts, entries: Entries, passed_over: Callable[[str], b
     Raises:
         CheckpointError: The operating system refuses one.
     """
-    for name, entry in _named(entries):
+    for name, entry in files_by_variable(entries):
         if name == MARKER or passed_over(name):
             continue
         if entry.name.startswith("."):
@@ -162,7 +154,7 @@ def add_variables(parts: Parts, entries: Entries, passed_over: Callable[[str], b
     check_accumulators(parts)
 
 
-def _named(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield files by the names of their variables; what stands before a slash in one is a directory.
 
     Directories that lie too deep are given as they are.
@@ -186,100 +178,6 @@ def check_accumulators(parts: Parts) -> None:
         if parameter in shapes and shape not in (shapes[parameter], (1,), ()):
             message = f"shape {list(shape)}, and {parameter} has {list(shapes[parameter])}"
             parts.findings.append(error("accumulator-shape", message, str(name)))
-
-
-def add_tables(parts: Parts, entries: Entries) -> None:
-    """Read the shards of all lookup tables in a directory.
-
-    Raises:
-        CheckpointError: The operating system refuses one.
-    """
-    shards: dict[str, dict[int, str]] = defaultdict(dict)
-    rows: dict[str, list[tuple[str, Reopened, Stream]]] = defaultdict(list)
-    for name, entry in entries.items():
-        match = _SHARD.fullmatch(name)
-        if name == MARKER or match is None:
-            if name != MARKER:
-                where = parts.name_of(entry.path)
-                parts.findings.append(warning("table-name", "it is not named like a lookup table", where))
-            continue
-        table, index = match["table"] or "", int(match["index"])
-        if index in shards[table]:
-            parts.fault(
-                "table-shard-twice", f"two files of parameter server {index}", parts.name_of(entry.path)
-            )
-        shards[table][index] = name
-        if (found := parts.read(entry)) is not None:
-            rows[table].append((name, *found))
-            parts.add_rows((TABLES[0], name, "rows"), *found)
-            parts.add((TABLES[0], name, "values"), Role.WEIGHTS, *found)
-    for table, found_shards in shards.items():
-        _check_shards(parts, table, found_shards)
-    for found_rows in rows.values():
-        _check_rows(parts, found_rows)
-
-
-def _check_shards(parts: Parts, table: str, shards: Mapping[int, str]) -> None:
-    lacking = [index for index in range(min(max(shards) + 1, len(shards) + 1)) if index not in shards]
-    if lacking:
-        message = f"the shard of parameter server {lacking[0]} is missing; {len(shards):,} are here"
-        parts.fault("table-shard-missing", message, table or None)
-
-
-def _check_rows(parts: Parts, shards: list[tuple[str, Reopened, Stream]]) -> None:
-    """Require that no row lies in two shards of a table, nor twice in one."""
-    total = sum(stream.rows.total for _, _, stream in shards if stream.rows)
-    if total > MAX_ROWS:
-        message = f"{total:,} rows, which were not compared (more than {MAX_ROWS:,})"
-        parts.findings.append(note("rows-not-compared", message, shards[0][0]))
-        return
-    seen: set[int] = set()
-    for name, source, stream in shards:
-        if stream.rows is None:
-            continue
-        own = integers(source, stream.rows.offset, stream.rows.total)
-        if len(own) > len(set(own) - seen):
-            parts.findings.append(error("rows-twice", "it has rows that were there before", name))
-        seen.update(own)
-
-
-def add_trainer(parts: Parts, number: str, entries: Entries) -> None:
-    """Read what a trainer kept of its progress: one small text file for each argument.
-
-    Raises:
-        CheckpointError: The operating system refuses one.
-    """
-    arguments: dict[str, object] = {}
-    for name, entry in entries.items():
-        where = parts.name_of(entry.path)
-        if name == MARKER or name.startswith("."):
-            continue
-        if not parts.is_inside(entry):
-            continue
-        if not os.path.isfile(entry.path):
-            parts.findings.append(warning("not-part", "a directory among a trainer's arguments", where))
-            continue
-        source = parts.source(entry)
-        if source.size > MAX_ARGUMENT:
-            message = f"{source.size:,} bytes, which is no argument of a trainer; it was not read"
-            parts.findings.append(warning("trainer-argument", message, where))
-            source.rest()
-            continue
-        text = source.read(0, source.size).decode("utf-8", "backslashreplace")
-        source.rest()
-        arguments[name] = _value(parts, name, text, where)
-    if not parts.add_marker(entries):
-        parts.findings.append(note("trainer-no-marker", f"no {MARKER}", f"trainer_{number}"))
-    parts.trainers[number] = arguments
-
-
-def _value(parts: Parts, name: str, text: str, where: str) -> object:
-    match = _NUMBER.fullmatch(text)
-    if match is not None:
-        return int(match[1])
-    if name in COUNTERS:
-        parts.findings.append(error("trainer-argument", f"{text[:40]!r}, which is no number", where))
-    return text.strip()
 
 
 def in_order(spans: list[Span]) -> Iterator[Span]:

@@ -6,23 +6,20 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ckpttool.checkpoint import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.formats.h5_types import dtype_of
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks
 from ckpttool.wire.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
-    Chunk,
     Dataset,
-    Kind,
     Location,
-    Streamed,
     Tree,
     stated_end,
-    stored_chunks,
     walk,
 )
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
@@ -33,36 +30,9 @@ _INFLATION = 1100
 _UNSTORED = 1 << 26
 """How many bytes that aren't stored, but filled in when they are read, a file may announce."""
 
-_FLOATS: dict[tuple[int, ...], str] = {
-    (15, 10, 5, 0, 10, 15): "float16",
-    (15, 7, 8, 0, 7, 127): "bfloat16",
-    (31, 23, 8, 0, 23, 127): "float32",
-    (63, 52, 11, 0, 52, 1023): "float64",
-    (7, 2, 5, 0, 2, 15): "float8_e5m2",
-}
-_COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 _READ = 0xD202EF8D
 """The CRC-32 of one zero byte: what reading a chunk gives whose own checksum libhdf5 found right."""
 _ANY_FLOAT = BY_NAME["float8_e5m2"]
-
-
-def dtype_of(kind: Kind, attributes: Any) -> DType | None:
-    """Return the type of a dataset's elements, or None where they are no numbers."""
-    if kind.family == "bool":
-        return BY_NAME["bool"]
-    if kind.family == "int":
-        return BY_NAME.get(f"{'' if kind.signed else 'u'}int{8 * kind.size}")
-    if kind.family in ("float", "complex"):
-        name = _FLOATS.get(kind.fields, "")
-        if kind.family == "complex":
-            name = _COMPLEX.get(name, "")
-        found = BY_NAME.get(name)
-        return found if found and found.itemsize == kind.size else None
-    if kind.family == "opaque":
-        told = attributes.get("dtype")
-        found = BY_NAME.get(told) if isinstance(told, str) else None
-        return found if found and found.bits == 8 * kind.size else BY_NAME.get(f"bits{8 * kind.size}")
-    return None
 
 
 @dataclass(slots=True)
@@ -141,8 +111,17 @@ class Opened:
         )
 
     def close(self) -> None:
-        """Give the file back."""
+        """Let the child close the file."""
         self.location.close()
+
+    def with_it(self, close: Callable[[], None]) -> Callable[[], None]:
+        """Return what closes this, and then something else."""
+
+        def both() -> None:
+            self.close()
+            close()
+
+        return both
 
 
 def _verdict(
@@ -187,6 +166,9 @@ def take_apart(
     _links(opened)
     for fault in tree.faults:
         opened.findings.append(error(fault.code, fault.message, fault.where))
+    if tree.faults:
+        message = "a part of it was not read; what links there lead to is not known"
+        opened.safety.append(warning("not-scanned", message, tree.faults[0].where))
     _overlaps(opened)
     _trailing(opened)
     return opened

@@ -6,16 +6,18 @@ Source: the HDF5 file format specification; h5py for its booleans, complex numbe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
 from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.assembly import training_of
-from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.training import role_of
+from ckpttool.roles import role_of
+from ckpttool.wire.h5worker import WORKER
 from ckpttool.wire.hdf5 import SIGNATURE, Location
+
+if TYPE_CHECKING:
+    from ckpttool.formats.h5_tensors import Opened
 
 _STARTS = (0, 512, 1024, 2048)
 
@@ -34,6 +36,9 @@ def looked_at(probe: Probe) -> Opened:
         CheckpointError: It can't be read.
     """
     if probe not in _opened:
+        WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
+        from ckpttool.formats.h5_tensors import open_h5
+
         location = Location(probe.path, 0, probe.source.size)
         try:
             _opened[probe] = open_h5(location, probe.source, 0)
@@ -57,15 +62,13 @@ class Hdf5(Format):
         return is_hdf5(probe)
 
     def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.assembly import training_of
+
         opened = looked_at(probe)
         tensors = tuple(
             replace(tensor, role=role_of(tensor.path, tensor.shape)) for tensor in opened.tensors.values()
         )
         metadata = metadata_of(opened)
-
-        def close() -> None:
-            opened.close()
-            probe.close()
 
         return Checkpoint(
             path=probe.path,
@@ -79,7 +82,7 @@ class Hdf5(Format):
             findings=tuple(opened.findings),
             safety=tuple(opened.safety),
             complete=opened.complete,
-            close=close,
+            close=opened.with_it(probe.close),
         )
 
 

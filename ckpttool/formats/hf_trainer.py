@@ -44,6 +44,7 @@ class HfTrainer(Format):
     """A directory like ``checkpoint-500`` that ``transformers.Trainer`` or Accelerate wrote."""
 
     name: ClassVar[str] = "safetensors"
+    takes_in = True
     specialises = (ShardedSafetensors, ShardedPytorch)
 
     def matches(self, probe: Probe) -> bool:
@@ -224,13 +225,11 @@ def _below(key: str, tensor: Tensor) -> Tensor:
 def _is_recognised(path: str) -> bool:
     from ckpttool.formats import detect
 
-    probe = Probe(path)
     try:
-        return detect(probe) is not None
+        with Probe(path) as probe:
+            return detect(probe) is not None
     except NotACheckpoint:
         return False
-    finally:
-        probe.close()
 
 
 def _disagreement(name: str, state: Mapping[str, Any]) -> Iterator[Finding]:

@@ -6,7 +6,8 @@ import os
 import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -14,21 +15,25 @@ from typing import ClassVar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.wire.source import Source
-from ckpttool.wire.zipped import EMPTY_MAGIC, LOCAL_MAGIC, Archive
+from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
+from ckpttool.wire.zipped import Archive
 
 HEAD_BYTES = 4096
 SIDECARS = (".sha256", ".digests.json")
 """Endings of what ``verify --write-manifest`` puts beside a checkpoint; it goes where the checkpoint goes."""
 
+# Many a zip has a brace among its first bytes; behind its magic, only one in the place of safetensors counts.
+_JSON_HEADER = re.compile(rb".{8}\s*\{", re.DOTALL)
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
+_ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _DIGITS = re.compile(r"([0-9]+)")
 
 
 class Probe:
     """A path, looked at once for all formats: its first bytes, or the names in a directory.
 
-    The format that opens it takes over the open file; whoever doesn't, closes the probe.
+    A context manager that closes the file; ``open_with`` hands it over to the checkpoint instead.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -71,13 +76,15 @@ class Probe:
         if self.is_directory:
             return frozenset({"directory"})
         head = self.head
+        is_zip = head.startswith((LOCAL_MAGIC, EMPTY_MAGIC))
         told = {
-            "zip": head.startswith((LOCAL_MAGIC, EMPTY_MAGIC)),
+            "zip": is_zip,
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
-            "json": b"{" in head,
+            "json": b"{" in head and (not is_zip or _JSON_HEADER.match(head) is not None),
             "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
             "numpy": head.startswith(b"\x93NUMPY"),
+            "table": head[:2] == b"\0\0" and head[2:3] > b"\0",  # an empty key, with a value
         }
         kinds = {kind for kind, is_so in told.items() if is_so}
         return frozenset(kinds if kinds - {"json"} else kinds | {"other"})
@@ -132,6 +139,12 @@ class Probe:
         length = int.from_bytes(self.head[26:28], "little")
         return self.head[30 : 30 + length].decode("utf-8", "replace")
 
+    def __enter__(self) -> Probe:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close the file, if it was opened."""
         if "source" in self.__dict__:
@@ -142,7 +155,21 @@ def _file_of(path: str) -> str:
     """Return the file that a path stands for: of a TensorFlow prefix, or of a shard behind it, the index."""
     shard = _TENSORFLOW_SHARD.search(path)
     index = f"{path[: shard.start()] if shard else path}.index"
-    return index if (shard or not os.path.lexists(path)) and os.path.isfile(index) else path
+    is_there = os.path.lexists(path)
+    if (shard or not is_there) and os.path.isfile(index):
+        return index
+    return path if is_there else _old_shard(path) or path
+
+
+def _old_shard(path: str) -> str | None:
+    """Return the first shard behind the prefix of a TensorFlow checkpoint of the first version."""
+    directory, name = os.path.split(path)
+    shard = re.compile(re.escape(_ALL_SHARDS.sub("", name)) + r"-\d{5}-of-\d{5}", re.DOTALL)
+    try:
+        found = min(filter(shard.fullmatch, os.listdir(directory or os.curdir)), default=None)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else os.path.join(directory, found)
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:
@@ -207,11 +234,13 @@ class Format(ABC):
         name: As the documentation lists it.
         suffixes: Usual endings of the file name, in lower case; hints for error messages only.
         specialises: Formats that also recognise what this one does, and stand back.
+        takes_in: Whether checkpoints in directories inside one of this format are parts of it.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     specialises: ClassVar[tuple[type[Format], ...]] = ()
+    takes_in: ClassVar[bool] = False
 
     @abstractmethod
     def matches(self, probe: Probe) -> bool:
@@ -231,12 +260,22 @@ class Format(ABC):
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.
         """
-        probe = Probe(unit.path)
-        try:
-            return self.open(probe)
-        except BaseException:
-            probe.close()
-            raise
+        return open_with(unit.path, lambda probe: self)
+
+
+def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -> Checkpoint:
+    """Return the checkpoint at a path, opened by the format that ``choose`` returns for it.
+
+    The checkpoint closes the file; where there comes to be none, it is closed here.
+
+    Raises:
+        CheckpointError: No format is chosen, or the one that is can't open it.
+    """
+    with ExitStack() as until_opened:
+        probe = until_opened.enter_context(Probe(path))
+        checkpoint = choose(probe).open(probe)
+        until_opened.pop_all()
+    return checkpoint
 
 
 class SetFormat(Format):

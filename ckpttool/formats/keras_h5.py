@@ -5,16 +5,17 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.h5_tensors import Opened
 from ckpttool.formats.hdf5 import Hdf5, is_hdf5, looked_at
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.keras_config import judge, read_config
-from ckpttool.formats.keras_layout import layer_names, named_tensors, training_of, variant_of
 from ckpttool.report import Finding, error, warning
+from ckpttool.wire.h5worker import WORKER
+
+if TYPE_CHECKING:
+    from ckpttool.formats.h5_tensors import Opened
 
 _CONFIGS = ("model_config", "training_config")
 _MARKS = (b"keras_version", b"layer_names", b"model_weights")
@@ -30,20 +31,20 @@ class KerasH5(Format):
     def matches(self, probe: Probe) -> bool:
         if not is_hdf5(probe):
             return False
+        WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
+        from ckpttool.formats.keras_layout import variant_of
+
         try:
             return variant_of(looked_at(probe)) is not None
         except DamagedCheckpoint:
             return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
 
     def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.keras_layout import named_tensors, training_of, variant_of
+
         opened = looked_at(probe)
         tensors = named_tensors(opened)
         told, findings, safety = _told(opened, probe.path)
-
-        def close() -> None:
-            opened.close()
-            probe.close()
-
         return Checkpoint(
             path=probe.path,
             format=self.name,
@@ -57,7 +58,7 @@ class KerasH5(Format):
             findings=(*dict.fromkeys(opened.findings), *findings),
             safety=(*opened.safety, *safety),
             complete=opened.complete,
-            close=close,
+            close=opened.with_it(probe.close),
         )
 
 
@@ -79,9 +80,6 @@ def _told(opened: Opened, path: str) -> tuple[dict[str, Any], list[Finding], lis
     for key in _CONFIGS:
         if key in groups.get((), {}):
             _add_config(key, groups[()][key], told, findings, safety, path)
-    names = layer_names(opened)
-    if names:
-        told["layers"] = names
     if opened.others:
         told["datasets"] = opened.others
     return told, findings, safety
@@ -90,6 +88,8 @@ def _told(opened: Opened, path: str) -> tuple[dict[str, Any], list[Finding], lis
 def _add_config(
     key: str, text: object, told: dict[str, Any], findings: list[Finding], safety: list[Finding], path: str
 ) -> None:
+    from ckpttool.formats.keras_config import judge, read_config
+
     try:
         raw = text if isinstance(text, str) else ""
         told[key] = read_config(path, raw.encode("utf-8", "surrogatepass"))

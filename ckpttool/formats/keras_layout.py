@@ -8,16 +8,17 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
+import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
-from ckpttool.formats.assembly import lazy_scalar
 from ckpttool.formats.h5_tensors import Opened
 from ckpttool.formats.interface import natural
-from ckpttool.formats.numpy_objects import shortest
+from ckpttool.formats.scalars import lazy_scalar, shortest
 from ckpttool.report import error
 from ckpttool.training import training_state
 from ckpttool.wire.hdf5 import Attributes
@@ -26,6 +27,9 @@ MODEL, WEIGHTS = "model", "weights"
 
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
+_LAYERS, _VARIABLES = "layers", "vars"
+_MAX_NAME = 255
+_COUNT = re.compile(r"_[0-9]+$")
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
 
 
@@ -80,10 +84,47 @@ def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
         used.add(name)
         key = "/" + "/".join(raw) if name != raw else None
         tensors.append(replace(tensor, path=name, role=role, key=key))
-    rest = (path for path in opened.tensors if path not in taken)
-    for path in sorted(rest, key=lambda path: [natural(str(part)) for part in path]):
-        tensors.append(replace(opened.tensors[path], role=role_of(path)))
+    rest = [path for path in opened.tensors if path not in taken]
+    rest.sort(key=lambda path: [natural(str(part)) for part in path])
+    known = _unambiguous({path: _known(groups, path) for path in rest}, used)
+    for path in rest:
+        key = "/" + "/".join(map(str, path)) if known[path] != path else None
+        tensors.append(replace(opened.tensors[path], path=known[path], role=role_of(path), key=key))
     return _renamed_ties(opened, tensors)
+
+
+def _known(groups: Mapping[tuple[str, ...], Attributes], path: Path) -> Path:
+    """Return the path under which people know a numbered variable: by the names that they gave to layers.
+
+    Keras names a group after the class of its layer, which is the same whenever the model is built; names
+    that Keras made up are not, since it counts on while a process lives.
+    """
+    parts = tuple(map(str, path))
+    if parts[-2:-1] != (_VARIABLES,) or _LAYERS not in parts:
+        return path
+    found = []
+    for at, part in enumerate(parts[:-2]):
+        if part != _LAYERS or (*parts[: at + 1], _VARIABLES) in groups:
+            given = groups.get((*parts[: at + 1], _VARIABLES), {}).get("name")
+            is_layer = parts[at - 1 : at] == (_LAYERS,)
+            found.append(given if is_layer and _is_given(given, part) else part)
+    return (*found, parts[-1])
+
+
+def _is_given(name: Any, group: str) -> TypeGuard[str]:
+    """Tell whether somebody named a layer; otherwise Keras did, after its class, as it names the group."""
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+        return False
+    return _COUNT.sub("", name) != _COUNT.sub("", group)
+
+
+def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path]:
+    """Return the names that no two variables would share; the others stay as they are in the file."""
+    counts = Counter(".".join(map(str, path)) for path in (*known.values(), *used, *known))
+    return {
+        path: name if name != path and counts[".".join(map(str, name))] == 1 else path
+        for path, name in known.items()
+    }
 
 
 def _renamed_ties(opened: Opened, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -125,15 +166,6 @@ def role_of(path: Path) -> Role:
     if path[0] == "metrics" or any("metric" in str(part) for part in path[:2]):
         return Role.TRAINING
     return Role.OTHER if any("seed_generator" in str(part) for part in path) else Role.WEIGHTS
-
-
-def layer_names(opened: Opened) -> dict[str, str]:
-    """Return the user's names of layers by the groups that hold their variables."""
-    return {
-        "/".join(path[:-1]): str(found["name"])
-        for path, found in opened.tree.groups.items()
-        if path[-1:] == ("vars",) and len(path) > 1 and isinstance(found.get("name"), str)
-    }
 
 
 def training_of(told: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:

@@ -13,14 +13,15 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras_config import judge, read_config
-from ckpttool.formats.keras_layout import layer_names, named_tensors
+from ckpttool.formats.keras_layout import named_tensors
 from ckpttool.formats.parts import placed
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.hdf5 import Location
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.zipped import STORED, Archive, Member
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 MAX_CONFIG = 100_000_000
@@ -140,8 +141,6 @@ class Model:
             self._lost(WEIGHTS, failure)
             return ()
         tensors = named_tensors(self.weights)
-        if names := layer_names(self.weights):
-            self.told["layers"] = names
         self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete

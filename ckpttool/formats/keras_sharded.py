@@ -17,18 +17,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
-from ckpttool.formats.sharded import refusal
+from ckpttool.formats.shard_index import read_weight_map, refusal, require_few
 from ckpttool.report import Finding, error, warning
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Source
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
 SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")
-MAX_INDEX = 100_000_000
-MAX_SHARDS = 10_000
 
 _MAPPED = re.compile(rb'"weight_map"|\.weights\.h5"')
 
@@ -53,27 +49,14 @@ def read_index(path: str) -> Index:
         DamagedCheckpoint: It is no JSON, or maps nothing.
         CheckpointError: It can't be read.
     """
-    with Source(path) as source:
-        if source.size > MAX_INDEX:
-            raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
-        told = parse_json(path, source.read(0, source.size), "index", constants=True)
-    weight_map = told.get("weight_map") if isinstance(told, dict) else None
-    metadata = told.get("metadata") if isinstance(told, dict) else None
-    if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
-        found = "an index without a weight_map from groups to files"
-        raise DamagedCheckpoint(path, found, code="index-malformed")
-    findings = [
-        error("duplicate-key", f"{part.key!r} stands twice", os.path.basename(path))
-        for part in (told, weight_map)
-        if isinstance(part, Doubled)
-    ]
+    told = read_weight_map(path)
+    findings = list(told.findings)
     groups: dict[str, tuple[str, ...]] = {}
-    for group, names in weight_map.items():
+    for group, names in told.weight_map.items():
         groups[group] = tuple(_accepted(names if isinstance(names, list) else [names], findings))
     files = tuple(sorted({name for names in groups.values() for name in names}))
-    if len(files) > MAX_SHARDS:
-        raise LimitExceeded(path, f"{len(files):,} shards", expected=f"at most {MAX_SHARDS:,}")
-    return Index(path, groups, files, (metadata or {}).get("total_size"), tuple(dict.fromkeys(findings)))
+    require_few(path, files)
+    return Index(path, groups, files, told.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
 
 
 def _accepted(names: list[Any], findings: list[Finding]) -> Iterator[str]:
@@ -187,7 +170,8 @@ def open_set(path: str, index: Index) -> Checkpoint:
 
 
 def _group(tensor: Tensor) -> str:
-    return "/" + "/".join(map(str, tensor.path[:-1]))
+    """Return the group in the file that a tensor lies in."""
+    return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
 
 
 def _add(shards: Gathered, index: Index, name: str, path: str) -> None:

@@ -39,11 +39,6 @@ class KerasZip(Format):
         model = Model(probe)
         tensors = model.read()
 
-        def close() -> None:
-            if model.weights is not None:
-                model.weights.close()
-            probe.close()
-
         return Checkpoint(
             path=probe.path,
             format=self.name,
@@ -57,5 +52,5 @@ class KerasZip(Format):
             findings=tuple(dict.fromkeys(model.findings)),
             safety=tuple(dict.fromkeys(model.safety)),
             complete=model.complete,
-            close=close,
+            close=probe.close if model.weights is None else model.weights.with_it(probe.close),
         )

@@ -19,13 +19,13 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding, error, note, warning
-from ckpttool.training import role_of
+from ckpttool.roles import role_of
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
 from ckpttool.wire.source import Source
 from ckpttool.wire.strided import Strided, is_contiguous
-from ckpttool.wire.zipped import STORED, Member
+from ckpttool.wire.zip_directory import STORED, Member
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}

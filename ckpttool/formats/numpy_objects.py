@@ -15,6 +15,7 @@ from typing import Any, Literal
 from ckpttool.checkpoint import Extent, Values
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.scalars import shortest
 from ckpttool.formats.trees import Leaf, plain
 from ckpttool.wire.pickled import Call, Global, Payload
 from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
@@ -266,15 +267,6 @@ def _scalar_bytes(data: object) -> bytes:
     if isinstance(content, Payload):
         raise TypeError(f"{content.nbytes:,} bytes of a scalar")
     return content
-
-
-def shortest(number: float) -> float:
-    """Return the shortest decimal that is the same float32: 0.02 where the bits say 0.0199999996."""
-    if not math.isfinite(number):
-        return number
-    same = struct.pack("<f", number)
-    candidates = (float(f"{number:.{digits}g}") for digits in range(6, 10))
-    return next(short for short in candidates if struct.pack("<f", short) == same)
 
 
 def _described(dtype: object) -> tuple[DType, ByteOrder] | None:

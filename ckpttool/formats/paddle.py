@@ -26,7 +26,7 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.assembly import named, training_of
 from ckpttool.formats.fluid_parts import role_of
-from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.numpy_objects import numpy_leaf
 from ckpttool.formats.plain_pickle import PlainPickle
 from ckpttool.formats.torch_objects import TensorParts
@@ -125,14 +125,13 @@ def open_pickle(path: str) -> Checkpoint:
         DamagedCheckpoint: It is none.
         CheckpointError: It can't be read.
     """
-    probe = Probe(path)
-    try:
-        if not PlainPickle().matches(probe):
-            raise DamagedCheckpoint(path, "no pickle", expected="one of paddle.save")
-        return PaddlePickle().open(probe)
-    except BaseException:
-        probe.close()
-        raise
+    return open_with(path, _format_of_pickle)
+
+
+def _format_of_pickle(probe: Probe) -> Format:
+    if not PlainPickle().matches(probe):
+        raise DamagedCheckpoint(probe.path, "no pickle", expected="one of paddle.save")
+    return PaddlePickle()
 
 
 class _Objects:

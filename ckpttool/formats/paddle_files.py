@@ -12,10 +12,11 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.fluid import add_combined, check_program
 from ckpttool.formats.fluid_parts import Parts, in_order, role_of
-from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.fluid_programs import add_combined, check_program
+from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
 from ckpttool.formats.paddle import open_pickle
+from ckpttool.formats.paddle_pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle_program import Program, looks_like_program, read_program
 from ckpttool.formats.parts import placed
 from ckpttool.report import error, warning
@@ -24,7 +25,7 @@ from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.lodtensor import read_file, starts_like_stream
 from ckpttool.wire.source import Source
 
-PROGRAM, PARAMETERS = ".pdmodel", ".pdiparams"
+PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
 INFORMATION = ".pdiparams.info"
 PICKLES = (".pdparams", ".pdopt")
 """What ``paddle.static.save`` writes beside a program, in place of the parameters."""
@@ -39,18 +40,18 @@ class PaddleFiles(SetFormat):
     def matches(self, probe: Probe) -> bool:
         if probe.is_directory:
             return False
-        return looks_like_program(probe.head) or (
+        return _begins_program(probe.head) or (
             probe.head.startswith(b"\0\0\0\0") and starts_like_stream(probe.source)
         )
 
     def open(self, probe: Probe) -> Checkpoint:
         directory, name = os.path.split(probe.path)
-        is_program = looks_like_program(probe.head)
+        is_program = _begins_program(probe.head)
         probe.close()
         files = scan(directory or os.curdir)
-        stem = name.removesuffix(PROGRAM if is_program else PARAMETERS)
+        stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
         parameters = files.get(stem + PARAMETERS if is_program else name)
-        program = files.get(name if is_program else stem + PROGRAM)
+        program = files.get(name) if is_program else _program_of(stem, files)
         if stem == name:  # no pair: a name that says nothing of another file
             parameters, program = (None, program) if is_program else (parameters, None)
         parts = Parts(directory or os.curdir)
@@ -69,20 +70,36 @@ class PaddleFiles(SetFormat):
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         for name, entry in entries.items():
-            stem = name.removesuffix(PROGRAM)
-            if stem == name or not os.path.isfile(entry.path) or not _is_program(entry):
-                continue
+            stem = _stem(name)
             ends = (PARAMETERS, INFORMATION) if stem + PARAMETERS in entries else PICKLES
             members = [name, *(stem + end for end in ends if stem + end in entries)]
+            if stem == name or (name.endswith(PIR_PROGRAM) and len(members) == 1) or not _is_program(entry):
+                continue
             yield Unit(os.path.join(directory, name), tuple(members), self)
 
 
+def _begins_program(head: bytes) -> bool:
+    return looks_like_program(head) or looks_like_pir(head)
+
+
 def _is_program(entry: os.DirEntry[str]) -> bool:
+    if not os.path.isfile(entry.path):
+        return False
     try:
         with Source(entry.path) as source:
-            return looks_like_program(source.read(0, min(64, source.size)))
+            return _begins_program(source.read(0, min(HEAD_BYTES, source.size)))
     except CheckpointError:
         return False
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
+
+
+def _program_of(stem: str, files: Mapping[str, os.DirEntry[str]]) -> os.DirEntry[str] | None:
+    """Return the program beside parameters; any kind of JSON may have the name of Paddle 3's."""
+    told = files.get(stem + PIR_PROGRAM)
+    return files.get(stem + PROGRAM) or (told if told is not None and _is_program(told) else None)
 
 
 def _add_program(parts: Parts, entry: os.DirEntry[str]) -> Program | None:
@@ -91,14 +108,13 @@ def _add_program(parts: Parts, entry: os.DirEntry[str]) -> Program | None:
         return None
     source = parts.source(entry)
     try:
-        program = read_program(source)
+        is_pir = looks_like_pir(source.read(0, min(HEAD_BYTES, source.size)))
+        program = read_pir(source) if is_pir else read_program(source)
     except DamagedCheckpoint as failure:
         place = "" if failure.where is None else f"{failure.where}: "
         parts.fault(failure.code, f"{place}{failure.reason}", entry.name)
         parts.safety.append(warning("not-scanned", "what running it would do is not known", entry.name))
         return None
-    finally:
-        source.rest()
     parts.safety += (placed(finding, entry.name) for finding in program.safety)
     return program
 
@@ -159,8 +175,6 @@ def _add_information(parts: Parts, entry: os.DirEntry[str] | None) -> None:
         parts.findings.append(error(failure.code, failure.reason, entry.name))
         message = "it could not be read, so what loading it would run is not known"
         parts.safety.append(warning("not-scanned", message, entry.name))
-    finally:
-        source.rest()
 
 
 def _variant(parts: Parts, program: Program | None) -> str:
@@ -181,7 +195,8 @@ def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: in_order(parts.spans),
-        training=lambda: training_state({}, {}, probe.name),
+        # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
+        training=lambda: training_state({}, {}, "" if is_single else probe.name),
         producer=Producer("paddle", program.release if program is not None else None),
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),

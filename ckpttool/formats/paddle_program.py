@@ -23,9 +23,9 @@ MAX_NAME = 1 << 16
 
 # The first block is number 0, and its parent is -1.
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
-_LOD_TENSOR, _SELECTED_ROWS = 7, 8
+LOD_TENSOR, _SELECTED_ROWS = 7, 8
 
-_TOUCHING = {
+TOUCHING = {
     "py_func": "calls Python functions",
     "save": "writes a file",
     "save_combine": "writes a file",
@@ -33,7 +33,7 @@ _TOUCHING = {
     "load_combine": "reads a file",
 }
 _PATH = "file_path"
-_SHOWN = 200
+SHOWN = 200
 
 
 class Variable(NamedTuple):
@@ -58,7 +58,7 @@ class Program(NamedTuple):
     @property
     def stored(self) -> list[Variable]:
         """Return the variables whose values are saved, in the order of a combined file."""
-        kept = (one for one in self.variables.values() if one.is_persistable and one.kind == _LOD_TENSOR)
+        kept = (one for one in self.variables.values() if one.is_persistable and one.kind == LOD_TENSOR)
         return sorted(kept, key=lambda one: one.name)
 
     @property
@@ -126,9 +126,9 @@ class _Reader:
         for field in self.fields(message.data, "an operator"):
             if (field.number, field.kind) == (3, BYTES):
                 name = field.text
-        if name not in _TOUCHING:
+        if name not in TOUCHING:
             return None
-        return error("unsafe-op", f"running it {_TOUCHING[name]}: {name}{self._file(message)}", "operator")
+        return error("unsafe-op", f"running it {TOUCHING[name]}: {name}{self._file(message)}", "operator")
 
     def _file(self, message: Field) -> str:
         """Return the path among an operator's attributes, to be said behind its name."""
@@ -140,7 +140,7 @@ class _Reader:
                 if (inner.number, inner.kind) == (1, BYTES):
                     name = inner.text
                 elif (inner.number, inner.kind) == (5, BYTES):
-                    text = inner.text[:_SHOWN]
+                    text = inner.text[:SHOWN]
             if name == _PATH:
                 return f", {text}"
         return ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Span
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
-from ckpttool.formats.interface import Probe, SetFormat
+from ckpttool.formats.interface import Format, Probe, SetFormat, open_with
 from ckpttool.report import Finding, error, warning
 
 
@@ -87,21 +87,18 @@ def open_file(path: str) -> Checkpoint:
         DamagedCheckpoint: It is none, or another index, which might lead back here.
         CheckpointError: It can't be read.
     """
-    from ckpttool.formats import detect, unrecognised
-
     if not os.path.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file")
-    probe = Probe(path)
-    try:
-        format = detect(probe)
-        if format is None:
-            raise unrecognised(probe)
-        if isinstance(format, SetFormat):
-            raise DamagedCheckpoint(path, "an index", expected="a file with tensors")
-        return format.open(probe)
-    except BaseException:
-        probe.close()
-        raise
+    return open_with(path, _format_of_file)
+
+
+def _format_of_file(probe: Probe) -> Format:
+    from ckpttool.formats import recognised
+
+    format = recognised(probe)
+    if isinstance(format, SetFormat):
+        raise DamagedCheckpoint(probe.path, "an index", expected="a file with tensors")
+    return format
 
 
 def open_directory(path: str) -> Checkpoint:

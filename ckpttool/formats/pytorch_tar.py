@@ -24,7 +24,8 @@ from ckpttool.formats.pytorch_legacy import (
     view_of,
     with_sources,
 )
-from ckpttool.formats.torch_objects import MAX_AXES, Storage, TensorParts, TorchObjects, storage_dtype
+from ckpttool.formats.torch_objects import MAX_AXES, Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch_types import storage_dtype
 from ckpttool.formats.trees import Leaf, flatten, plain
 from ckpttool.report import Finding, error
 from ckpttool.wire.pickled import Persistent

@@ -1,219 +1,40 @@
 """SavedModels: TensorFlow's directory of a graph with its variables, assets and signatures.
 
-The tensors are the variables, which lie in a tensor bundle. Constants of the graph are counted and not
-listed: their values have no names that people know.
-
-Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/saved_model.proto``,
-``core/protobuf/fingerprint.proto``, ``python/saved_model/loader_impl.py``.
+Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``python/saved_model/loader_impl.py``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.formats.interface import Format, Probe, scan
-from ckpttool.formats.parts import Gathered, file_entry
-from ckpttool.formats.savedmodel_graph import MetaGraph, SavedModel, read_model
-from ckpttool.formats.savedmodel_ops import judge_keras, judge_layer, judge_ops
-from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT, is_inside, require_inside
-from ckpttool.formats.savedmodel_text import text_message
-from ckpttool.formats.savedmodel_variables import (
-    INDEX,
-    Fingerprint,
-    compare,
-    fingerprint_findings,
-    named,
-    needs_variables,
-    read_fingerprint,
-)
-from ckpttool.formats.savedmodel_walk import message_in
-from ckpttool.formats.sharded import refusal
-from ckpttool.formats.tf_training import training_of
-from ckpttool.report import Finding, error, note, warning
-from ckpttool.wire.source import Source
-
-KERAS = "keras_metadata.pb"
-ASSETS = "assets"
-
-_BUNDLE = "tensorflow"
-_SCHEMA = 1
-_FROZEN_BYTES = 4096  # fewer are axes, shapes and file names
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.interface import Probe, SetFormat, Unit
+from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT
 
 
-class SavedModelDirectory(Format):
-    """A directory that ``tf.saved_model.save`` or a builder of TensorFlow 1 wrote."""
+class SavedModelDirectory(SetFormat):
+    """A directory that ``tf.saved_model.save`` or a builder of TensorFlow 1 wrote, or the model in it."""
 
     name: ClassVar[str] = "savedmodel"
 
     def matches(self, probe: Probe) -> bool:
-        return not {BINARY, TEXT, CHUNKED}.isdisjoint(probe.entries)
+        return not {BINARY, TEXT, CHUNKED}.isdisjoint(probe.entries if probe.is_directory else {probe.name})
+
+    def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
+        return ()
+
+    def unit_of(self, probe: Probe) -> Unit:
+        directory = _directory_of(probe)
+        return Unit(directory, (os.path.basename(directory.rstrip(os.sep)),), self)
 
     def open(self, probe: Probe) -> Checkpoint:
-        directory, entries = probe.path, probe.entries
-        file = next((name for name in (BINARY, TEXT) if name in entries), None)
-        if file is None:
-            found = "a model in chunks, which only TensorFlow reads"
-            raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
-        model = _read(directory, file)
-        fingerprint, findings = read_fingerprint(directory)
-        with Gathered("variables") as parts:
-            parts.findings += [*findings, *_described(model, directory)]
-            parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
-            tensors = _variables(parts, model, directory)
-            if INDEX in parts.parts:
-                parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
-            parts.findings += _extra(file, entries)
-            told = _told(model, file, fingerprint)
-            return Checkpoint(
-                path=directory,
-                format=self.name,
-                variant="v1" if _objects(model) is None else "v2",
-                tensors=tensors,
-                files=tuple(_files(directory)),
-                spans=parts.spans,
-                metadata=lambda: told,
-                training=lambda: training_of(tensors, probe.name),
-                producer=Producer("tensorflow", model.graphs[0].version),
-                findings=tuple(parts.findings),
-                safety=tuple(_safety(model, directory, entries)),
-                complete=parts.complete,
-                close=parts.keep(),
-            )
+        from ckpttool.formats.savedmodel_opening import open_model
+
+        probe.close()
+        return open_model(_directory_of(probe), (BINARY, TEXT) if probe.is_directory else (probe.name,))
 
 
-def _told(model: SavedModel, file: str, fingerprint: Fingerprint | None) -> dict[str, object]:
-    """Return the metadata, as plain data."""
-    # The text form spells values in ways that take other numbers of bytes.
-    constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
-    return {
-        "schema_version": model.schema,
-        "file": file,
-        "fingerprint": fingerprint,
-        "constant_bytes": constants,
-        "meta_graphs": [graph.as_json() for graph in model.graphs],
-    }
-
-
-def _read(directory: str, name: str) -> SavedModel:
-    """Return what the model's message says.
-
-    Raises:
-        DamagedCheckpoint: It is none, or says nothing.
-    """
-    path = os.path.join(directory, name)
-    with Source(path) as source:
-        model = read_model(text_message(source) if name == TEXT else message_in(source))
-    if not model.graphs:
-        found = f"{os.path.getsize(path):,} bytes without a meta graph"
-        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
-    return model
-
-
-def _files(directory: str) -> Iterator[FileEntry]:
-    for parent, below, names in os.walk(directory):
-        below.sort()
-        paths = (os.path.join(parent, name) for name in sorted(names))
-        yield from (file_entry(path) for path in paths if os.path.isfile(path))
-
-
-def _objects(model: SavedModel) -> MetaGraph | None:
-    """Return the meta graph with the objects of TensorFlow 2, or None."""
-    return next((graph for graph in model.graphs if graph.objects), None)
-
-
-# Variables ------------------------------------------------------------------------------------------
-
-
-def _variables(parts: Gathered, model: SavedModel, directory: str) -> tuple[Tensor, ...]:
-    """Open the bundle of the variables, and compare it with the objects of the graph."""
-    path = os.path.join(directory, INDEX)
-    if not os.path.lexists(path):
-        if any(map(needs_variables, model.graphs)):
-            parts.fault("missing", "there is none, and the model has variables", INDEX)
-        return ()
-    bundle = parts.add(INDEX, lambda: _bundle(path, directory))
-    if bundle is None:
-        return ()
-    graph = _objects(model)
-    if graph is None or graph.objects is None:
-        return bundle.tensors
-    found = list(compare(bundle.tensors, graph.objects))
-    parts.findings += found
-    parts.complete &= not any(finding.code == "variable-missing" for finding in found)
-    return named(bundle.tensors, graph.objects)
-
-
-def _bundle(path: str, directory: str) -> Checkpoint:
-    """Return the bundle that an index stands for.
-
-    Raises:
-        CheckpointError: It can't be read, is none, or lies elsewhere.
-    """
-    from ckpttool.formats import open_checkpoint
-
-    for entry in scan(os.path.dirname(path)).values():
-        require_inside(entry.path, directory)
-    if not os.path.isfile(path):
-        raise DamagedCheckpoint(path, "not a regular file", expected="the index of a tensor bundle")
-    bundle = open_checkpoint(path)
-    if bundle.format != _BUNDLE:
-        bundle.close()
-        raise DamagedCheckpoint(path, f"a {bundle.format} file", expected="the index of a tensor bundle")
-    return bundle
-
-
-# Findings -------------------------------------------------------------------------------------------
-
-
-def _described(model: SavedModel, directory: str) -> Iterator[Finding]:
-    """Yield what is remarkable in the model's own description."""
-    if model.schema != _SCHEMA:
-        yield warning("schema-version", f"schema version {model.schema}, where {_SCHEMA} is known")
-    if len(model.graphs) > 1:
-        tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
-        yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
-    assets = dict.fromkeys(name for graph in model.graphs for name in graph.assets)
-    yield from (finding for name in assets for finding in _asset(name, directory))
-    constants = max(graph.constant_bytes for graph in model.graphs)
-    if constants >= _FROZEN_BYTES and not any(map(needs_variables, model.graphs)):
-        message = f"{constants:,} bytes of constants in the graph, frozen weights perhaps, are not listed"
-        yield note("constants-not-listed", message)
-
-
-def _asset(name: str, directory: str) -> Iterator[Finding]:
-    why = refusal(name)
-    path = os.path.join(directory, ASSETS, name)
-    if why is not None:
-        yield error("asset-path", f"{why}; it was not looked at", name[:200])
-    elif not os.path.isfile(path):
-        yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
-    elif not is_inside(path, directory):
-        message = "a link that leads out of the SavedModel; it was not looked at"
-        yield error("asset-path", message, f"{ASSETS}/{name}")
-
-
-def _extra(file: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
-    for name in (BINARY, TEXT, CHUNKED):
-        if name in entries and name != file:
-            yield warning("not-part", f"it lies beside {file}, and was not looked at", name)
-
-
-def _safety(model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
-    """Yield what loading or running the model could do besides computing."""
-    for graph in model.graphs:
-        yield from judge_ops(graph)
-        for at, item in enumerate(graph.objects or ()):
-            if item.keras:
-                yield from judge_layer(item.keras, directory, f"object {at}")
-    if KERAS in entries:
-        try:
-            require_inside(os.path.join(directory, KERAS), directory)
-            yield from judge_keras(os.path.join(directory, KERAS))
-        except CheckpointError as failure:
-            yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS)
-    if CHUNKED in entries or (BINARY in entries and TEXT in entries):
-        yield warning("not-scanned", "one of two models was not looked at")
+def _directory_of(probe: Probe) -> str:
+    return probe.path if probe.is_directory else os.path.dirname(probe.path) or os.curdir

@@ -14,7 +14,7 @@ from ckpttool.formats.savedmodel_graph import MetaGraph
 from ckpttool.formats.savedmodel_objects import Object, Variable
 from ckpttool.formats.savedmodel_paths import require_inside
 from ckpttool.formats.savedmodel_walk import message_in
-from ckpttool.report import Finding, error, warning
+from ckpttool.report import Finding, error, note, warning
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Source
 
@@ -25,7 +25,6 @@ VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 _SLOT = "/.OPTIMIZER_SLOT/"
 _ESCAPED = re.compile(r"\.([.S])")
 _VARIABLE_OPS = frozenset({"VarHandleOp", "Variable", "VariableV2"})
-_METRICS = "keras_api/metrics/"
 _NUMBERED = re.compile(r"/\d+$|(^|/)layer(_with_weights)?-\d+/")
 _UNNAMED = "Variable"
 _MAX_HASHED = 1 << 23  # hashed in Python, at 5 MB/s
@@ -125,8 +124,6 @@ def _is_private(key: str) -> bool:
 def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]) -> Tensor:
     """Return a variable under its own name, unless another has it, too."""
     key = _raw_key(tensor)
-    if key.startswith(_METRICS):
-        return replace(tensor, role=Role.OTHER)
     if name is None:
         return tensor
     if _is_private(key):
@@ -171,8 +168,12 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
 def fingerprint_findings(told: Fingerprint | None, index: str) -> Iterator[Finding]:
     """Yield an error where the index of the variables is not the one that was saved with the graph."""
     stated = told["checkpoint_hash"] if told else None
+    if stated is None:
+        return
     with Source(index) as source:
-        if stated is None or source.size > _MAX_HASHED:
+        if source.size > _MAX_HASHED:
+            message = f"the fingerprint of {source.size:,} bytes was not computed; up to {_MAX_HASHED:,} are"
+            yield note("fingerprint-skipped", message, INDEX)
             return
         found = f"{fingerprint64(source.read(0, source.size)):016x}"
     if found != stated:

@@ -11,160 +11,29 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor
-from ckpttool.errors import (
-    CheckpointError,
-    DamagedCheckpoint,
-    LimitExceeded,
-    NotDownloaded,
-)
-from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
-from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.formats.shard_index import (
+    KINDS,
+    SHARD,
+    Entries,
+    Index,
+    indexes,
+    kind_of,
+    mapped_files,
+    members,
+    read_index,
+)
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.training import training_state
-from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.source import Source
 
-SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
-INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
-
-_KINDS = {"safetensors": "safetensors", "bin": "pytorch", "pt": "pytorch", "pth": "pytorch"}
-_MAPPED = re.compile(rb'\.(safetensors|bin|pt|pth)"\s*[,}]')
-_DRIVE = re.compile(r"[A-Za-z]:")
-_MAX_SHARDS = 10_000
-_MAX_SHOWN = 100  # characters of a value that is no name
-_MAX_NAME = 255  # bytes, on every file system in use
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-
-Entries = Mapping[str, os.DirEntry[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    """What is known of a set of shards.
-
-    Attributes:
-        path: Where the index lies, or should.
-        files: Names of the shards, below the directory of the index, without those that are refused.
-        weight_map: The shard of each tensor; None where there is no index.
-        metadata: What else the index says.
-        findings: What is wrong with it.
-    """
-
-    path: str
-    files: tuple[str, ...]
-    weight_map: Mapping[str, str] | None
-    metadata: Mapping[str, Any]
-    findings: tuple[Finding, ...]
-
-
-def read_index(path: str) -> Index:
-    """Return what an index file says.
-
-    Raises:
-        DamagedCheckpoint: It is no JSON, or maps nothing.
-        CheckpointError: It can't be read.
-    """
-    with Source(path) as source:
-        data = source.read(0, min(source.size, MAX_HEADER + 1))
-    if len(data) > MAX_HEADER:
-        raise DamagedCheckpoint(path, "an index of over 100 MB", expected="less", code="limit-exceeded")
-    if data.startswith(_LFS_POINTER):
-        raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
-    told = parse_json(path, data, "index", constants=True)
-    weight_map = told.get("weight_map") if isinstance(told, dict) else None
-    metadata = told.get("metadata") if isinstance(told, dict) else None
-    if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
-        found = "an index without a weight_map from names to files"
-        raise DamagedCheckpoint(path, found, code="index-malformed")
-    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
-    if len(names) > _MAX_SHARDS:
-        raise LimitExceeded(path, f"{len(names):,} shards", expected=f"at most {_MAX_SHARDS:,}")
-    refused = {shown: why for shown, name in names.items() if (why := refusal(name))}
-    findings = (
-        *(
-            error("duplicate-key", f"{part.key!r} stands twice", os.path.basename(path))
-            for part in (told, weight_map, metadata)
-            if isinstance(part, Doubled)
-        ),
-        *(error("shard-path", f"{why}; it was not opened", shown) for shown, why in refused.items()),
-    )
-    files = tuple(sorted(names.keys() - refused.keys()))
-    return Index(path, files, weight_map, metadata or {}, findings)
-
-
-def refusal(name: object) -> str | None:
-    """Return why a file name that stands in a file is never followed, or None."""
-    if not isinstance(name, str):
-        return f"no name but a value of type {type(name).__name__}"
-    if "\0" in name or "\\" in name or _DRIVE.match(name):
-        return "a name with NUL, a backslash or a drive"
-    parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        return "a path that does not lie below the directory of the index"
-    return "a name that is too long" if max(map(len, map(os.fsencode, parts))) > _MAX_NAME else None
-
-
-def kind_of(name: str, head: bytes) -> str | None:
-    """Return the format of the shards behind an index, from its first bytes or else its name; or None."""
-    if b"\0" in head or not head.lstrip().startswith(b"{"):
-        return None
-    found = _MAPPED.search(head.partition(b'"weight_map"')[2])
-    return _KINDS[found[1].decode()] if found else _named_kind(name)
-
-
-def _named_kind(name: str) -> str | None:
-    match = INDEX.fullmatch(name)
-    return _KINDS.get(match["suffix"] or "") if match else None
-
-
-def indexes(directory: str, entries: Entries) -> dict[str, str]:
-    """Return the formats of the indexes in a directory by name; a damaged index counts by its name."""
-    found = {}
-    for name, entry in entries.items():
-        if INDEX.fullmatch(name) and entry.is_file():
-            kind = kind_of(name, _head(os.path.join(directory, name))) or _named_kind(name)
-            found.update({name: kind} if kind else {})
-    return found
-
-
-def _head(path: str) -> bytes:
-    try:
-        with Source(path) as source:
-            return source.read(0, min(HEAD_BYTES, source.size))
-    except CheckpointError:
-        return b""
-
-
-def _mapped(path: str) -> tuple[str, ...]:
-    try:
-        return read_index(path).files
-    except CheckpointError:
-        return ()
-
-
-def members(index_path: str, mapped: Iterable[str], entries: Entries) -> list[str]:
-    """Return the shards in a directory that an index names, and those that are named like them."""
-    mapped = set(mapped)
-    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
-    index = INDEX.fullmatch(os.path.basename(index_path))
-    if not schemes and index:
-        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
-    return [name for name in entries if name in mapped or _scheme(name) in schemes]
-
-
-def _scheme(name: str) -> tuple[str, str] | None:
-    """Return what the shards of one set have in common, stem and suffix; None for any other file."""
-    match = SHARD.fullmatch(name)
-    return (match["stem"], match["suffix"]) if match else None
 
 
 class Sharded(SetFormat):
@@ -193,13 +62,13 @@ class Sharded(SetFormat):
         for name, kind in indexes(directory, entries).items():
             if kind == self.name:
                 path = os.path.join(directory, name)
-                found = members(path, _mapped(path), entries)
+                found = members(path, mapped_files(path), entries)
                 seen.update(found)
                 yield Unit(path, (name, *found), self)
         orphans = defaultdict(list)
         for name in entries.keys() - seen:
             match = SHARD.fullmatch(name)
-            if match and _KINDS[match["suffix"]] == self.name and int(match["total"]) > 1:
+            if match and KINDS[match["suffix"]] == self.name and int(match["total"]) > 1:
                 orphans[match["stem"], match["suffix"]].append(name)
         for (stem, suffix), names in sorted(orphans.items()):
             yield Unit(os.path.join(directory, f"{stem}.{suffix}.index.json"), tuple(sorted(names)), self)
@@ -213,7 +82,7 @@ class Sharded(SetFormat):
         own = set(members(name, (), probe.entries))
         others = {other for other in _weights_in(probe.path, probe.entries) if other not in own}
         if others:
-            others -= set(_mapped(os.path.join(probe.path, name)))
+            others -= set(mapped_files(os.path.join(probe.path, name)))
         return None if others else name
 
 

@@ -10,14 +10,19 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import NotACheckpoint
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.tf_prefix import (
     DATA,
     INDEX,
+    OLD_SHARD,
     Entries,
     bundles,
     is_stage,
     is_table_source,
+    old_meta,
+    old_name,
+    old_shards,
     old_tables,
     prefix_of,
     stages,
@@ -39,7 +44,7 @@ class TensorFlow(SetFormat):
         """Tell whether a file belongs to a prefix by its name: then it is one, however damaged."""
         path = probe.source.path
         if not path.endswith(INDEX):
-            return DATA.fullmatch(probe.name) is not None
+            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path))
         stem = os.path.basename(path).removesuffix(INDEX)
         directory = os.path.dirname(path) or os.curdir
         try:
@@ -55,12 +60,14 @@ class TensorFlow(SetFormat):
     def open(self, probe: Probe) -> Checkpoint:
         if probe.is_directory:
             unit = Unit(probe.path, (), self) if is_stage(probe.path) else self._only(probe)
-            return self.open_unit(unit or Unit(probe.path, (), self))
+            if unit is None:  # it has changed since it was recognised
+                raise NotACheckpoint(probe.path, "no checkpoint in this directory, or several")
+            return self.open_unit(unit)
         path = probe.source.path
         probe.close()
         prefix = prefix_of(probe.path) or prefix_of(path)
         if prefix is None:
-            return self._old(probe.path)
+            return self._old(path)
         return self._whole(prefix)
 
     def open_unit(self, unit: Unit) -> Checkpoint:
@@ -68,17 +75,20 @@ class TensorFlow(SetFormat):
             from ckpttool.formats.tf_opening import open_stage
 
             return open_stage(unit.path)
-        if not any(map(prefix_of, [unit.path, *unit.members])) and os.path.isfile(unit.path):
+        is_old = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
+        if is_old and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._old(unit.path)
-        if os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX):
+        if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
             return super().open_unit(unit)
         return self._whole(prefix_of(unit.path) or unit.path)
 
     def unit_of(self, probe: Probe) -> Unit | None:
         if probe.is_directory:
             return Unit(probe.path, (probe.name,), self) if is_stage(probe.path) else None
-        prefix = prefix_of(probe.path) or prefix_of(probe.source.path) or probe.path
+        prefix = prefix_of(probe.path) or prefix_of(probe.source.path) or probe.source.path
         directory = os.path.dirname(prefix)
+        if _shards_beside(prefix):
+            prefix = os.path.join(directory, old_name(os.path.basename(prefix)))
         found = self.units(directory, scan(directory or os.curdir))
         return next((unit for unit in found if unit.path == prefix), Unit(probe.path, (probe.name,), self))
 
@@ -92,12 +102,26 @@ class TensorFlow(SetFormat):
     def _old(path: str) -> Checkpoint:
         from ckpttool.formats.tf_v1 import open_old
 
-        return open_old(path)
+        directory, shards = os.path.dirname(path), _shards_beside(path)
+        if not shards:
+            return open_old(path, [path])
+        whole = os.path.join(directory, old_name(os.path.basename(path)))
+        return open_old(whole, [os.path.join(directory, name) for name in shards])
 
     def units(self, directory: str, entries: Entries) -> Iterable[Unit]:
         for prefix, names in bundles(directory, entries).items():
             yield Unit(os.path.join(directory, prefix), names, self)
         for prefix, meta in old_tables(directory, entries):
             yield Unit(os.path.join(directory, prefix), (prefix, meta), self)
+        for whole, shards in old_shards(directory, entries).items():
+            yield Unit(os.path.join(directory, whole), (*shards, *old_meta(whole, entries)), self)
         for name in stages(directory, entries):
             yield Unit(os.path.join(directory, name), (name,), self)
+
+
+def _shards_beside(path: str) -> tuple[str, ...]:
+    """Return the names of all shards where a path is one of the first version, or the name of them all."""
+    directory, name = os.path.split(path)
+    if OLD_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
+        return ()
+    return old_shards(directory, scan(directory or os.curdir)).get(old_name(name), ())

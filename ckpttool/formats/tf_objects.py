@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ckpttool.checkpoint import Path, Role
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.training import role_of
+from ckpttool.roles import role_of
 from ckpttool.wire.protobuf import fields
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -36,6 +36,7 @@ _SLOT_NAME = re.compile(
     r"(?P<of>.+)/(?:Adam(?:_1)?|Momentum|RMSProp(?:_\d)?|Adagrad|Adadelta(?:_1)?|Ftrl(?:_1)?|AdaMax(?:_1)?)"
 )
 _BETA_POWER = re.compile(r"(?:.*/)?beta[12]_power(?:_\d+)?")
+_METRICS = re.compile(r"(?:^|/)keras_api/metrics/")
 _AVERAGE = re.compile(r".+/ExponentialMovingAverage")
 _COUNTERS = frozenset({"save_counter", "step", "epoch", "global_step", "iteration", "iterations"})
 
@@ -51,7 +52,7 @@ class Cost(NamedTuple):
 @dataclass(slots=True)
 class _Node:
     children: list[tuple[str, int]] = field(default_factory=list)
-    attributes: list[tuple[str, str]] = field(default_factory=list)
+    attributes: list[tuple[str, str, str]] = field(default_factory=list)
     slots: list[tuple[int, str, int]] = field(default_factory=list)
 
     @property
@@ -60,10 +61,11 @@ class _Node:
 
 
 class Known(NamedTuple):
-    """What the graph tells about a key."""
+    """What the graph tells about a key; ``full_name`` is the variable's own, often none that says much."""
 
     path: Path
     is_optimizer: bool
+    full_name: str
 
 
 def read_graph(path: str, message: bytes) -> dict[str, Known]:
@@ -100,7 +102,7 @@ def _node(path: str, message: memoryview, allowed: int) -> _Node:
         if part.number == 1:
             node.children.append((text.get(2, ""), number.get(1, 0)))
         elif part.number == 2:
-            node.attributes.append((text.get(1, ""), text.get(3, "")))
+            node.attributes.append((text.get(1, ""), text.get(2, ""), text.get(3, "")))
         else:
             node.slots.append((number.get(1, 0), text.get(2, ""), number.get(3, 0)))
     return node
@@ -116,9 +118,9 @@ def _names(nodes: list[_Node]) -> dict[str, Known]:
                 reached[variable] = (cost, (*optimizer, slot, *reached[original][1]))
     found = {}
     for at, (cost, path) in reached.items():
-        for attribute, key in nodes[at].attributes:
+        for attribute, name, key in nodes[at].attributes:
             full = path if attribute == VALUE else (*path, attribute)
-            found[key] = Known(full or (key,), cost.optimizers > 0)
+            found[key] = Known(full or (key,), cost.optimizers > 0, name)
     return found
 
 
@@ -151,6 +153,9 @@ def name_of(key: str, graph: Mapping[str, Known]) -> Path:
     """Return the path that people know a key by."""
     if key in graph:
         return graph[key].path
+    table = graph.get(key.rpartition("-")[0])
+    if table is not None:  # whose keys and values are tensors of their own, and no attributes
+        return (*table.path[:-1], key.rpartition("/")[2])
     return (key,)
 
 
@@ -164,12 +169,13 @@ def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[s
     last = key.partition(_MARK)[0].rpartition("/")[2]
     if last in _COUNTERS and not shape:
         return Role.TRAINING
-    if dtype.kind == "string" or _AVERAGE.fullmatch(key):
+    is_attribute = _MARK in key and not key.endswith(_MARK + VALUE)
+    if dtype.kind == "string" or _AVERAGE.fullmatch(key) or is_attribute or _METRICS.search(key):
         return Role.OTHER
     path = known.path if known else tuple(key.split("/"))
     if len(path) == 1 and role_of(path, shape) is Role.TRAINING and not shape:
         return Role.TRAINING
-    if any("seed_generator" in str(step) for step in path):
+    if any("seed_generator" in str(step) for step in (*path, known.full_name if known else "")):
         return Role.OTHER
     return Role.WEIGHTS
 

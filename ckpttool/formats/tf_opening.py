@@ -25,8 +25,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
     Raises:
         CheckpointError: The index is damaged, or the operating system refuses a file.
     """
-    bundle = Bundle(prefix)
-    try:
+    with Bundle(prefix) as bundle:
         beside = _beside(prefix)
         if not os.path.lexists(bundle.path):
             bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
@@ -44,9 +43,6 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
         files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
         return _checkpoint(bundle, shown or prefix, tensors, files)
-    except BaseException:
-        bundle.close()
-        raise
 
 
 def _beside(prefix: str) -> tuple[str, ...]:
@@ -81,7 +77,7 @@ def _checkpoint(
         producer=Producer("tensorflow"),
         findings=tuple(bundle.findings),
         complete=bundle.complete,
-        close=bundle.close,
+        close=bundle.keep(),
     )
 
 

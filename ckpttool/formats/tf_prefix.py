@@ -16,6 +16,11 @@ DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})",
 TEMPORARY = re.compile(r"(?P<prefix>.+?)(?:\.index|\.data-\d{5}-of-\d{5})?\.tempstate\d+", re.DOTALL)
 STAGE = re.compile(r"(?P<prefix>.+)_temp(?:_[0-9a-f]+)?", re.DOTALL)
 PART = re.compile(r"(?:.+\.)?part-\d{5}-of-\d{5}", re.DOTALL)
+OLD_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
+"""A shard of a checkpoint of the first version; with question marks, all of them, as TensorFlow names it."""
+
+MOST_NAMED = 20
+"""Missing shards that are named one by one."""
 
 Entries = Mapping[str, os.DirEntry[str]]
 
@@ -77,6 +82,33 @@ def is_stage(path: str) -> bool:
         return any(name.startswith("part-") for name in os.listdir(path))
     except OSError:
         return False
+
+
+def old_name(name: str) -> str:
+    """Return what TensorFlow calls the checkpoint of the first version that a file is, or is a shard of."""
+    match = OLD_SHARD.fullmatch(name)
+    return f"{match['prefix']}-?????-of-{match['shards']}" if match else name
+
+
+def old_shards(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
+    """Return the shards of each checkpoint of the first version, by its name; a table is among them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, entry in entries.items():
+        if OLD_SHARD.fullmatch(name) and DATA.fullmatch(name) is None and entry.is_file():
+            found[old_name(name)].append(name)
+    return {
+        whole: tuple(names)
+        for whole, names in found.items()
+        if PART.fullmatch(whole.replace("?", "0")) is None
+        and any(is_table(os.path.join(directory, name)) for name in names)
+    }
+
+
+def old_meta(name: str, entries: Entries) -> tuple[str, ...]:
+    """Return the name of the graph beside a checkpoint of the first version, if there is one."""
+    match = OLD_SHARD.fullmatch(name)
+    meta = f"{match['prefix'] if match else name}{META}"
+    return (meta,) if meta in entries else ()
 
 
 def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, str]]:

@@ -17,21 +17,18 @@ from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.tf_bundle import BundleEntry, Header, Part, read_entry, read_header, slice_key, tile
 from ckpttool.formats.tf_objects import GRAPH_KEY, Known, name_of, read_graph, role_of_key
-from ckpttool.formats.tf_prefix import INDEX, shard_name
+from ckpttool.formats.tf_prefix import INDEX, MOST_NAMED, shard_name
 from ckpttool.formats.tf_values import Sliced, Summed, decoded_strings, summed
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.wire.crc import crc32c
-from ckpttool.wire.readable import Contiguous, reader_from, swap_width
-from ckpttool.wire.source import MAX_READ, Source
+from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
+from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, Table
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_INDEX = 1 << 26
 MAX_ENTRIES = 500_000
 """Real models have thousands of variables; an entry takes some hundred bytes of memory."""
-
-_MOST_NAMED = 20
-"""Missing shards that are named one by one."""
 
 Entries = Mapping[bytes, BundleEntry]
 Graph = Mapping[str, Known]
@@ -45,7 +42,7 @@ class _Stored(NamedTuple):
 
 
 class Bundle:
-    """One bundle while it is opened; holds its open shards, and closes them."""
+    """One bundle while it is opened; a context manager that closes its shards where opening fails halfway."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -58,9 +55,15 @@ class Bundle:
         self.header = Header(1, "little", 1, 0)
         self._opened = ExitStack()
 
-    def close(self) -> None:
-        """Close the shards."""
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
         self._opened.close()
+
+    def keep(self) -> Callable[[], None]:
+        """Return what closes the shards; leaving the context does so no more."""
+        return self._opened.pop_all().close
 
     def fault(self, code: str, message: str, where: str | None) -> None:
         """Note an error because of which the checkpoint is not complete."""
@@ -107,9 +110,9 @@ class Bundle:
                 self.sources[shard] = self._opened.enter_context(Source(path))
             except NotFound:
                 missing.append(os.path.basename(path))
-        for name in missing[:_MOST_NAMED]:
+        for name in missing[:MOST_NAMED]:
             self.fault("shard-missing", "there is no such file", name)
-        if len(missing) > _MOST_NAMED:
+        if len(missing) > MOST_NAMED:
             self.fault("shard-missing", f"{len(missing):,} of {self.header.shards:,} shards", None)
         if self.header.min_consumer > 1:
             found = f"only readers of version {self.header.min_consumer} may read it, and this is version 1"

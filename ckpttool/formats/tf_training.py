@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
-from ckpttool.formats.assembly import lazy_scalar
+from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.training import Scalar, training_state
 
 _NUMBERED = re.compile(r".*-(\d{1,18})")

@@ -1,4 +1,7 @@
-"""TensorFlow checkpoints of the first version: one table that holds index and elements, named as its prefix.
+"""TensorFlow checkpoints of the first version: tables that hold index and elements.
+
+There is one, named as the prefix, or one for each device, ``<prefix>-00000-of-00002``. Each lists what it
+holds itself; a partitioned variable may lie in several.
 
 Source: tensorflow/tensorflow ``core/util/saved_tensor_slice.proto``, ``core/framework/tensor.proto``.
 """
@@ -7,10 +10,10 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
@@ -28,15 +31,15 @@ from ckpttool.formats.tf_bundle import (
     tile,
 )
 from ckpttool.formats.tf_objects import role_of_key
+from ckpttool.formats.tf_prefix import MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tf_training import training_of
 from ckpttool.formats.tf_values import Sliced
-from ckpttool.report import Finding, warning
+from ckpttool.report import Finding, error
 from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.source import Buffer, Source
 from ckpttool.wire.sstable import Table
 
-_SHARD = re.compile(r".+-\d{5}-of-(?P<total>\d{5})", re.DOTALL)
 MAX_VARINTS = 1 << 26
 """Bytes of integers of one tensor, which are decoded one by one."""
 
@@ -49,46 +52,46 @@ _SMALL = 7
 
 
 class _Told(NamedTuple):
-    """What the first entry says of a tensor."""
+    """What the first entries of all tables say of a tensor; ``tables`` has the one of each slice."""
 
     name: str
     key: bytes
     dtype: DType
     shape: tuple[int, ...]
     slices: tuple[Slice, ...]
+    tables: tuple[Table, ...]
 
 
 class Stored(NamedTuple):
-    """The elements of a tensor in a table; decoded when they are read."""
+    """The elements of a tensor in its tables; decoded when they are read."""
 
-    table: Table
     told: _Told
     parts: tuple[Part, ...]
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         sources = tuple(
-            Buffer(self.table.path, self._decoded(part, one))
-            for part, one in zip(self.parts, self.told.slices, strict=True)
+            Buffer(table.path, self._decoded(part, one, table))
+            for part, one, table in zip(self.parts, self.told.slices, self.told.tables, strict=True)
         )
         return Sliced(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)  # type: ignore[arg-type]
 
     def once(self) -> Stored:
         return self
 
-    def _decoded(self, part: Part, one: Slice) -> bytes:
+    def _decoded(self, part: Part, one: Slice, table: Table) -> bytes:
         name, dtype = self.told.name, self.told.dtype
-        found = self.table.find(slice_key(self.told.key, one))
+        found = table.find(slice_key(self.told.key, one))
         if found is None:
-            raise _damaged(self.table.path, name, "a slice that isn't there")
-        for field in fields(found[1], self.table.path, name):
+            raise _damaged(table.path, name, "a slice that isn't there")
+        for field in fields(found[1], table.path, name):
             if field.number == _DATA:
-                for inner in fields(field.data, self.table.path, name):
+                for inner in fields(field.data, table.path, name):
                     if inner.number == 3:
-                        data = _elements(self.table.path, name, dtype, inner.data)
+                        data = _elements(table.path, name, dtype, inner.data)
                         if len(data) != part.entry.nbytes:
-                            raise _damaged(self.table.path, name, f"{len(data):,} bytes of elements")
+                            raise _damaged(table.path, name, f"{len(data):,} bytes of elements")
                         return data
-        raise _damaged(self.table.path, name, "a slice without elements")
+        raise _damaged(table.path, name, "a slice without elements")
 
 
 def _damaged(path: str, where: str, found: str) -> DamagedCheckpoint:
@@ -134,12 +137,13 @@ def _as_bytes(numbers: array[int], itemsize: int) -> bytes:
     return words.tobytes()
 
 
-def _told_tensors(path: str, table: Table) -> Iterator[_Told]:
-    """Yield what the first entry says of all tensors.
+def _told_tensors(table: Table) -> Iterator[_Told]:
+    """Yield what the first entry of a table says of all tensors in it.
 
     Raises:
         DamagedCheckpoint: It is wrong.
     """
+    path = table.path
     first = next(table.block(0), None) if table.blocks else None
     if first is None or first.key:
         raise DamagedCheckpoint(path, "a table without a header", where="header", code="bundle-header")
@@ -153,11 +157,11 @@ def _told_tensors(path: str, table: Table) -> Iterator[_Told]:
         if field.number == _META:
             for inner in fields(field.data, path, "header"):
                 if inner.number == 1:
-                    yield _told_tensor(path, inner.data)
+                    yield _told_tensor(table, inner.data)
 
 
-def _told_tensor(path: str, message: memoryview) -> _Told:
-    key, number, slices = b"", 0, []
+def _told_tensor(table: Table, message: memoryview) -> _Told:
+    path, key, number, slices = table.path, b"", 0, []
     shape: tuple[int, ...] = ()
     for field in fields(message, path, "header"):
         key = bytes(field.data) if field.number == 1 else key
@@ -170,11 +174,32 @@ def _told_tensor(path: str, message: memoryview) -> _Told:
         elif field.number == 4:
             slices.append(read_slice(path, name, field.data))
             require_few(path, name, len(slices))
-    return _Told(name, key, read_dtype(path, name, number), shape, tuple(slices))
+    dtype = read_dtype(path, name, number)
+    return _Told(name, key, dtype, shape, tuple(slices), (table,) * len(slices))
 
 
-def _parts(path: str, told: _Told) -> tuple[Part, ...]:
-    """Return the slices of a tensor; they cover it.
+def _joined(tables: Sequence[Table]) -> list[_Told]:
+    """Return what all tables say, with the slices of each tensor together; in the order of the names.
+
+    Raises:
+        DamagedCheckpoint: They contradict each other.
+    """
+    found: dict[bytes, _Told] = {}
+    for told in (told for table in tables for told in _told_tensors(table)):
+        known = found.setdefault(told.key, told)
+        if known is told:
+            continue
+        if (known.dtype, known.shape) != (told.dtype, told.shape):
+            other = f"{told.dtype} {list(told.shape)}, and {known.dtype} {list(known.shape)} in another shard"
+            raise _damaged(told.tables[0].path if told.tables else tables[0].path, told.name, other)
+        slices, places = (*known.slices, *told.slices), (*known.tables, *told.tables)
+        require_few(tables[0].path, told.name, len(slices))
+        found[told.key] = known._replace(slices=slices, tables=places)
+    return [found[key] for key in sorted(found)] if len(tables) > 1 else list(found.values())
+
+
+def _parts(path: str, told: _Told, is_whole: bool) -> tuple[Part, ...]:
+    """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing.
 
     Raises:
         DamagedCheckpoint: They don't.
@@ -189,45 +214,53 @@ def _parts(path: str, told: _Told) -> tuple[Part, ...]:
         parts.append(Part(tuple(start for (start, _), _ in axes), lengths, entry))
     if not parts:
         raise _damaged(path, told.name, "a tensor without slices")
+    if not is_whole and sum(math.prod(part.lengths) for part in parts) != math.prod(told.shape):
+        return ()
     tile(path, whole, parts)
     return tuple(parts)
 
 
-def open_old(path: str) -> Checkpoint:
-    """Return the checkpoint that one table is.
+def open_old(path: str, files: Sequence[str]) -> Checkpoint:
+    """Return the checkpoint that tables make.
+
+    Args:
+        path: What TensorFlow calls it.
+        files: The tables: one, or the shards that there are.
 
     Raises:
         CheckpointError: It can't be read, or its structure is wrong.
     """
-    source = Source(path)
-    try:
-        table = Table(source)
-        told = list(_told_tensors(path, table))
-        tensors = tuple(_tensor(path, table, one) for one in told)
+    with ExitStack() as opened:
+        sources = [opened.enter_context(Source(file)) for file in files]
+        findings = tuple(_missing(path, files))
+        tables = {Table(source): source for source in sources}
+        told = _joined(list(tables))
+        tensors = tuple(_tensor(path, one, not findings) for one in told)
+        name = os.path.basename(path)
+        sharded = OLD_SHARD.fullmatch(name)
         return Checkpoint(
             path=path,
             format="tensorflow",
             variant="v1",
             tensors=tensors,
-            files=(FileEntry(path, source.size),),
-            spans=lambda: _spans(source, table, told),
-            training=lambda: training_of(tensors, os.path.basename(path)),
+            files=tuple(FileEntry(source.path, source.size) for source in sources),
+            spans=lambda: (span for table, source in tables.items() for span in _spans(source, table, told)),
+            training=lambda: training_of(tensors, sharded["prefix"] if sharded else name),
             producer=Producer("tensorflow"),
-            findings=tuple(_alone(path)),
-            close=source.close,
+            findings=findings,
+            complete=not findings,
+            close=opened.pop_all().close,
         )
-    except BaseException:
-        source.close()
-        raise
+    raise AssertionError  # what was opened swallows no error
 
 
-def _tensor(path: str, table: Table, told: _Told) -> Tensor:
-    parts = _parts(path, told)
-    for one in told.slices:
+def _tensor(path: str, told: _Told, is_whole: bool) -> Tensor:
+    parts = _parts(path, told, is_whole)
+    for one, table in zip(told.slices, told.tables, strict=True):
         if table.block_of(slice_key(told.key, one)) is None:
-            raise _damaged(path, told.name, "a slice that isn't there")
+            raise _damaged(table.path, told.name, "a slice that isn't there")
     role = role_of_key(told.name, told.dtype, told.shape, {})
-    values = Stored(table, told, parts) if told.dtype.kind != "string" else None
+    values = Stored(told, parts) if told.dtype.kind != "string" and parts else None
     return Tensor((told.name,), told.dtype, told.shape, role, values)
 
 
@@ -235,8 +268,8 @@ def _spans(source: Source, table: Table, told: list[_Told]) -> Iterator[Span]:
     """Yield the blocks, each with the byte that its checksum stands for, too."""
     names: dict[int, list[str]] = defaultdict(list)
     for one in told:
-        for part in one.slices:
-            number = table.block_of(slice_key(one.key, part))
+        for part, place in zip(one.slices, one.tables, strict=True):
+            number = table.block_of(slice_key(one.key, part)) if place is table else None
             if number is not None and one.name not in names[number]:
                 names[number].append(one.name)
     for number, (_, handle) in enumerate(table.blocks):
@@ -254,8 +287,17 @@ def _spans(source: Source, table: Table, told: list[_Told]) -> Iterator[Span]:
         )
 
 
-def _alone(path: str) -> Iterator[Finding]:
-    match = _SHARD.fullmatch(os.path.basename(path))
-    if match is not None and int(match["total"]) > 1:
-        message = f"one of {int(match['total']):,} shards; the others were not looked at"
-        yield warning("shard-alone", message, os.path.basename(path))
+def _missing(path: str, files: Sequence[str]) -> Iterator[Finding]:
+    """Yield an error for each shard that isn't there; of very many only how many they are."""
+    match = OLD_SHARD.fullmatch(os.path.basename(path))
+    if match is None:
+        return
+    there, shards = set(map(os.path.basename, files)), int(match["shards"])
+    names = (f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards))
+    missing = [name for name in names if name not in there]
+    for name in missing[:MOST_NAMED]:
+        yield error("shard-missing", "there is no such file", name)
+    if len(missing) > MOST_NAMED:
+        yield error("shard-missing", f"{len(missing):,} of {shards:,} shards")
+    for name in sorted(there - {f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards)}):
+        yield error("shard-extra", f"a shard that {shards:,} shards don't have", name)

@@ -13,21 +13,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Path, Producer, Span
+from ckpttool.checkpoint import Checkpoint, Extent, Path, Producer, Span
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.assembly import named, training_of
-from ckpttool.formats.chunks import Chunked, Piece, as_strided
-from ckpttool.formats.dcp_items import Item, Pickles, open_item
-from ckpttool.formats.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks
+from ckpttool.formats.chunks import put_together
+from ckpttool.formats.dcp_items import Item, Items
+from ckpttool.formats.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
-from ckpttool.formats.sharded import refusal
+from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.torch_objects import TensorParts
-from ckpttool.report import error, warning
+from ckpttool.report import counted, error, warning
 from ckpttool.wire.source import Source
 
 METADATA = ".metadata"
@@ -55,7 +55,7 @@ class TorchDcp(Format):
             directory = _Directory(probe, parts, opened)
             directory.read()
             tensors = named(directory.tensors, directory.values)
-            metadata = _tree(directory.values)
+            metadata = tree_of(directory.values)
             keep, keep_parts = opened.pop_all().close, parts.keep()
             return Checkpoint(
                 path=probe.path,
@@ -107,7 +107,7 @@ class _Directory:
         self._probe, self._parts, self._opened = probe, parts, opened
         self._files: dict[str, _File] = {}
         self._items: dict[Key, Item] = {}
-        self._metadata, self._pickles = Metadata(), Pickles()
+        self._metadata, self._opener = Metadata(), Items()
         self.tensors: list[tuple[Path, TensorParts]] = []
         self.values: list[tuple[Path, object]] = []
 
@@ -128,8 +128,7 @@ class _Directory:
             metadata.add(entry.path, name)
         parts.findings += metadata.findings
         parts.safety += metadata.safety
-        if any(finding.code == "transformed" for finding in metadata.findings):
-            raise Unsupported(self._probe.path, "items that were transformed when they were written")
+        self._note_transformed()
         self._open_items()
         for fqn, entry_ in metadata.entries.items():
             self._add(fqn, entry_)
@@ -143,11 +142,23 @@ class _Directory:
                 yield entry.path
 
     def spans(self, parts: Gathered) -> Iterator[Span]:
-        """Iterate over the records of all items, in the order of each file."""
+        """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
+        for entry in _metadata_files(self._probe.entries).values():
+            extent = Extent(entry.path, 0, entry.stat().st_size)
+            yield Span(extent, entry.name, Source(entry.path).read_into)
         for name, file in self._files.items():
             for offset in sorted(file.items):
                 yield from file.items[offset].spans(name)
         yield from parts.spans()
+
+    def _note_transformed(self) -> None:
+        """Note items that were compressed or encrypted when they were written; these are not read."""
+        transformed = self._metadata.transformed
+        for name in sorted(set(transformed.values())):
+            items = counted(sum(found == name for found in transformed.values()), "item")
+            message = f"{items} written through {name}, which is not read: nothing in them was checked"
+            self._parts.findings.append(error("transformed", message, METADATA))
+            self._parts.safety.append(warning("not-scanned", f"what was written through {name}", METADATA))
 
     # The items -------------------------------------------------------------------------------------
 
@@ -204,10 +215,14 @@ class _Directory:
         where = f"{key[0]}: {place.file}"
         if place.offset + place.nbytes > file.source.size:
             return  # the file is cut short, which was told once for all
+        if key in self._metadata.transformed:
+            return
         try:
             item = file.items.get(place.offset)
             if item is None or item.nbytes != place.nbytes:
-                item = file.items[place.offset] = open_item(file.source, place, key[0], self._pickles)
+                item = file.items[place.offset] = self._opener.open(
+                    file.source, place, key[0], self._kind(key[0])
+                )
                 self._parts.findings += (placed(finding, where) for finding in item.findings)
                 self._parts.safety += (placed(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)
@@ -217,6 +232,11 @@ class _Directory:
             self._parts.complete = False
             self._parts.safety += (placed(one, where) for one in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
+
+    def _kind(self, fqn: str) -> tuple[str, tuple[int, ...]] | None:
+        """Return what chunks of one tensor, and of others like it, have in common."""
+        entry = self._metadata.entries.get(fqn)
+        return None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
 
     # What they make ---------------------------------------------------------------------------------
 
@@ -243,7 +263,8 @@ class _Directory:
         elif len(known) == 1:
             self.tensors.append((entry.path, known[0]))
         else:
-            self.tensors.append((entry.path, _put_together(entry, known)))
+            values = put_together(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
+            self.tensors.append((entry.path, replace(empty, values=values)))
 
     def _chunk(self, fqn: str, entry: Entry, chunk: Chunk) -> TensorParts | None:
         """Return a chunk as its item holds it, or None where it doesn't."""
@@ -275,12 +296,12 @@ class _Directory:
         if entry is None:
             return
         part = self._parts.add(EXTRA, partial(open_file, entry.path))
-        for tensor in part.tensors if part else ():
+        for tensor in part.tensors if part is not None else ():
             made = TensorParts(
                 tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder
             )
             self.tensors.append((tensor.path, made))
-        self.values += (((key,), value) for key, value in (part.metadata if part else {}).items())
+        self.values += (((key,), value) for key, value in (part.metadata if part is not None else {}).items())
 
     def _note_others(self) -> None:
         """Note data that the metadata does not name, and what an interrupted save left."""
@@ -297,37 +318,3 @@ class _Directory:
 def _lies_in(path: str, directory: str) -> bool:
     base = os.path.realpath(directory)
     return os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep)
-
-
-def _put_together(entry: Entry, chunks: list[TensorParts]) -> TensorParts:
-    """Return the tensor that several chunks make."""
-    assert entry.dtype is not None  # the caller asked
-    pieces = []
-    for chunk, parts in zip(entry.chunks, chunks, strict=True):
-        itemsize = entry.dtype.itemsize
-        stored = None if parts.values is None else as_strided(parts.values, parts.shape, itemsize)
-        if stored is None or entry.dtype.bits < 8:
-            return TensorParts(entry.dtype, entry.shape)
-        pieces.append(Piece(chunk.offsets, stored))
-    return TensorParts(entry.dtype, entry.shape, Chunked(entry.shape, entry.dtype.itemsize, tuple(pieces)))
-
-
-def _tree(values: list[tuple[Path, object]]) -> dict[str, object]:
-    """Return values by path as nested dictionaries; those with keys 0 to n are lists again."""
-    root: dict[Any, Any] = {}
-    for path, value in values:
-        level = root
-        for key in path[:-1]:
-            inner = level.setdefault(key, {})
-            level = inner if isinstance(inner, dict) else level
-        level.setdefault(path[-1], value)
-    return {str(key): _with_lists(value) for key, value in root.items()}
-
-
-def _with_lists(tree: object) -> object:
-    if not isinstance(tree, dict):
-        return tree
-    made = {key: _with_lists(value) for key, value in tree.items()}
-    if made and list(made) == list(range(len(made))):
-        return list(made.values())
-    return {str(key): value for key, value in made.items()}

@@ -26,7 +26,8 @@ from ckpttool.report import Finding, error, note, warning
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.zipped import LOCAL_MAGIC, STORED, Archive, Member
+from ckpttool.wire.zip_directory import LOCAL_MAGIC, STORED, Member
+from ckpttool.wire.zipped import Archive
 
 MAX_JSON = 1 << 27
 """The most bytes of one program that are parsed."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.torch_expressions import objects
 from ckpttool.report import Finding, error, warning
 
 _SCALAR_TYPES = {
@@ -101,20 +102,14 @@ def user_inputs(program: Mapping[str, Any]) -> list[str]:
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield what a graph calls besides PyTorch's own operators, wherever in it a call stands."""
     foreign: dict[str, None] = {}
-    pending: list[object] = [program]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            pending += node.values()
-            target = node.get("target")
-            match = _TARGET.match(target) if isinstance(target, str) else None
-            if match and "inputs" in node and match[1] not in ("_operator", "operator", "math", "torch"):
-                if match[1] not in _OWN_OPERATORS:
-                    foreign[match[1]] = None
-                elif match[2].split(".")[0] in ("from_file", "save"):
-                    yield error("unsafe-op", f"its graph calls {target}, which touches files", where)
+    for node in objects(program):
+        target = node.get("target")
+        match = _TARGET.match(target) if isinstance(target, str) else None
+        if match and "inputs" in node and match[1] not in ("_operator", "operator", "math", "torch"):
+            if match[1] not in _OWN_OPERATORS:
+                foreign[match[1]] = None
+            elif match[2].split(".")[0] in ("from_file", "save"):
+                yield error("unsafe-op", f"its graph calls {target}, which touches files", where)
     if foreign:
         message = (
             f"its graph calls operators of {', '.join(sorted(foreign)[:8])}, which are code of their own"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from ckpttool.report import Finding, error
 
@@ -53,6 +54,14 @@ _HARMLESS = (
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
     """Yield an error for each text in a program's JSON that is evaluated, and is no plain arithmetic."""
+    for node in objects(tree):
+        for key in _EVALUATED & node.keys():
+            texts = node[key] if isinstance(node[key], list) else [node[key]]
+            yield from _judged([text for text in texts if isinstance(text, str)], where)
+
+
+def objects(tree: object) -> Iterator[dict[str, Any]]:
+    """Yield every object in a program's JSON, wherever it stands."""
     pending = [tree]
     while pending:
         node = pending.pop()
@@ -60,9 +69,7 @@ def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
             pending += node
         elif isinstance(node, dict):
             pending += node.values()
-            for key in _EVALUATED & node.keys():
-                texts = node[key] if isinstance(node[key], list) else [node[key]]
-                yield from _judged([text for text in texts if isinstance(text, str)], where)
+            yield node
 
 
 def _judged(texts: list[str], where: str) -> Iterator[Finding]:

@@ -11,29 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ckpttool.checkpoint import Extent, Path, Role, Values
-from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
+from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.numpy_objects import numpy_leaf
+from ckpttool.formats.torch_modules import module_leaf
+from ckpttool.formats.torch_types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
 from ckpttool.formats.trees import Leaf, plain, references
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
+from ckpttool.wire.signs import SignFlipped
 from ckpttool.wire.strided import Strided, is_contiguous, reach
 
 MAX_AXES = 64
 MAX_NESTING = 50
 """How deep tensors may lie in tensors: a parameter holds a tensor, which holds attributes."""
-MAX_MODULE_NESTING = 500
-MAX_MODULES = 1_000_000
 MAX_TENSORS = 5_000_000
 _MAX_INT64 = (1 << 63) - 1
 
-_COMPONENTS = {
-    "sparse_coo": ("indices", "values"),
-    "sparse_csr": ("crow_indices", "col_indices", "values"),
-    "sparse_bsr": ("crow_indices", "col_indices", "values"),
-    "sparse_csc": ("ccol_indices", "row_indices", "values"),
-    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
-}
 _NESTED = ("buffer", "sizes", "strides", "storage_offsets")
 
 
@@ -150,7 +144,7 @@ class TorchObjects:
             extent = storage.extent and Extent(storage.extent.file, start, nbytes)
         else:
             values = Strided(storage.source, start, dtype.itemsize, shape, strides, swap)
-        identity = (storage.key, dtype.name, start, shape, strides)
+        identity = (self._path, storage.key, dtype.name, start, shape, strides)
         return TensorParts(dtype, shape, values, extent, storage.extent, storage.byteorder, identity)
 
     def _bounds(self, storage: Storage, found: str) -> DamagedCheckpoint:
@@ -230,7 +224,7 @@ class TorchObjects:
         scheme, *params = call.args[4]
         told: dict[str, object] = {"scheme": str(plain(scheme)).removeprefix("torch.")}
         tensors = list(found.tensors)
-        for name, node in zip(_quantizer_fields(told["scheme"]), params, strict=False):
+        for name, node in zip(quantizer_fields(told["scheme"]), params, strict=False):
             below = self.leaf(node)
             if below is None:
                 told[name] = plain(node)
@@ -239,12 +233,12 @@ class TorchObjects:
         return Leaf(tuple(tensors), told)
 
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
-        layout = _layout(call.args[0])
-        *nodes, size = call.args[1][: len(_COMPONENTS[layout]) + 1]
+        layout = sparse_layout(call.args[0])
+        *nodes, size = call.args[1][: len(COMPONENTS[layout]) + 1]
         told: dict[str, object] = {"layout": layout, "shape": [plain(length) for length in sizes(size)]}
         if len(call.args[1]) > len(nodes) + 1:
             told["is_coalesced"] = plain(call.args[1][-1])
-        return Leaf(tuple(self._components(_COMPONENTS[layout], nodes)), told)
+        return Leaf(tuple(self._components(COMPONENTS[layout], nodes)), told)
 
     def _nested(self, call: Call) -> Leaf[TensorParts]:
         return Leaf(tuple(self._components(_NESTED, call.args[:4])), {"layout": "nested"})
@@ -312,63 +306,10 @@ def _is_count(number: object) -> bool:
     return type(number) is int and 0 <= number <= _MAX_INT64
 
 
-def sizes(node: Any) -> tuple[int, ...]:
-    """Return a shape or strides, which may be a tuple or a ``torch.Size``.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if isinstance(node, Call) and node.is_of("torch", "Size"):
-        node = node.args[0] if node.args else ()
-    if not isinstance(node, list | tuple):
-        raise TypeError("no shape")
-    return tuple(node)
-
-
-def torch_dtype(node: object) -> DType:
-    """Return the type that a ``torch.<dtype>`` global names.
-
-    Raises:
-        TypeError: It is none.
-    """
-    if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
-        return BY_TORCH[node.name]
-    raise TypeError(f"{plain(node)} is no element type")
-
-
-def storage_dtype(node: object) -> DType | None:
-    """Return the element type of a storage class; None for an untyped one.
-
-    Raises:
-        TypeError: It is no storage class.
-    """
-    if isinstance(node, Global) and node.name.endswith("Storage"):
-        name = node.name.removesuffix("Storage")
-        if name == "Untyped":
-            return None
-        if name in BY_STORAGE:
-            return BY_STORAGE[name]
-    raise TypeError(f"{plain(node)} is no storage class")
-
-
 def _known(dtype: DType | None) -> DType:
     if dtype is None:
         return BY_TORCH["uint8"]
     return dtype
-
-
-def _layout(node: object) -> str:
-    name = node.args[0] if isinstance(node, Call) and node.args else plain(node)
-    layout = str(name).removeprefix("torch.")
-    if layout not in _COMPONENTS:
-        raise TypeError(f"{layout} is no sparse layout")
-    return layout
-
-
-def _quantizer_fields(scheme: object) -> tuple[str, ...]:
-    if str(scheme).startswith("per_channel"):
-        return ("scales", "zero_points", "axis")
-    return ("scale", "zero_point")
 
 
 def _with_attributes(
@@ -389,87 +330,3 @@ def _resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
     values = SignFlipped(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
     identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
     return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))
-
-
-@dataclass(frozen=True, slots=True)
-class SignFlipped:
-    """Elements whose sign bits are flipped as they are read: conjugated, negated, or both."""
-
-    values: Values
-    dtype: DType
-    conjugated: bool
-    negated: bool
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        import numpy as np
-
-        width = self.dtype.word_bytes
-        for block in self.values.blocks(limit):
-            words = np.frombuffer(block, f"<u{width}").copy()
-            sign = words.dtype.type(1 << (8 * width - 1))
-            if self.negated:
-                words ^= sign
-            if self.conjugated:
-                words[1::2] ^= sign
-            yield memoryview(words.view(np.uint8).data)
-
-    def once(self) -> SignFlipped:
-        return replace(self, values=self.values.once())
-
-
-def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
-    """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
-
-    Names are the dotted paths of ``_modules`` keys; buffers that are not persistent are left out. What the
-    module refers to besides its state dict is checked all the same.
-
-    Raises:
-        LimitExceeded: Modules nest too deep, or hold themselves.
-    """
-    if not _is_module(call):
-        return None
-    tensors: list[tuple[Path, TensorParts]] = []
-    classes: dict[str, str] = {}
-    for prefix, module in _modules(objects, call):
-        classes[prefix.rstrip(".")] = str(plain(module.function))
-        for name, node in _state_items(module.state):
-            found = objects.leaf(node)
-            for path, parts in found.tensors if found else ():
-                tensors.append(((prefix + name, *path), replace(parts, role=Role.WEIGHTS)))
-    objects.check_references(call)
-    return Leaf(tuple(tensors), {"<class>": classes[""], "modules": classes})
-
-
-def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
-    """Yield all modules with their dotted prefixes, parents first."""
-    pending = [("", 0, root)]
-    count = 0
-    while pending:
-        prefix, depth, module = pending.pop()
-        count += 1
-        if depth > MAX_MODULE_NESTING or count > MAX_MODULES:
-            raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
-        yield prefix, module
-        children = [
-            (f"{prefix}{plain(name)}.", depth + 1, child)
-            for name, child in module.state["_modules"].items()
-            if isinstance(child, Call) and _is_module(child)
-        ]
-        pending += reversed(children)
-
-
-def _state_items(state: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield what a module's own part of the state dict holds: parameters, then persistent buffers."""
-    for name, node in state["_parameters"].items():
-        yield str(plain(name)), node
-    hidden = state.get("_non_persistent_buffers_set")
-    for name, node in state["_buffers"].items():
-        if not isinstance(hidden, set | frozenset | list | tuple) or name not in hidden:
-            yield str(plain(name)), node
-
-
-def _is_module(call: Call) -> bool:
-    state = call.state
-    return isinstance(state, dict) and all(
-        isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")
-    )

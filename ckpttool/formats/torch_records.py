@@ -12,11 +12,13 @@ from typing import Any, Literal
 from ckpttool.checkpoint import Extent, Span
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.torch_objects import Storage, TensorParts, storage_dtype
+from ckpttool.formats.torch_objects import Storage, TensorParts
+from ckpttool.formats.torch_types import storage_dtype
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.wire.judgement import Judged, read_pickles
 from ckpttool.wire.readable import reader_from
-from ckpttool.wire.zipped import STORED, Archive, Member
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
 
 VERSIONS = range(1, 11)
 _SMALL_RECORD = 1024

@@ -25,7 +25,7 @@ from ckpttool.formats.trees import Flat, Leaf, flatten, nodes
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import Judged, judge
 from ckpttool.wire.pickled import Call, Global, Pickle
-from ckpttool.wire.zipped import Member
+from ckpttool.wire.zip_directory import Member
 
 _OWN_PREFIX = "__torch__"
 _WRAPPERS = frozenset(

@@ -54,5 +54,7 @@ def without_checksums(checkpoint: Checkpoint) -> str:
     """Return why no checksum was compared."""
     if checkpoint.format == "pytorch" and checkpoint.variant == "zip":
         return "the file was saved without checksums"
+    if checkpoint.format == "torch-dcp" and checkpoint.variant is None:
+        return "no item could be read"
     kind = " ".join(filter(None, (checkpoint.format, checkpoint.variant)))
     return f"{kind} files carry no checksums"

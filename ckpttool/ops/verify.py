@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Checkpoint, Span, Tensor
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.formats import detect, suffix_format, unrecognised
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated, Unsupported
+from ckpttool.formats import recognised, suffix_format
+from ckpttool.formats.chunks import storages_of
 from ckpttool.formats.interface import Format, Probe, Unit
 from ckpttool.ops.manifest import SUFFIX, compare, has_digests, manifests_of
 from ckpttool.ops.scanned import (
@@ -26,6 +27,7 @@ from ckpttool.wire.scan import Scanned, count_specials, scan
 
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
 QUICK_CHECKS = ("structure", "safety")
+NOTHING_CHECKED = "nothing-checked"
 _OPTIONAL = "manifest"
 """The check that stands in the answer only where there is something to compare with, or it was asked for."""
 
@@ -71,7 +73,9 @@ class Verification:
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether no check of integrity failed; safety has a verdict of its own."""
+        """Tell whether something was checked, and no check of integrity failed; safety has a verdict of its own."""
+        if any(finding.code == NOTHING_CHECKED for finding in self.findings):
+            return False
         return all(check.status is not Status.FAILED for check in self.checks if check.name != "safety")
 
     @property
@@ -111,23 +115,18 @@ def verify(
     name = unit.path if unit else os.fspath(path)  # type: ignore[arg-type]
     format = unit.format if unit else None
     try:
-        format = format or _recognised(name)
+        format = format or _format_of(name)
         with format.open_unit(unit or Unit(name, (), format)) as checkpoint:
             return _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run()
     except (DamagedCheckpoint, Unsupported) as failure:
         hint = format or suffix_format(os.path.basename(name))
-        return _beyond_opening(name, hint, failure, only)
+        nbytes = (unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)).nbytes
+        return replace(_beyond_opening(name, hint, failure, only), nbytes=nbytes)
 
 
-def _recognised(path: str) -> Format:
-    probe = Probe(path)
-    try:
-        format = detect(probe)
-        if format is None:
-            raise unrecognised(probe)
-        return format
-    finally:
-        probe.close()
+def _format_of(path: str) -> Format:
+    with Probe(path) as probe:
+        return recognised(probe)
 
 
 def _beyond_opening(
@@ -135,9 +134,11 @@ def _beyond_opening(
 ) -> Verification:
     """Return the verdict on what can't be opened; what was seen before the damage still counts."""
     seen = getattr(failure, "safety", ())
-    where = failure.where if failure.path == path else f"{os.path.basename(failure.path)}: {failure.where}"
+    where = failure.where
+    if failure.path != path:
+        where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
     findings = (error(failure.code, failure.reason, where), *seen)
-    reason = "the structure is damaged"
+    reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else "not asked for")
         for name in CHECKS
@@ -147,8 +148,7 @@ def _beyond_opening(
     safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
     if safety is Safety.UNSAFE and "safety" in only:
         checks[CHECKS.index("safety")] = Check("safety", Status.FAILED, counted(len(seen), "finding"))
-    nbytes = os.path.getsize(path) if os.path.isfile(path) else 0
-    return Verification(path, format.name if format else None, None, safety, tuple(checks), findings, nbytes)
+    return Verification(path, format.name if format else None, None, safety, tuple(checks), findings)
 
 
 def unreadable(failure: CheckpointError) -> Verification:
@@ -192,6 +192,7 @@ class _Verifier:
             for name, run in zip(CHECKS, runs, strict=True)
             if name != _OPTIONAL or compares
         )
+        self._findings.extend(_nothing_checked(checks, self._only))
         found = self._checkpoint
         return Verification(
             found.path,
@@ -223,7 +224,7 @@ class _Verifier:
     def _structure(self) -> Check:
         files = counted(len(self._checkpoint.files), "file")
         return self._check(
-            "structure", self._checkpoint.findings, f"{files}, {len(self._checkpoint):,} tensors"
+            "structure", self._checkpoint.findings, f"{files}, {counted(len(self._checkpoint), 'tensor')}"
         )
 
     def _checksum(self) -> Check:
@@ -248,10 +249,12 @@ class _Verifier:
         broken = {_place(s.span) for s in self._scanned if s.failure is not None}
         doubtful = []
         for tensor in tensors:
-            place = tensor.storage and (tensor.storage.file, tensor.storage.offset, tensor.storage.nbytes)
-            if tensor.dtype.float_code is None or place in broken or tensor.shares_with is not None:
+            places = [(one.file, one.offset, one.nbytes) for one in storages_of(tensor)]
+            if tensor.dtype.float_code is None or tensor.shares_with is not None:
                 continue
-            if place not in clean or clean[place] is not tensor.dtype:
+            if not broken.isdisjoint(places):
+                continue
+            if not places or any(clean.get(place) is not tensor.dtype for place in places):
                 doubtful.append(tensor)
         return doubtful
 
@@ -282,16 +285,28 @@ class _Verifier:
         if not self._checkpoint.safety:
             return Check("safety", Status.PASSED, "loading it runs nothing")
         check = self._check("safety", self._checkpoint.safety, "what loading it could run")
-        unsearched = sum(finding.code == "not-scanned" for finding in self._checkpoint.safety)
-        if check.status is Status.PASSED and unsearched:
+        if check.status is not Status.PASSED:
+            return check
+        if unsearched := sum(finding.code == "not-scanned" for finding in self._checkpoint.safety):
             return Check("safety", Status.SKIPPED, f"{counted(unsearched, 'part')} could not be searched")
-        return check
+        doubts = sum(finding.severity is Severity.WARNING for finding in self._checkpoint.safety)
+        if not doubts:
+            return Check("safety", Status.PASSED, "loading it runs nothing")
+        return Check("safety", Status.PASSED, f"nothing known to be unsafe; {counted(doubts, 'warning')}")
 
     def _manifest(self) -> Check:
         if not self._has_manifest:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
         findings, compared = compare(self._checkpoint, self._manifests, self._jobs)
         return self._check("manifest", findings, compared)
+
+
+def _nothing_checked(checks: Sequence[Check], only: Collection[str]) -> Iterator[Finding]:
+    """Yield an error where none of the checks that were asked for could run: skipped is not passed."""
+    wanted = [check for check in checks if check.name in only]
+    if all(check.status is Status.SKIPPED for check in wanted):
+        why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
+        yield error(NOTHING_CHECKED, f"no check that was asked for could run ({why})")
 
 
 def _asks_for_manifest(only: Collection[str]) -> bool:

@@ -71,7 +71,7 @@ def _group(group: GroupPlan) -> dict[str, Any]:
     return {
         "key": group.key,
         "keep": [{"path": kept.entry.path, "reasons": list(kept.reasons)} for kept in group.keep],
-        "remove": [{"path": entry.path, "bytes": entry.nbytes} for entry in group.remove],
+        "remove": [{"path": entry.path, "bytes": entry.contents.nbytes} for entry in group.remove],
         "skipped": group.skipped,
     }
 

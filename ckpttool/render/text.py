@@ -23,6 +23,7 @@ _FRAMEWORKS = {
     "transformers": "Transformers",
     "lightning": "Lightning",
     "tensorflow": "TensorFlow",
+    "paddle": "Paddle",
 }
 _MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -99,6 +100,10 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "written by", printable(f"{name} {producer.version or ''}".strip())
     yield "holds", _holds(inspection)
     yield from _training_lines(found.training)
+    if found.format == "fluid":
+        from ckpttool.render.text_fluid import fluid_lines
+
+        yield from fluid_lines(found.metadata)
     if found.parameters:
         yield "parameters", f"{found.parameters:,}"
 

@@ -97,7 +97,7 @@ def _group_lines(group: GroupPlan, colour: bool) -> Iterator[str]:
     if group.skipped is not None:
         yield f"  left alone: {printable(group.skipped)}"
     rows = [("keep", kept.entry, ", ".join(kept.reasons)) for kept in group.keep]
-    rows += [("remove", entry, file_size(entry.nbytes)) for entry in group.remove]
+    rows += [("remove", entry, file_size(entry.contents.nbytes)) for entry in group.remove]
     width = max((len(printable(entry.name)) for _, entry, _ in rows), default=0)
     for verb, entry, told in rows:
         line = f"  {verb:<6}  {printable(entry.name):<{width}}  {printable(told)}".rstrip()

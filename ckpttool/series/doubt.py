@@ -9,13 +9,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.series.entry import Entry
+from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.series.entry import Entry, Number
 from ckpttool.series.order import CONTRADICTION_SECONDS, Group
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+YEARS = "its numbers could be years: nothing inside says that they count saves"
+CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
+
+_YEARS = range(1990, 2101)
 
 
 def doubt(group: Group) -> str | None:
@@ -26,11 +31,15 @@ def doubt(group: Group) -> str | None:
         return None
     if not any(value is not None for value in fields.position):
         return METRICS_ALONE if fields.blank != group.entries[0].name else None
-    if fields.number is None or is_counted(sound):
+    if fields.number is None or is_counted(sound) or _are_serials(group.entries):
         return None
     if _could_be_parts(group.entries):
         return PARTS
-    return None if fields.is_ordinal else NOT_COUNTED
+    if all((entry.fields.number or 0) in _YEARS for entry in group.entries):
+        return YEARS
+    if not fields.is_ordinal:
+        return NOT_COUNTED
+    return CONTRADICTED if _contradicts(sound) else None
 
 
 def is_counted(sound: Sequence[Entry]) -> bool:
@@ -40,6 +49,27 @@ def is_counted(sound: Sequence[Entry]) -> bool:
         if None not in values and all(one < two for one, two in pairwise(values)):
             return True
     return False
+
+
+def _contradicts(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside speaks against the order of the names.
+
+    Models that were trained equally long have the same counts. In a series one count may stand still for a
+    while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
+    """
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    counts = [values for values in zip(*(entry.inside for entry in ordered), strict=True) if None not in values]
+    return bool(counts) and len(ordered) > 1 and not any(map(_goes_on, counts))
+
+
+def _goes_on(values: Sequence[Number | None]) -> bool:
+    told = [value for value in values if value is not None]
+    return told[0] < told[-1] and all(one <= two for one, two in pairwise(told))
+
+
+def _are_serials(entries: Sequence[Entry]) -> bool:
+    """Tell whether the numbers are those that Paddle Fluid counts its saves with."""
+    return all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
 
 
 def _could_be_parts(entries: Sequence[Entry]) -> bool:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from ckpttool.checkpoint import Checkpoint, Granularity, Role, TrainingState
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotFound, from_os_error
+from ckpttool.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotFound,
+    Truncated,
+    from_os_error,
+)
 from ckpttool.formats import unrecognised
 from ckpttool.formats.interface import SIDECARS, Probe, Unit
 from ckpttool.naming import NameFields, parse_name
@@ -84,14 +91,18 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all its files."""
-        return self.contents.nbytes
+        """Return the bytes of its own files, without the manifests that lie beside or in it."""
+        return self._saved.nbytes
 
     @property
     def modified_ns(self) -> int:
         """Return when its newest file was changed, in nanoseconds since 1970; manifests come later."""
+        return self._saved.modified_ns
+
+    @property
+    def _saved(self) -> Contents:
         saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
-        return Contents(saved or self.contents.files).modified_ns
+        return Contents(saved or self.contents.files)
 
     def metric(self, name: str) -> float | None:
         """Return a metric's value where it is known and a number; ``loss`` is one too."""
@@ -127,15 +138,12 @@ def shown(path: str) -> str:
 def _opened(unit: Unit) -> Checkpoint:
     if unit.format is not None:
         return unit.format.open_unit(unit)
-    probe = Probe(unit.path)
-    try:
+    with Probe(unit.path) as probe:
         raise unrecognised(probe)
-    finally:
-        probe.close()
 
 
 def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
-    kind = "damaged" if isinstance(failure, DamagedCheckpoint | NotACheckpoint) else "unreadable"
+    kind = _kind_of(failure, is_empty=bool(found.files) and not found.nbytes)
     fields = parse_name(os.path.basename(unit.path))
     return Entry(
         path=shown(unit.path),
@@ -149,6 +157,13 @@ def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
         step=fields.step,
         saved_at=_seconds(fields.saved_at),
     )
+
+
+def _kind_of(failure: CheckpointError, *, is_empty: bool) -> str:
+    """Return in a word what is wrong; what was cut short lacks its end, and the rest may be right."""
+    if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
+        return "unreadable"
+    return "incomplete" if isinstance(failure, Truncated) or is_empty else "damaged"
 
 
 def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:

@@ -13,7 +13,9 @@ import os
 from typing import NamedTuple
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.fluid import SERIAL, Fluid
+from ckpttool.formats.fluid import Fluid
+from ckpttool.formats.fluid_parts import MODEL, TABLES
+from ckpttool.formats.fluid_siblings import SERIAL
 from ckpttool.formats.interface import Probe
 
 OWNER = "@"
@@ -54,6 +56,12 @@ def has_serials(directory: str) -> bool:
         return False
 
 
+def serial_around(directory: str) -> str | None:
+    """Return the Fluid serial that a directory is a part of: what lies in it are no checkpoints."""
+    around, name = os.path.split(os.path.abspath(directory))
+    return around if name in (MODEL, *TABLES) and _is_serial(around) else None
+
+
 def _is_strict(directory: str) -> bool:
     """Tell whether a directory is a Fluid root: a serial lies in it."""
     if not has_serials(directory):
@@ -64,6 +72,7 @@ def _is_strict(directory: str) -> bool:
 
 def _is_serial(path: str) -> bool:
     try:
-        return os.path.isdir(path) and Fluid().matches(Probe(path))
+        with Probe(path) as probe:
+            return probe.is_directory and Fluid().matches(probe)
     except CheckpointError:
         return False

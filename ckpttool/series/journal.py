@@ -66,21 +66,7 @@ def stages(directory: str) -> list[str]:
     Raises:
         CheckpointError: The directory can't be read.
     """
-    try:
-        with os.scandir(directory) as entries:
-            found = [
-                entry.name
-                for entry in entries
-                if entry.name.startswith(STAGE_PREFIX) and entry.is_dir(follow_symlinks=False)
-            ]
-    except OSError as error:
-        raise from_os_error(error, directory) from error
-    return sorted(name for name in found if _is_stage(name))
-
-
-def _is_stage(name: str) -> bool:
-    identity = name.removeprefix(STAGE_PREFIX)
-    return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
+    return _stages(directory, "")
 
 
 def stages_beside(directory: str) -> list[str]:
@@ -90,17 +76,27 @@ def stages_beside(directory: str) -> list[str]:
         CheckpointError: The directory around it can't be read.
     """
     around, suffix = beside(directory)
+    return [os.path.join(around, name) for name in _stages(around, suffix)]
+
+
+def _stages(place: str, suffix: str) -> list[str]:
     try:
-        with os.scandir(around) as entries:
+        with os.scandir(place) as entries:
             found = [
                 entry.name
                 for entry in entries
-                if entry.name.endswith(suffix) and entry.is_dir(follow_symlinks=False)
+                if entry.name.startswith(STAGE_PREFIX)
+                and entry.name.endswith(suffix)
+                and entry.is_dir(follow_symlinks=False)
             ]
     except OSError as error:
-        raise from_os_error(error, around) from error
-    named = (name for name in found if _is_stage(name.removesuffix(suffix)))
-    return sorted(os.path.join(around, name) for name in named)
+        raise from_os_error(error, place) from error
+    return sorted(name for name in found if _is_stage(name.removesuffix(suffix)))
+
+
+def _is_stage(name: str) -> bool:
+    identity = name.removeprefix(STAGE_PREFIX)
+    return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
 
 
 def waiting(directory: str) -> list[str]:

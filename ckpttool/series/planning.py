@@ -15,6 +15,7 @@ from ckpttool.report import Severity
 from ckpttool.series.companions import belonging
 from ckpttool.series.doubt import NOTHING_TRAINED, doubt, untrained
 from ckpttool.series.entry import Entry, shown
+from ckpttool.series.home import serial_around
 from ckpttool.series.journal import is_name
 from ckpttool.series.protection import Pointed, follow
 from ckpttool.series.retention import Plan, Policy, Protections, plan
@@ -117,6 +118,8 @@ def _with_companions(found: Survey, policy: Policy, protections: Protections) ->
 
 
 def _surveyed(root: str, request: Request) -> Survey:
+    if (serial := serial_around(root)) is not None:
+        raise UsageError(f"{root} is a part of the checkpoint {serial}")
     found = survey(root, recursive=request.recursive, exclude=request.exclude, max_depth=request.max_depth)
     itself = [entry for entry in found.entries if entry.unit.path == root]
     if itself and len(found.entries) == 1:

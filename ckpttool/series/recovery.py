@@ -9,15 +9,8 @@ from functools import partial
 from ckpttool.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.journal import JOURNAL, Removal, read, stages, stages_beside
-from ckpttool.series.removal import (
-    Changed,
-    Stage,
-    clear,
-    persist,
-    remove_directories,
-    status_of,
-    unlink_file,
-)
+from ckpttool.series.removal import clear
+from ckpttool.series.stage import Changed, Stage, persist, remove_directories, status_of, unlink_file
 
 
 @dataclass(slots=True)

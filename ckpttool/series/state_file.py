@@ -55,7 +55,7 @@ def _remaining(directory: str, path: str, removed: Collection[str]) -> str | Non
 
 def _names(directory: str, path: str, removed: Collection[str]) -> bool:
     """Tell whether a listed path is that of a checkpoint that goes."""
-    if not any(_base(name) in removed for name in expanded(path)):
+    if not any(_base(name) in removed for name in (path, *expanded(path))):
         return False
     place = os.path.join(directory, path)
     around = os.path.realpath(os.path.dirname(place) or os.curdir)

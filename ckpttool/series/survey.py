@@ -111,7 +111,9 @@ def _is_checkpoint(path: str, walk: Walk) -> bool:
 
 
 def _subdirectories(unit: Unit) -> list[str]:
-    if not stat.S_ISDIR(_mode(unit.path)):
+    """Return the directories inside a unit, where what lies in them may be a checkpoint of its own."""
+    takes_in = unit.format is not None and unit.format.takes_in
+    if takes_in or not stat.S_ISDIR(_mode(unit.path)):
         return []
     entries = scan(unit.path).values()
     return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -140,11 +142,8 @@ def standing_for(path: str) -> Chosen:
         if found.entries:
             newest = next(iter(_sound_first(found.groups)))
             return Chosen(newest.path, len(found.entries) - 1, found.journals)
-    probe = Probe(path)
-    try:
+    with Probe(path) as probe:
         raise unrecognised(probe)
-    finally:
-        probe.close()
 
 
 def _sound_first(groups: Sequence[Group]) -> list[Entry]:

@@ -1,9 +1,12 @@
 """CRC-32C, and the masked form in which TensorFlow and LevelDB store it.
 
-Source: google/leveldb ``util/crc32c.h``.
+Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
 
 _MASK_DELTA = 0xA282EAD8
 _ALL = 0xFFFFFFFF
@@ -12,12 +15,44 @@ _STEP = 1 << 18
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
     """Return the CRC-32C of bytes; ``before`` is that of the bytes in front of them."""
+    view = memoryview(data)
+    if not view.readonly and view.nbytes:
+        return _in_place()(view, before)
+    return _copied(view, before)
+
+
+def _copied(view: memoryview, before: int) -> int:
     import google_crc32c
 
-    view = memoryview(data)
     for start in range(0, len(view), _STEP):  # it takes nothing but bytes, and a copy of all would be large
         before = google_crc32c.extend(before, bytes(view[start : start + _STEP]))
     return before
+
+
+@cache
+def _in_place() -> Callable[[memoryview, int], int]:
+    """Return what sums a buffer where it is, while other threads go on.
+
+    ``google_crc32c.extend`` takes a copy, and holds the interpreter's lock. The function that it calls is
+    called directly, where the system's loader finds it behind the extension module.
+    """
+    try:
+        import ctypes
+
+        from google_crc32c import _crc32c
+
+        extend = ctypes.CDLL(_crc32c.__file__).crc32c_extend
+    except (ImportError, OSError, AttributeError):  # another build of the package, or Windows
+        return _copied
+    extend.restype = ctypes.c_uint32
+    extend.argtypes = (ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
+
+    def in_place(view: memoryview, before: int) -> int:
+        held = ctypes.c_char.from_buffer(view)  # keeps the buffer, and has its address
+        found: int = extend(before, ctypes.addressof(held), view.nbytes)
+        return found
+
+    return in_place
 
 
 def masked(crc: int) -> int:

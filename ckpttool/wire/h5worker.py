@@ -23,7 +23,7 @@ SILENCE = 8.0
 """Seconds without an answer after which the child is taken to hang; an object takes microseconds."""
 
 _FRAME = struct.Struct("<cI")
-_CHILD = Path(__file__).with_name("h5child.py")
+_CHILD = Path(__file__).with_name("h5child") / "__main__.py"
 # No plug-in may be loaded, and no thread pool started.
 _ENVIRONMENT = {
     "HDF5_PLUGIN_PATH": "",
@@ -37,7 +37,11 @@ _ENVIRONMENT = {
 
 
 class Crashed(Exception):
-    """The child died or hangs; the text says how."""
+    """The child died or ``hangs``; the text says how."""
+
+    def __init__(self, how: str, *, hangs: bool = False) -> None:
+        super().__init__(how)
+        self.hangs = hangs
 
 
 class Worker:
@@ -71,12 +75,21 @@ class Worker:
                 yield kind, payload
         except (EOFError, OSError) as failure:
             how = self._replace(path, timer.has_rung)
-            raise Crashed(how) from failure
+            raise Crashed(how, hangs=timer.has_rung) from failure
         except BaseException:  # the rest of the answer would be taken for the next one
             self.stop()
             raise
         finally:
             timer.stop()
+
+    def begin(self, path: str) -> None:
+        """Start the child, and don't wait: what is done meanwhile costs nothing.
+
+        Raises:
+            MissingPackage: There is no h5py.
+        """
+        with self.lock:
+            self._running(path)
 
     def ready(self, path: str) -> int:
         """Return the generation of a child that runs.

@@ -9,18 +9,14 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.h5worker import WORKER, Crashed
-from ckpttool.wire.readable import swapped
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-BLOCK_BYTES = 1 << 23
-"""How many bytes one request for values asks for, where the chunks allow it."""
-
 MAX_CHUNK = 1 << 27
 """The most bytes of a chunk: all of it is in memory when any of it is read."""
 
@@ -28,6 +24,10 @@ FLETCHER32 = 3
 """The filter that adds a checksum to each chunk, as HDF5 numbers it."""
 
 _numbers = itertools.count()
+
+Identity = tuple[int, int, int, int, int]
+_hung: dict[Identity, str] = {}
+"""On which bytes libhdf5 hung, for all who open them: each further hang would cost as much as the first."""
 
 Attributes = Mapping[str, Any]
 
@@ -60,8 +60,9 @@ class Location:
         Raises:
             DamagedCheckpoint: libhdf5 refuses, or dies of it.
         """
-        if self.death is not None:  # each further hang would cost as much as the first
-            raise DamagedCheckpoint(self.path, self.death, where=self.where, code="hdf5-crashed")
+        death = self.death or (_hung.get(self._identity()) if _hung else None)
+        if death is not None:
+            raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
         path = os.path.abspath(self.path)
         request = {"op": op, "number": self.number, "path": path, "offset": self.offset}
         with WORKER.lock:
@@ -71,6 +72,8 @@ class Location:
                 frames = list(WORKER.ask(self.path, request, self.inline or b"" if loads else b""))
             except Crashed as failure:
                 self.death = f"libhdf5 crashed while reading it ({failure})"
+                if failure.hangs:
+                    _hung[self._identity()] = self.death
                 raise DamagedCheckpoint(
                     self.path, self.death, where=self.where, code="hdf5-crashed"
                 ) from failure
@@ -79,6 +82,14 @@ class Location:
             if kind == b"J" and b'"failed"' in payload and (told := json.loads(payload))["k"] == "failed":
                 raise self._failed(told["message"])
         return frames
+
+    def _identity(self) -> Identity:
+        """Return what tells these bytes from others, even when somebody opens them anew."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return self.number, 0, 0, 0, 0
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self.offset
 
     def _failed(self, message: str) -> DamagedCheckpoint:
         if "truncated file" in message:
@@ -110,15 +121,6 @@ class Kind(NamedTuple):
     fields: tuple[int, ...]
     what: str
     members: tuple[str, ...]
-
-
-class Chunk(NamedTuple):
-    """Stored elements of a dataset: where in the dataset, and where in the file, in bytes."""
-
-    start: tuple[int, ...]
-    offset: int
-    nbytes: int
-    skips_filters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +189,6 @@ def walk(location: Location) -> Tree:
     return tree
 
 
-def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
-    """Return the stored chunks of a dataset, in the order of the file.
-
-    Raises:
-        DamagedCheckpoint: Where they lie can't be read.
-    """
-    if dataset.chunk is None or not dataset.stored:
-        return ()
-    frames = location.ask("chunks", dataset=dataset.raw)
-    told = (one for _, payload in frames for one in json.loads(payload)["chunks"])
-    found = (Chunk(tuple(start), offset, nbytes, mask != 0) for start, offset, nbytes, mask in told)
-    return tuple(sorted(found, key=lambda chunk: chunk.offset))
-
-
 def _name(raw: str) -> str:
     return raw.encode("latin-1").decode("utf-8", "backslashreplace")
 
@@ -221,7 +209,7 @@ def _add(tree: Tree, item: dict[str, Any]) -> None:
         tree.links.append(Link(path, f"again-{item['kind']}", _name(item["first"])))
     elif item["k"] == "type":
         tree.links.append(Link(path, "type", ""))
-    else:
+    elif item["k"] != "alive":
         tree.faults.append(Fault("/" + "/".join(path), item["code"], item["message"]))
 
 
@@ -272,68 +260,3 @@ def stated_end(data: bytes) -> int | None:
     if width != 8 or version > 3 or len(data) < end + width:
         return None
     return int.from_bytes(data[end : end + width], "little")
-
-
-class Streamed(NamedTuple):
-    """Elements that only libhdf5 can read, asked for block by block.
-
-    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
-    """
-
-    location: Location
-    dataset: Dataset
-    swap: int = 1
-
-    def blocks(self, limit: int) -> Iterator[memoryview]:
-        limit = max(16, limit - limit % 16)
-        for start, count in slabs(self.dataset.shape or (), self.dataset.kind.size, self.dataset.chunk):
-            data = memoryview(self.read(start, count))
-            for at in range(0, len(data), limit):
-                yield swapped(data[at : at + limit], self.swap)
-
-    def once(self) -> Streamed:
-        return self
-
-    def read(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
-        """Return the elements of a block as they are stored; nothing where ``silent``.
-
-        Raises:
-            DamagedCheckpoint: It can't be read, or its checksum is wrong.
-        """
-        request = {"dataset": self.dataset.raw, "start": start, "count": count, "silent": silent}
-        try:
-            frames = self.location.ask("block", **request)
-        except DamagedCheckpoint as failure:
-            is_summed = FLETCHER32 in self.dataset.filters and "filter" in failure.found
-            code = "checksum-mismatch" if is_summed else failure.code
-            found = f"{self.dataset.name}: {failure.found}"
-            raise DamagedCheckpoint(self.location.path, found, where=failure.where, code=code) from failure
-        data = b"".join(payload for kind, payload in frames if kind == b"D")
-        expected = 0 if silent else math.prod(count) * self.dataset.kind.size
-        if len(data) != expected:
-            raise DamagedCheckpoint(self.location.path, f"{len(data):,} bytes", expected=f"{expected:,}")
-        return data
-
-
-def slabs(
-    shape: tuple[int, ...], itemsize: int, chunk: tuple[int, ...] | None, budget: int = BLOCK_BYTES
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield start and count of blocks that cover a dataset in C order, of whole chunks where they fit."""
-    if not all(shape):
-        return
-    axis, inner = len(shape), itemsize
-    while axis > 0 and inner * shape[axis - 1] <= budget:
-        axis -= 1
-        inner *= shape[axis]
-    if axis == 0:
-        yield (0,) * len(shape), shape
-        return
-    axis -= 1
-    step = max(1, budget // inner)
-    if chunk and step > chunk[axis]:
-        step -= step % chunk[axis]
-    rest = shape[axis + 1 :]
-    for outer in itertools.product(*map(range, shape[:axis])):
-        for start in range(0, shape[axis], step):
-            count = min(step, shape[axis] - start)
-            yield (*outer, start, *(0,) * len(rest)), (*(1,) * axis, count, *rest)

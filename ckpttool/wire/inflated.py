@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import threading
 import zlib
+from typing import ClassVar
 
-from ckpttool.errors import DamagedCheckpoint, Truncated
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Source
 
 _CHUNK = 1 << 16
 
 
-class Inflated:
+class Inflated(Readable):
     """What a deflated record holds; ``size`` in bytes as its zip states it.
 
     To read backwards starts again from the beginning.
     """
+
+    _called: ClassVar[str] = "record"
 
     def __init__(self, source: Source, offset: int, stored: int, size: int, where: str) -> None:
         self.path = source.path
@@ -26,34 +30,10 @@ class Inflated:
         self._lock = threading.Lock()
         self._restart()
 
-    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
-        """Return exactly ``nbytes`` bytes from ``offset``.
-
-        Raises:
-            Truncated: The range isn't inside the record.
-            DamagedCheckpoint: It can't be inflated.
-        """
-        self.check(offset, nbytes, where)
-        buffer = bytearray(nbytes)
-        self.read_into(offset, memoryview(buffer), where)
-        return bytes(buffer)
-
     def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
-        """Require that a range lies inside the record.
-
-        Raises:
-            Truncated: It doesn't.
-        """
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            found = f"bytes {offset}..{offset + nbytes} lie outside the record"
-            raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where or self._where)
+        super().check(offset, nbytes, where or self._where)
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        """Fill a buffer from ``offset``.
-
-        Raises:
-            DamagedCheckpoint: It can't be inflated, or to another size than is stated.
-        """
         with self._lock:
             if offset < self._position:
                 self._restart()

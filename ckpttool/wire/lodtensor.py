@@ -91,6 +91,8 @@ def read_file(source: Readable) -> Stream:
     Raises:
         Truncated, DamagedCheckpoint: It is neither; the error is that of the more likely one.
     """
+    if not source.size:
+        raise Truncated(source.path, "an empty file", expected="a tensor")
     try:
         stream = read_lod_tensor(source, 0)
         return _to_the_end(source, stream)

@@ -1,18 +1,69 @@
-"""Elements in bytes that can be read: in one piece, or decoded in memory."""
+"""Bytes that can be read at any offset, and elements in them: in one piece, or decoded in memory."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ckpttool.wire.inflated import Inflated
-from ckpttool.wire.source import Buffer, Source
+from ckpttool.errors import LimitExceeded, Truncated
 
 if TYPE_CHECKING:
     import numpy as np
 
-Readable: TypeAlias = Source | Buffer | Inflated
-"""What bytes can be read from at any offset."""
+MAX_READ = 1 << 28
+"""The most bytes that one ``read`` may ask for; all larger data is streamed."""
+
+
+class Readable(ABC):
+    """What bytes can be read from; offsets and sizes are in bytes.
+
+    Attributes:
+        path: The file that they come from, for errors.
+        size: How many there are.
+    """
+
+    __slots__ = ()
+
+    path: str
+    size: int
+    _called: ClassVar[str]
+    """What the whole is called in errors."""
+
+    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
+        """Return exactly ``nbytes`` bytes from ``offset``.
+
+        Raises:
+            Truncated: The range isn't inside, or the file became shorter.
+            LimitExceeded: More than ``MAX_READ`` bytes are asked for.
+            DamagedCheckpoint: They can't be decompressed.
+        """
+        if nbytes > MAX_READ:
+            found = f"{nbytes:,} bytes to read at once"
+            raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
+        self.check(offset, nbytes, where)
+        buffer = bytearray(nbytes)
+        self.read_into(offset, memoryview(buffer), where)
+        return bytes(buffer)
+
+    def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
+        """Require that a range lies inside.
+
+        Raises:
+            Truncated: It doesn't.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            found = f"bytes {offset}..{offset + nbytes} lie outside the {self._called}"
+            raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
+
+    @abstractmethod
+    def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        """Fill a buffer from ``offset``.
+
+        Raises:
+            Truncated: The bytes end before.
+            DamagedCheckpoint: They can't be decompressed, or are those of another file now.
+        """
 
 
 def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:

@@ -1,4 +1,4 @@
-"""Bounds-checked reads of an open file.
+"""Bounds-checked reads of a file, of a part of one, and of bytes in memory.
 
 Files are read with ``pread`` and never through a map: a map of a file that a trainer cuts short kills the
 process, and counts every touched page as memory.
@@ -9,25 +9,57 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
-from ckpttool.errors import AccessDenied, LimitExceeded, Truncated, from_os_error
+from ckpttool.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
+from ckpttool.wire.readable import Readable
 
-if TYPE_CHECKING:
-    pass
-
-MAX_READ = 1 << 28
-"""The most bytes that one ``read`` may ask for; all larger data is streamed."""
+MAX_OPEN = 64
+"""The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
 
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # A named pipe would block the open for ever.
 _NEVER_BLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
-class Source:
-    """A file, opened for reading; offsets and sizes are in bytes."""
+class _Descriptor:
+    """An open file, closed as soon as nobody holds it."""
 
-    __slots__ = ("_descriptor", "_lock", "path", "size")
+    __slots__ = ("number",)
+
+    def __init__(self, path: str) -> None:
+        self.number = -1
+        try:
+            self.number = os.open(path, _OPEN_FLAGS | _NEVER_BLOCK)
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        except ValueError as error:
+            raise AccessDenied(path, str(error)) from error
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
+_kept: dict[int, _Descriptor] = {}
+"""What is open, by the identity of its ``Source``; the limit is one of the process, and so is this.
+
+Who reads holds the descriptor meanwhile, so that one which gives way here is not closed under a reader in
+another thread. No lock is held, since a finalizer may come here at any point: each step is one operation of
+the dictionary, after which it is whole.
+"""
+
+
+class Source(Readable):
+    """A file, opened for reading.
+
+    Where more than ``MAX_OPEN`` files are open, the one that was opened first is closed, and opened again
+    when it is read next.
+    """
+
+    __slots__ = ("_identity", "_is_closed", "_lock", "path", "size")
+
+    _called: ClassVar[str] = "file"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a regular file.
@@ -35,26 +67,22 @@ class Source:
         Raises:
             NotFound, AccessDenied: It can't be opened.
         """
+        self._is_closed = True
         self.path = os.fspath(path)
-        self._descriptor = -1
         self._lock = threading.Lock()
-        try:
-            self._descriptor = os.open(self.path, _OPEN_FLAGS | _NEVER_BLOCK)
-            status = os.fstat(self._descriptor)
-        except OSError as error:
-            raise from_os_error(error, self.path) from error
-        except ValueError as error:
-            raise AccessDenied(self.path, str(error)) from error
-        self.size = status.st_size
+        descriptor = _Descriptor(self.path)
+        status = os.fstat(descriptor.number)
         if not stat.S_ISREG(status.st_mode):
-            self.close()
             raise AccessDenied(self.path, "not a regular file")
+        self.size = status.st_size
+        self._identity = status.st_dev, status.st_ino
+        self._is_closed = False
+        self._keep(descriptor)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._is_closed = True
+        _kept.pop(id(self), None)
 
     def __enter__(self) -> Source:
         return self
@@ -65,60 +93,45 @@ class Source:
     def __del__(self) -> None:
         self.close()
 
-    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
-        """Return exactly ``nbytes`` bytes from ``offset``.
-
-        Raises:
-            Truncated: The range isn't inside the file, or the file became shorter.
-            LimitExceeded: More than ``MAX_READ`` bytes are asked for.
-        """
-        if nbytes > MAX_READ:
-            raise LimitExceeded(
-                self.path, f"{nbytes:,} bytes to read at once", expected=f"at most {MAX_READ:,}", where=where
-            )
-        self.check(offset, nbytes, where)
-        buffer = bytearray(nbytes)
-        self.read_into(offset, memoryview(buffer), where)
-        return bytes(buffer)
-
-    def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
-        """Require that a range lies inside the file.
-
-        Raises:
-            Truncated: It doesn't.
-        """
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            found = f"bytes {offset}..{offset + nbytes} lie outside the file"
-            raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
-
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        """Fill a buffer from ``offset``.
-
-        Raises:
-            Truncated: The file ends before; it became shorter since it was opened.
-        """
+        descriptor = _kept.get(id(self)) or self._opened_again(where)
         done, wanted = 0, len(buffer)
         while done < wanted:
             try:
-                count = self._read_some(offset + done, buffer[done:])
+                count = self._read_some(descriptor.number, offset + done, buffer[done:])
             except OSError as error:
                 raise from_os_error(error, self.path) from error
             if count == 0:
-                found = f"the file ends at byte {os.fstat(self._descriptor).st_size}"
+                found = f"the file ends at byte {os.fstat(descriptor.number).st_size}"
                 raise Truncated(self.path, found, expected=f"{self.size} when it was opened", where=where)
             done += count
 
+    def _opened_again(self, where: str | None) -> _Descriptor:
+        if self._is_closed:
+            raise AccessDenied(self.path, "it was closed", where=where)
+        descriptor = _Descriptor(self.path)
+        status = os.fstat(descriptor.number)
+        if (status.st_dev, status.st_ino) != self._identity:
+            raise DamagedCheckpoint(self.path, "it was replaced while it was read", where=where)
+        self._keep(descriptor)
+        return descriptor
+
+    def _keep(self, descriptor: _Descriptor) -> None:
+        _kept[id(self)] = descriptor
+        for oldest in list(_kept)[: max(0, len(_kept) - MAX_OPEN)]:
+            _kept.pop(oldest, None)
+
     if hasattr(os, "preadv"):
 
-        def _read_some(self, offset: int, buffer: memoryview) -> int:
-            return os.preadv(self._descriptor, [buffer], offset)
+        def _read_some(self, descriptor: int, offset: int, buffer: memoryview) -> int:
+            return os.preadv(descriptor, [buffer], offset)
 
     else:
 
-        def _read_some(self, offset: int, buffer: memoryview) -> int:
+        def _read_some(self, descriptor: int, offset: int, buffer: memoryview) -> int:
             with self._lock:
-                os.lseek(self._descriptor, offset, os.SEEK_SET)
-                data = os.read(self._descriptor, len(buffer))
+                os.lseek(descriptor, offset, os.SEEK_SET)
+                data = os.read(descriptor, len(buffer))
             buffer[: len(data)] = data
             return len(data)
 
@@ -148,39 +161,18 @@ class Part(Source):
         self._whole.read_into(self.base + offset, buffer, where)
 
 
-class Buffer:
+class Buffer(Readable):
     """Bytes in memory, read like a file: what had to be decompressed."""
 
     __slots__ = ("_data", "path", "size")
+
+    _called: ClassVar[str] = "data"
 
     def __init__(self, path: str, data: bytes) -> None:
         self.path = path
         self._data = data
         self.size = len(data)
 
-    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
-        """Return exactly ``nbytes`` bytes from ``offset``.
-
-        Raises:
-            Truncated: The range isn't inside the data.
-        """
-        self.check(offset, nbytes, where)
-        return self._data[offset : offset + nbytes]
-
-    def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
-        """Require that a range lies inside the data.
-
-        Raises:
-            Truncated: It doesn't.
-        """
-        if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
-            found = f"bytes {offset}..{offset + nbytes} lie outside the data"
-            raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
-
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        """Fill a buffer from ``offset``.
-
-        Raises:
-            Truncated: The data ends before.
-        """
-        buffer[:] = self.read(offset, len(buffer), where)
+        self.check(offset, len(buffer), where)
+        buffer[:] = self._data[offset : offset + len(buffer)]

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, MissingPackage, Truncated
 from ckpttool.wire.crc import crc32c, unmasked
 from ckpttool.wire.protobuf import varint
-from ckpttool.wire.source import MAX_READ, Source
+from ckpttool.wire.readable import MAX_READ
+from ckpttool.wire.source import Source
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER_BYTES = 48

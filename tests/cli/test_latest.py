@@ -70,11 +70,11 @@ def test_a_damaged_one_is_passed_over(run, series: Path) -> None:
     (series / "model_epoch_10.pth").write_bytes((series / "model_epoch_10.pth").read_bytes()[:900])
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")
-    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: damaged: ")
+    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: incomplete: ")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\3\4 and no more"])
-def test_what_is_damaged_and_newer_by_name_is_told(run, series: Path, content: bytes) -> None:
+@pytest.mark.parametrize(("content", "word"), [(b"", "incomplete"), (b"PK\3\4 and no more", "damaged")])
+def test_what_is_damaged_and_newer_by_name_is_told(run, series: Path, content: bytes, word: str) -> None:
     for epoch in range(1, 11):
         os.rename(series / f"model_epoch_{epoch}.pth", series / f"ckpt_{epoch}.pth")
     (series / "ckpt_11.pth").write_bytes(content)
@@ -83,7 +83,7 @@ def test_what_is_damaged_and_newer_by_name_is_told(run, series: Path, content: b
     document = json.loads(out)
     assert (status, document["path"]) == (0, "run/ckpt_10.pth")
     assert [passed["path"] for passed in document["passed_over"]] == ["run/ckpt_11.pth"]
-    assert err.startswith("ckpttool: warning: run/ckpt_11.pth: passed over: damaged: ")
+    assert err.startswith(f"ckpttool: warning: run/ckpt_11.pth: passed over: {word}: ")
 
 
 def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:

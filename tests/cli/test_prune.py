@@ -91,8 +91,8 @@ def test_json(run, series: Path) -> None:
     assert (group["remove"], group["skipped"]) == ([{"path": "run/model_epoch_1.pth", "bytes": 4065}], None)
 
 
-@pytest.mark.parametrize("harm", [_cut, _flip])
-def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm) -> None:
+@pytest.mark.parametrize(("harm", "word"), [(_cut, "incomplete"), (_flip, "damaged")])
+def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm, word: str) -> None:
     harm(series / "model_epoch_10.pth")
     before = sum(path.stat().st_size for path in series.iterdir())
     status, out, err = run("prune", series, "--keep", 3, "--json")
@@ -101,9 +101,9 @@ def test_a_damaged_newest_one_is_kept_told_and_replaced(run, series: Path, harm)
     assert document["freed_bytes"] == before - sum(path.stat().st_size for path in series.iterdir())
     (group,) = document["groups"]
     assert [one["path"] for one in group["keep"]] == [f"run/model_epoch_{n}.pth" for n in (10, 9, 8, 7)]
-    assert group["keep"][0]["reasons"][0].startswith("damaged: ")
+    assert group["keep"][0]["reasons"][0].startswith(f"{word}: ")
     assert group["keep"][1]["reasons"] == ["newest", "last 3"]
-    assert err.startswith("ckpttool: error: run/model_epoch_10.pth: damaged: ")
+    assert err.startswith(f"ckpttool: error: run/model_epoch_10.pth: {word}: ")
     assert err.endswith("; it is kept\n")
     assert err.count("\n") == 1
 

@@ -207,6 +207,12 @@ def test_strict_lets_warnings_fail(run, infinite: Path) -> None:
     assert (status, err) == (1, "") and out.startswith("INVALID")
 
 
+def test_what_nobody_knows_is_not_said_to_be_safe(run, files: Path) -> None:
+    told = run("verify", files / "hostile" / "class_unknown.pth", "-v").out.splitlines()
+    assert told[0].startswith("valid?  ")
+    assert "    safety     passed   nothing known to be unsafe; 1 warning" in told
+
+
 def test_strict_takes_no_unknown_class(run, files: Path) -> None:
     path = files / "hostile" / "class_unknown.pth"
     assert run("verify", path).status == 0
@@ -460,7 +466,7 @@ def test_file_that_vanishes_between_finding_and_opening(
 def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scan = verifying.scan
 
-    def failing(self, offset: int, buffer: memoryview) -> int:
+    def failing(self, descriptor: int, offset: int, buffer: memoryview) -> int:
         raise OSError(5, "Input/output error")
 
     def on_a_bad_disk(*args, **kwargs):

@@ -8,7 +8,7 @@ from ckpttool.testing import FormatContract
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 
-PAIRED = (".pdmodel", ".pdiparams")
+PAIRED = (".pdmodel", ".pdiparams", ".json")
 
 
 def with_truth(directory: Path) -> tuple[Path, ...]:

@@ -12,6 +12,7 @@ from ckpttool.checkpoint import Checkpoint, Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verify import Safety, verify
+from ckpttool.series.survey import survey
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZERO = FILES / "deepspeed"
@@ -64,6 +65,46 @@ def test_a_missing_rank(tmp_path: Path, stage: int) -> None:
     assert not verify(tag).is_valid
 
 
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ("zero-2", OPTIMIZER_1),
+        ("zero-3", "zero_pp_rank_1_mp_rank_00_model_states.pt"),
+        ("pipeline", "mp_rank_01_model_states.pt"),
+        ("pipeline", "bf16_zero_pp_rank_0_mp_rank_01_optim_states.pt"),
+        ("pipeline", "layer_03-model_states.pt"),
+        ("experts", "layer_0_expert_2_mp_rank_00_model_states.pt"),
+    ],
+)
+def test_a_missing_file_is_told_by_its_name(tmp_path: Path, run: str, name: str) -> None:
+    tag = tmp_path / TAG
+    shutil.copytree(ZERO / run / TAG, tag)
+    (tag / name).unlink()
+    with open_checkpoint(tag) as opened:
+        (finding,) = [one for one in opened.findings if one.code == "part-missing"]
+        assert finding.where == name
+        assert not opened.complete
+
+
+def test_no_layer_of_a_pipeline(tmp_path: Path) -> None:
+    tag = tmp_path / TAG
+    shutil.copytree(ZERO / "pipeline" / TAG, tag)
+    for path in tag.glob("layer_*"):
+        path.unlink()
+    with open_checkpoint(tag) as opened:
+        lacking = [one.where for one in opened.findings if one.code == "part-missing"]
+    assert lacking == [f"layer_0{at}-model_states.pt" for at in (0, 1, 3)]
+
+
+@pytest.mark.parametrize("run", ["pipeline", "experts"])
+def test_layers_and_experts_make_one_module(run: str) -> None:
+    with open_checkpoint(ZERO / run / TAG) as opened:
+        assert (opened.findings, opened.safety, opened.complete) == ((), (), True)
+        weights = {tensor.path[0] for tensor in opened.tensors if tensor.role is Role.WEIGHTS}
+        assert weights == {"module"}
+        assert opened.training.step == 2
+
+
 def test_missing_model_states(tmp_path: Path) -> None:
     tag = copied(1, tmp_path) / TAG
     (tag / "mp_rank_00_model_states.pt").unlink()
@@ -111,6 +152,8 @@ def test_a_directory_of_the_trainer_is_the_trainers(tmp_path: Path) -> None:
     assert [unit.path for unit in discover(tmp_path)] == [str(target)]
     with open_checkpoint(target) as opened:
         assert opened.variant == "trainer"
+    (entry,) = survey(tmp_path).entries
+    assert not entry.holds_others  # prune would never take it
 
 
 def test_prune_keeps_the_tag_that_latest_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

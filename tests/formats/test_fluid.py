@@ -15,6 +15,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotACheckpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verify import verify
+from ckpttool.wire import source as wire_source
 
 
 @pytest.fixture
@@ -225,7 +226,8 @@ def test_more_variables_than_a_process_may_open(serial: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_file_that_is_replaced_while_it_is_read(serial: Path) -> None:
+def test_a_file_that_is_replaced_while_it_is_read(serial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire_source, "MAX_OPEN", 1)
     variable = serial / "__model__" / "fc_0.w_0"
     with open_checkpoint(serial) as checkpoint:
         copy = shutil.copyfile(variable, variable.with_name("other"))
@@ -261,3 +263,127 @@ def test_directories_that_are_merely_called_trainer(tmp_path: Path) -> None:
     (tmp_path / "trainer_0").mkdir()
     with pytest.raises(NotACheckpoint):
         open_checkpoint(tmp_path)
+
+
+@pytest.fixture
+def before(files: Path, serial: Path) -> Path:
+    """Return the serial as number 1, behind a whole number 0."""
+    later = serial.rename(serial.with_name("checkpoint_1"))
+    shutil.copytree(files / "fluid" / "generation-c" / "checkpoint_0", serial)
+    return later
+
+
+def test_what_is_told_of_lookup_tables(serial: Path) -> None:
+    table = {"shards": 2, "rows": 20, "height": 20, "row_shape": [4]}
+    shards = [opened(serial)[f"__lookup_table__.embedding_0.w_0_{one}.values"] for one in range(2)]
+    table |= {"rows": sum(one.shape[0] for one in shards), "row_shape": list(shards[0].shape[1:])}
+    found = opened(serial).metadata["lookup_tables"]
+    assert {**found["embedding_0.w_0"], "height": 20} == table
+
+
+def test_a_shard_that_the_serial_before_has(before: Path) -> None:
+    (before / "__lookup_table__" / "embedding_0.w_0_1").unlink()
+    (finding,) = opened(before).findings
+    assert (finding.code, finding.where) == ("table-shard-missing", "embedding_0.w_0_1")
+    assert finding.message == "no such shard of a lookup table, and checkpoint_0 has it"
+    assert not opened(before).complete
+    assert codes(before.with_name("checkpoint_0")) == []
+
+
+def test_tables_that_the_serial_before_has(before: Path) -> None:
+    shutil.rmtree(before / "__lookup_table__")
+    assert codes(before) == ["table-shard-missing"]
+
+
+def test_what_is_no_shard_in_the_serial_before(before: Path) -> None:
+    tables = before.with_name("checkpoint_0") / "__lookup_table__"
+    (tables / "embedding_0.w_0_2.tmp").write_bytes(b"")
+    assert codes(before) == []
+
+
+def test_the_other_spelling_in_the_serial_before(before: Path) -> None:
+    (before / "__lookup_table__").rename(before / "__lockup_table__")
+    assert codes(before) == []
+
+
+def test_a_trainer_that_the_serial_before_has(before: Path) -> None:
+    shutil.rmtree(before / "trainer_1")
+    (finding,) = opened(before).findings
+    assert (finding.code, finding.where) == ("trainer-missing", "trainer_1")
+    assert opened(before).complete
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_variables_that_the_serial_before_has(before: Path, is_marked: bool) -> None:
+    for marker in () if is_marked else before.parent.rglob("_SUCCESS"):
+        marker.unlink()
+    lost = sorted(path for path in (before / "__model__").iterdir() if "moment2" in path.name)
+    for path in lost:
+        path.unlink()
+    (finding,) = (one for one in opened(before).findings if one.severity is Severity.ERROR)
+    assert (finding.code, finding.where) == ("variable-missing", lost[0].name)
+    told = f"no such variable, nor {counted(len(lost) - 1, 'other')}, and checkpoint_0 has them"
+    assert finding.message == told
+    assert not opened(before).complete
+    assert opened(before.with_name("checkpoint_0")).complete
+
+
+def test_the_nearest_serial_is_compared_however_far(before: Path) -> None:
+    far = before.rename(before.with_name("checkpoint_70"))
+    next(path for path in (far / "__model__").iterdir() if path.name != "_SUCCESS").unlink()
+    assert codes(far) == ["variable-missing"]
+
+
+def test_another_network_has_other_variables(before: Path) -> None:
+    first, second, *_ = sorted((before / "__model__").glob("fc_*"))
+    first.unlink()
+    second.rename(second.with_name("another"))
+    assert "variable-missing" not in codes(before)
+
+
+def test_flat_serials_are_compared(files: Path, tmp_path: Path) -> None:
+    for number in (3, 4):
+        shutil.copytree(files / "fluid" / "generation-a" / "checkpoint_3", tmp_path / f"checkpoint_{number}")
+    assert codes(tmp_path / "checkpoint_4") == codes(tmp_path / "checkpoint_3") == []
+    next(path for path in (tmp_path / "checkpoint_4").iterdir() if path.name != "_SUCCESS").unlink()
+    assert codes(tmp_path / "checkpoint_4") == ["variable-missing"]
+    assert codes(tmp_path / "checkpoint_3") == []
+
+
+def test_no_variable_at_all(serial: Path) -> None:
+    for path in (serial / "__model__").iterdir():
+        path.unlink()
+    assert codes(serial) == ["no-marker-anywhere", "no-variables"]
+    assert not opened(serial).complete
+
+
+def test_no_trainer_is_left(before: Path) -> None:
+    for number in (0, 1):
+        shutil.rmtree(before / f"trainer_{number}")
+    assert codes(before) == ["trainer-missing"] * 2
+    assert not opened(before).complete
+
+
+def test_a_counter_that_one_trainer_lacks(serial: Path) -> None:
+    (serial / "trainer_1" / "step_id").unlink()
+    (finding,) = opened(serial).findings
+    assert (finding.code, finding.where) == ("trainer-argument", "trainer_1")
+    assert finding.message == "no step_id, which other trainers have"
+
+
+def test_rows_of_another_length_in_a_shard(serial: Path) -> None:
+    tables = serial / "__lookup_table__"
+    shutil.copyfile(serial / "__model__" / "fc_1.w_0", tables / "embedding_0.w_0_1")
+    assert "table-shard-mismatch" in codes(serial)
+
+
+@pytest.mark.parametrize("generation", ["a3", "b4", "c0"])
+def test_its_own_manifests_are_no_strangers(files: Path, tmp_path: Path, generation: str) -> None:
+    source = files / "fluid" / f"generation-{generation[0]}" / f"checkpoint_{generation[1]}"
+    place = Path(shutil.copytree(source, tmp_path / source.name))
+    told = codes(place)
+    for ending in (".sha256", ".digests.json"):
+        (place / f".{place.name}{ending}").write_text("")
+    assert codes(place) == told
+    (place / ".checkpoint_999.sha256").write_text("")
+    assert codes(place) == [*told, "not-part"]

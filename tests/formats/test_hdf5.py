@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.ops.verify import Status, verify
+from ckpttool.ops.verify import Safety, Status, verify
 from ckpttool.wire import h5worker
+from ckpttool.wire.h5values import slabs
 from ckpttool.wire.h5worker import WORKER
-from ckpttool.wire.hdf5 import Location, slabs, walk
+from ckpttool.wire.hdf5 import Location, walk
 
 HOSTILE = {
     "external_link.h5": ("hdf5-external-link", "unsafe", True),
@@ -25,7 +29,7 @@ HOSTILE = {
     "cycle.h5": ("hdf5-cycle", "safe", True),
     "bomb.h5": ("hdf5-shape-bomb", "safe", False),
     "unwritten.h5": ("values-not-written", "safe", True),
-    "deep.h5": ("hdf5-limit", "safe", False),
+    "deep.h5": ("hdf5-limit", "unknown", False),
     "nan.weights.h5": ("nan", "safe", False),
     "code.h5": ("keras-lambda", "unsafe", True),
 }
@@ -141,10 +145,16 @@ def test_a_hang_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     WORKER.stop()
     monkeypatch.setattr(h5worker, "_CHILD", hanging)
     monkeypatch.setattr(h5worker, "SILENCE", 0.2)
+    path = Path(shutil.copyfile(files / "hdf5" / "types.h5", tmp_path / "types.h5"))
+    generation = WORKER.generation
     with pytest.raises(DamagedCheckpoint, match="silent"):
-        open_checkpoint(files / "hdf5" / "types.h5")
+        open_checkpoint(path)
+    assert [finding.code for finding in verify(path).findings] == ["hdf5-crashed"]
+    assert WORKER.generation == generation + 2  # the one that hung, and the one that replaced it
     monkeypatch.undo()
     WORKER.stop()
+    path.write_bytes((files / "hdf5" / "checksummed.h5").read_bytes())  # other bytes have another chance
+    assert verify(path).is_valid
 
 
 def test_values_can_be_read_after_another_child_came(files: Path) -> None:
@@ -159,6 +169,44 @@ def test_two_files_are_read_in_turns(files: Path) -> None:
     with open_checkpoint(path) as one, open_checkpoint(path) as other:
         pairs = zip(one["floats"].blocks(64), other["floats"].blocks(64), strict=True)
         assert all(bytes(left) == bytes(right) for left, right in pairs)
+
+
+def test_many_attributes_are_read_in_time_and_large_ones_described(tmp_path: Path) -> None:
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for number in range(2000):
+            file.attrs[f"a{number}"] = number
+        file.attrs.create("large", np.zeros(1 << 17))
+        file["x"] = [1.0]
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.metadata["a1999"] == 1999
+        assert len(checkpoint.metadata) == 2001
+        assert checkpoint.metadata["large"] == {"<attribute>": "float", "elements": 1 << 17}
+
+
+def test_long_names_at_depth_have_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        group = file
+        for _ in range(60):
+            group = group.create_group("n" * 60_000)
+        for number in range(50):
+            group[f"x{number}"] = 1.0
+    verification = verify(path)
+    assert {finding.code for finding in verification.findings} == {"hdf5-limit", "not-scanned"}
+    assert verification.safety is Safety.UNKNOWN
+
+
+def test_objects_are_the_same_behind_a_user_block(tmp_path: Path) -> None:
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["a/own"] = [1.0]
+        file["a/again"] = file["a/own"]
+        file["a/up"] = file["/"]
+    assert {finding.code for finding in verify(path).findings} == {"hdf5-cycle"}
+    with open_checkpoint(path) as checkpoint:
+        ties = {name: tensor.shares_with for name, tensor in checkpoint.items()}
+    assert ties == {"a.again": None, "a.own": "a.again"}
 
 
 def test_a_read_only_file_and_directory(files: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
+import h5py
 import pytest
 
 from ckpttool import open_checkpoint
@@ -175,6 +176,41 @@ def test_the_raw_name_is_the_key(files: Path) -> None:
         assert checkpoint["head.kernel"].key == "/model_weights/head/head/kernel:0"
 
 
+def test_layers_have_the_names_that_people_gave_them(tmp_path: Path) -> None:
+    """Names that Keras made up change from process to process: the group's stays the same."""
+    groups = {
+        "layers/dense": "shared",
+        "layers/dense_1": "dense_7",
+        "layers/sequential": "encoder",
+        "layers/sequential/layers/dense": "inner",
+        "layers/lstm": "lstm_3",
+        "layers/lstm/cell": "lstm_cell",
+        "layers/conv2d": "twice",
+        "layers/conv2d_1": "twice",
+        "layers/embedding": "x" * 300,
+        "optimizer": "adam",
+    }
+    path = tmp_path / "m.weights.h5"
+    with h5py.File(path, "w") as file:
+        for group, name in groups.items():
+            file.create_group(f"{group}/vars").attrs["name"] = name
+            if group.rpartition("/")[2] != "sequential":
+                file[f"{group}/vars/0"] = [1.0]
+    with open_checkpoint(path) as checkpoint:
+        keys = {tensor.name: tensor.key for tensor in checkpoint.tensors}
+    assert keys == {
+        "shared.0": "/layers/dense/vars/0",
+        "dense_1.0": "/layers/dense_1/vars/0",
+        "encoder.inner.0": "/layers/sequential/layers/dense/vars/0",
+        "lstm.0": "/layers/lstm/vars/0",
+        "lstm.cell.0": "/layers/lstm/cell/vars/0",
+        "layers.conv2d.vars.0": None,
+        "layers.conv2d_1.vars.0": None,
+        "embedding.0": "/layers/embedding/vars/0",
+        "optimizer.vars.0": None,
+    }
+
+
 def test_checksum_is_skipped_with_words(files: Path) -> None:
     checks = {check.name: check for check in verify(files / "keras" / "adam.weights.h5").checks}
     assert checks["checksum"].status is Status.SKIPPED
@@ -250,11 +286,40 @@ def test_a_series_of_the_callback(files: Path, tmp_path: Path, run) -> None:  # 
     assert [Path(one["path"]).name for one in listed] == sorted(path.name for path in tmp_path.iterdir())
     assert len({one["group"] for one in listed}) == 1
     assert {one["format"] for one in listed} == {"keras"}
+    assert [(one["epoch"], one["metrics"]) for one in listed] == [
+        (epoch, {"value": loss}) for epoch, loss in losses.items()
+    ]
+    assert run("latest", tmp_path).out == f"{tmp_path / 'model.10-0.60.keras'}\n"
+    assert run("latest", "--best", "value", "--mode", "min", tmp_path).out.endswith("model.02-0.50.keras\n")
     assert run("prune", "--keep", "2", tmp_path).status == 0
     assert sorted(path.name for path in tmp_path.glob("*.keras")) == [
         "model.03-0.70.keras",
         "model.10-0.60.keras",
     ]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "model.{epoch:02d}-{loss:.2f}.keras",
+        "weights.{epoch:d}-{loss:.3f}.h5",
+        "weights-improvement-{epoch}_{loss:.1e}.hdf5",
+        "{epoch:d}.ckpt",
+        "model-epoch{epoch}-val_accuracy{loss:.2f}.keras",
+        "cp-{epoch}.weights.h5",
+    ],
+)
+def test_names_of_the_callback_order_by_epoch(files: Path, tmp_path: Path, run, template: str) -> None:  # type: ignore[no-untyped-def]
+    """As Keras formats its `filepath`; the files' times go the other way round, as after a copy."""
+    source = files / "keras" / ("bfloat16.keras" if "keras" in template else "bfloat16.weights.h5")
+    for epoch, loss in ((11, 0.1), (10, 0.2), (9, 0.3), (2, 0.4)):
+        shutil.copyfile(source, tmp_path / template.format(epoch=epoch, loss=loss))
+    listed = json.loads(run("list", "--json", tmp_path).out)["checkpoints"]
+    assert [one["epoch"] for one in listed] == [2, 9, 10, 11]
+    assert run("latest", tmp_path).out == f"{tmp_path / template.format(epoch=11, loss=0.1)}\n"
+    assert run("prune", "--keep", "2", tmp_path).status == 0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {template.format(epoch=epoch, loss=loss) for epoch, loss in ((11, 0.1), (10, 0.2))}
 
 
 def test_a_series_of_weights(files: Path, tmp_path: Path, run) -> None:  # type: ignore[no-untyped-def]

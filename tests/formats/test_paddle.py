@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import shutil
@@ -352,3 +353,81 @@ def run_paddle(code: str) -> str:
         [sys.executable, "-c", f"import paddle\n{code}"], capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+# Programs of Paddle 3 -------------------------------------------------------------------------------
+
+
+def pir(*operators: object) -> dict[str, object]:
+    program = {"regions": [{"#": "region_0", "blocks": [{"#": "block_0", "args": [], "ops": operators}]}]}
+    return {"base_code": {"magic": "pir", "trainable": True, "version": 1}, "program": program}
+
+
+@pytest.fixture
+def pir_pair(files: Path, tmp_path: Path) -> Path:
+    """Return the program of a pair that Paddle 3 wrote."""
+    for ending in (".json", ".pdiparams"):
+        shutil.copyfile(files / "paddle" / f"pir{ending}", tmp_path / f"pir{ending}")
+    return tmp_path / "pir.json"
+
+
+@pytest.mark.parametrize("name", ["pir.json", "pir.pdiparams"])
+def test_either_file_of_paddle_3_opens_the_pair(files: Path, name: str) -> None:
+    truth = read_truth(files / "paddle" / name)
+    with open_checkpoint(files / "paddle" / name) as checkpoint:
+        assert {tensor.path: digest(tensor) for tensor in checkpoint.tensors} == expected_digests(truth)
+        assert (checkpoint.format, checkpoint.variant, checkpoint.complete) == ("paddle", "inference", True)
+        assert (checkpoint.findings, checkpoint.safety) == ((), ())
+
+
+def test_a_pair_of_paddle_3_is_one_checkpoint(pir_pair: Path) -> None:
+    (pir_pair.parent / "other.json").write_text("{}")
+    (unit,) = discover(pir_pair.parent)
+    assert (unit.path, sorted(unit.members)) == (str(pir_pair), ["pir.json", "pir.pdiparams"])
+
+
+def test_other_json_beside_parameters_is_no_program(pir_pair: Path) -> None:
+    pir_pair.write_text("{}")
+    assert codes(pir_pair.with_suffix(".pdiparams")) == ["no-program"]
+
+
+def test_parameters_of_paddle_3_are_missing(pir_pair: Path) -> None:
+    pir_pair.with_suffix(".pdiparams").unlink()
+    assert codes(pir_pair) == ["parameters-missing"]
+
+
+def test_a_program_of_paddle_3_that_reads_a_file(pir_pair: Path) -> None:
+    load = {"#": "1.load_combine", "A": [{"AT": {"#": "0.a_str", "D": "/etc/x"}, "N": "file_path"}]}
+    branch = {"#": "1.if", "A": [], "regions": [{"blocks": [{"ops": [load]}]}]}
+    pir_pair.write_text(json.dumps(pir(branch)))
+    (finding,) = opened(pir_pair).safety
+    assert (finding.code, finding.message) == ("unsafe-op", "running it reads a file: load_combine, /etc/x")
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [1, {}, {"#": 1}, {"#": "p"}, {"#": "p", "A": [0, 0, 0, 1], "O": {"TT": {"D": [{"#": "0.t_f32"}, [2]]}}}],
+)
+def test_a_malformed_operator(pir_pair: Path, operator: object) -> None:
+    pir_pair.write_text(json.dumps(pir(operator)))
+    assert codes(pir_pair)[0] == "damaged"
+    assert verify(pir_pair).safety is Safety.UNKNOWN
+
+
+def test_a_key_twice_in_a_program(pir_pair: Path) -> None:
+    text = pir_pair.read_text().replace('{"#":"region_0"', '{"#":"region_1","#":"region_0"', 1)
+    pir_pair.write_text(text)
+    assert codes(pir_pair)[0] == "damaged"
+
+
+def test_a_program_of_paddle_3_cut_at_each_byte(pir_pair: Path) -> None:
+    content = pir_pair.read_bytes()
+    for length in range(60, len(content), 23):
+        pir_pair.write_bytes(content[:length])
+        assert not opened(pir_pair).complete
+
+
+def test_a_variables_name_measures_nothing(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "fc_0.w_0_beta2_pow_acc_0"
+    shutil.copyfile(files / "paddle" / "fp32.lodtensor", path)
+    assert opened(path).training.metrics == {}

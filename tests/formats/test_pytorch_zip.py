@@ -12,8 +12,7 @@ import pytest
 
 from ckpttool.checkpoint import Role
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats import open_checkpoint
-from ckpttool.formats import torch_objects as limits
+from ckpttool.formats import open_checkpoint, torch_modules, torch_objects
 
 STORAGE = b"(X\7\0\0\0storagectorch\n%sStorage\nX\1\0\0\x000X\3\0\0\0cpuK%stQ"
 FLOATS = bytes.fromhex("0000803f000000400000404000008040")
@@ -163,7 +162,7 @@ def test_modules_that_hold_themselves(write: Written) -> None:
 
 
 def test_modules_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_MODULES", 1000)
+    monkeypatch.setattr(torch_modules, "MAX_MODULES", 1000)
     net = Net({})
     for _ in range(40):
         net = Net({"a": net, "b": net})
@@ -195,7 +194,7 @@ def test_tensors_that_nest_without_end(write: Written) -> None:
 
 def test_attributes_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tensor has the one before it as two attributes."""
-    monkeypatch.setattr(limits, "MAX_TENSORS", 10_000)
+    monkeypatch.setattr(torch_objects, "MAX_TENSORS", 10_000)
     rebuild = b"ctorch._utils\n_rebuild_parameter_with_state\n(h\0\x89N}(X\1\0\0\0ah\0X\1\0\0\0bh\0utRq\0"
     path = write(named(tensor() + b"q\0" + rebuild * 40))
     assert isinstance(refused(path), LimitExceeded)

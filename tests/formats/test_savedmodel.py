@@ -17,6 +17,7 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats import savedmodel_walk
+from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.pbtext import encode
 from ckpttool.formats.savedmodel_graph import read_model
 from ckpttool.formats.savedmodel_types import type_name
@@ -458,3 +459,11 @@ def test_fingerprints_of_any_length_are_tensorflows() -> None:
 def test_model_in_memory_reads_like_a_file() -> None:
     model = read_model(message_in(Buffer("m", pb.model(pb.meta_graph(pb.graph(pb.node("a", "Identity")))))))
     assert (model.schema, dict(model.graphs[0].ops)) == (1, {"Identity": 1})
+
+
+def test_the_model_itself_leads_to_its_directory(models: Path) -> None:
+    with open_checkpoint(models / "module" / "saved_model.pb") as checkpoint:
+        assert checkpoint.path == str(models / "module")
+    unit = unit_at(str(models / "module" / "saved_model.pb"))
+    assert unit is not None
+    assert (unit.path, unit.members) == (str(models / "module"), ("module",))

@@ -21,6 +21,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, 
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tf_bundle import slice_key
 from ckpttool.ops.verify import verify
+from ckpttool.series.state_file import rewritten
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 DATA = "data-00000-of-00001"
@@ -117,6 +118,65 @@ def test_graphs_beside_it_go_with_it(files: Path) -> None:
         (unit,) = discover(files / "tensorflow" / name)
         assert Path(unit.path).name == "model.ckpt-12"
         assert "model.ckpt-12.meta" in unit.members
+
+
+# The first version in shards -------------------------------------------------------------------------
+
+OLD = "model.ckpt-7-?????-of-00003"
+
+
+@pytest.fixture
+def old_shards(files: Path, tmp_path: Path) -> Path:
+    """Return a directory with a checkpoint of the first version in three shards."""
+    return Path(shutil.copytree(files / "tensorflow" / "v1-sharded", tmp_path / "old"))
+
+
+@pytest.mark.parametrize("name", ["", "model.ckpt-7", OLD, "model.ckpt-7-00000-of-00003"])
+def test_shards_of_the_first_version_are_one(old_shards: Path, name: str) -> None:
+    with open_checkpoint(old_shards / name) as checkpoint:
+        assert checkpoint.path == str(old_shards / OLD)
+        assert set(checkpoint) == {"first/weight", "global_step", "second/count", "table/rows"}
+        assert (len(checkpoint.files), checkpoint.training.step) == (3, 7)
+    assert verify(old_shards / name).is_valid
+    (unit,) = discover(old_shards / name)
+    shards = [f"model.ckpt-7-{at:05d}-of-00003" for at in range(3)]
+    assert (unit.path, list(unit.members)) == (str(old_shards / OLD), [*shards, "model.ckpt-7.meta"])
+
+
+def test_a_missing_shard_of_the_first_version(old_shards: Path) -> None:
+    (old_shards / "model.ckpt-7-00001-of-00003").unlink()
+    verification = verify(old_shards / "model.ckpt-7")
+    assert [(f.code, f.where) for f in verification.findings] == [
+        ("shard-missing", "model.ckpt-7-00001-of-00003")
+    ]
+    with open_checkpoint(old_shards) as checkpoint:
+        assert not checkpoint.complete
+        assert checkpoint["table/rows"].values is None or len(checkpoint["table/rows"].tobytes()) == 60
+
+
+def test_shards_of_two_saves_contradict_each_other(old_shards: Path, raw: ModuleType) -> None:
+    shard = old_shards / "model.ckpt-7-00002-of-00003"
+    shard.write_bytes((old_shards / "model.ckpt-7-00001-of-00003").read_bytes())
+    assert codes(old_shards / "model.ckpt-7") == {"bundle-entry"}
+
+
+def test_a_shard_that_is_cut_short_is_the_checkpoint_damaged(old_shards: Path) -> None:
+    shard = old_shards / "model.ckpt-7-00000-of-00003"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    for name in ("model.ckpt-7", OLD, shard.name):
+        verification = verify(old_shards / name)
+        assert (verification.format, verification.is_valid) == ("tensorflow", False)
+
+
+def test_all_shards_leave_the_state_file_together(old_shards: Path) -> None:
+    for path in list(old_shards.glob("model.ckpt-7*")):
+        shutil.copy(path, path.with_name(path.name.replace("ckpt-7", "ckpt-9")))
+    state = old_shards / "checkpoint"
+    state.write_text(state.read_text() + 'all_model_checkpoint_paths: "model.ckpt-9-?????-of-00003"\n')
+    rewrite = rewritten(str(old_shards), {OLD})
+    assert rewrite is not None
+    assert "ckpt-7" not in repr(rewrite)
+    assert "ckpt-9-?????-of-00003" in repr(rewrite)
 
 
 def test_slice_keys() -> None:
@@ -237,6 +297,14 @@ def test_a_damaged_graph_leaves_the_tensors_with_their_keys(keras: Path) -> None
     assert (finding.code, finding.where) == ("checksum-mismatch", "_CHECKPOINTABLE_OBJECT_GRAPH")
     with open_checkpoint(keras) as checkpoint:
         assert "save_counter/.ATTRIBUTES/VARIABLE_VALUE" in checkpoint
+
+
+def test_metrics_and_tables_are_no_weights(bundle: Bundle, raw: ModuleType) -> None:
+    names = (b"keras_api/metrics/0/total", b"w")
+    keys = [name + b"/.ATTRIBUTES/VARIABLE_VALUE" for name in names] + [b"t/.ATTRIBUTES/table-values"]
+    entries = {key: raw.tensor(4, (1,), b"a", at) for at, key in enumerate(sorted(keys))}
+    with open_checkpoint(bundle(dict(sorted(entries.items())), b"aaa")) as checkpoint:
+        assert checkpoint.parameters == 1
 
 
 def test_every_flipped_byte_of_the_first_version_is_found(files: Path, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from ckpttool.formats.discovery import discover
 from ckpttool.ops.verify import Safety, verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
+STEP = 11
+"""Every so many bytes one is damaged; with 1 the answers were the same too."""
 Change = Callable[[Any], None]
 
 
@@ -106,7 +108,7 @@ def test_only_what_lies_in_one_piece_has_an_extent() -> None:
 def test_every_record_is_covered_and_says_where_it_is() -> None:
     with open_checkpoint(FILES / "two-ranks") as opened:
         spans = list(opened.spans())
-    assert all(span.crc32 is not None for span in spans)
+    assert [span.where for span in spans if span.crc32 is None] == [".metadata"]
     assert "model.weight: __0_0.distcp: archive/data/0" in {span.where for span in spans}
 
 
@@ -227,11 +229,51 @@ def test_metadata_that_makes_no_sense(tmp_path: Path, change: Change) -> None:
     assert caught.value.code == "metadata-malformed"
 
 
+def test_what_was_compressed_is_listed_and_not_called_checked(tmp_path: Path) -> None:
+    def change(state: Any) -> None:
+        for info in state["storage_data"].values():
+            info.state["transform_descriptors"] = ["stream.zstd"]
+
+    target = rewritten(tmp_path, change)
+    with open_checkpoint(target) as opened:
+        assert codes(opened) == {"transformed"}
+        assert opened["model.weight"].shape == (7, 5)
+        assert all(tensor.values is None for tensor in opened.tensors)
+    verification = verify(target)
+    assert (verification.is_valid, verification.safety) == (False, Safety.UNKNOWN)
+    (target / "__0_0.distcp").unlink()
+    with open_checkpoint(target) as opened:
+        assert codes(opened) == {"transformed", "part-missing"}
+
+
 def test_a_file_that_the_metadata_does_not_name(tmp_path: Path) -> None:
     target = copied("two-ranks", tmp_path)
     shutil.copy(target / "__0_0.distcp", target / "__7_0.distcp")
     with open_checkpoint(target) as opened:
         assert codes(opened) == {"part-extra"}
+
+
+def test_items_of_two_files_are_not_tied(tmp_path: Path) -> None:
+    """They lie at the same place of each, and are alike but for their values."""
+
+    def change(state: Any) -> None:
+        described, stored = state["state_dict_metadata"], state["storage_data"]
+        described["model.v"] = described["model.w"]
+        index, info = next((i, info) for i, info in stored.items() if i.state["fqn"] == "model.w")
+        made = [type(node).__new__(type(node), *node.args) for node in (index, info)]
+        made[0].state = index.state | {"fqn": "model.v"}
+        made[1].state = info.state | {"relative_path": "__1_0.distcp"}
+        stored[made[0]] = made[1]
+
+    target = rewritten(tmp_path, change, "fabric")
+    shutil.copy(target / "__0_0.distcp", target / "__1_0.distcp")
+    with open_checkpoint(target) as opened:
+        assert opened.findings == ()
+        assert {tensor.shares_with for tensor in opened.tensors} == {None}
+        for name, file in (("w", "__0_0.distcp"), ("v", "__1_0.distcp")):
+            extent = opened[f"model.{name}"].extent
+            assert extent is not None
+            assert extent.file == str(target / file)
 
 
 def test_an_item_that_would_run_something(tmp_path: Path) -> None:
@@ -261,6 +303,14 @@ def test_metadata_that_would_run_something(tmp_path: Path) -> None:
     assert verify(target).safety is Safety.UNSAFE
 
 
+def test_what_is_not_sharded_is_read_without_tensors_too(tmp_path: Path) -> None:
+    target = copied("fabric", tmp_path)
+    shutil.copy(FILES.parent / "pytorch" / "metrics_only.pth", target / "meta.pt")
+    with open_checkpoint(target) as opened, open_checkpoint(target / "meta.pt") as beside:
+        assert len(beside) == 0
+        assert opened.metadata == beside.metadata
+
+
 def test_another_directory_with_a_dot_metadata_is_none_of_ours(tmp_path: Path) -> None:
     (tmp_path / ".metadata").mkdir()
     (tmp_path / "0_0.distcp").write_bytes(b"\x80\x04N.")
@@ -281,3 +331,40 @@ def test_what_torch_writes_now_is_what_we_read(tmp_path: Path) -> None:
         assert opened["t"].array().tobytes() == state["t"].numpy().tobytes()
         assert opened["n.deep.0"].array().tolist() == [0, 1, 2, 3, 4]
         assert opened.metadata == {"n": {"deep": {"1": 3}}}
+
+
+@pytest.mark.framework
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("rows", [3, 700])
+def test_items_that_are_compared_are_judged_like_those_that_are_looked_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {name: torch.randn(rows, 2) for name in "abc"}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    path = tmp_path / "__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    nbytes = len(data) // 3
+    values = range(len(data) - nbytes + 1100, len(data) - nbytes + rows * 8)
+
+    def told() -> object:
+        with open_checkpoint(tmp_path) as opened:
+            spans = [(span.extent, span.where, span.crc32, span.dtype) for span in opened.spans()]
+            return opened.tensors, opened.findings, opened.safety, opened.complete, spans
+
+    with open_checkpoint(tmp_path) as opened:
+        assert {name: opened[name].tobytes() for name in "abc"} == {
+            name: tensor.numpy().tobytes() for name, tensor in state.items()
+        }
+    for at in range(len(data) - nbytes, len(data), STEP):
+        if at in values:
+            continue
+        data[at] ^= 0x40
+        path.write_bytes(data)
+        compared = told()
+        with monkeypatch.context() as patch:
+            patch.setattr("ckpttool.formats.dcp_items._Mould.fits", lambda *place: False)
+            assert told() == compared, at
+        data[at] ^= 0x40

@@ -12,14 +12,14 @@ import pytest
 
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
-from ckpttool.series import removal
+from ckpttool.series import stage
 from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
 
 
 @pytest.fixture(autouse=True)
 def _never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(stage, "RETRY_SECONDS", 0)
 
 
 @pytest.fixture

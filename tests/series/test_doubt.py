@@ -6,7 +6,7 @@ import pytest
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.companions import belonging
-from ckpttool.series.doubt import METRICS_ALONE, NOT_COUNTED, PARTS, doubt, untrained
+from ckpttool.series.doubt import CONTRADICTED, METRICS_ALONE, NOT_COUNTED, PARTS, YEARS, doubt, untrained
 from ckpttool.series.order import group
 from ckpttool.series.retention import Policy, Protections, plan
 
@@ -54,6 +54,50 @@ def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
     assert [doubt(one) for one in group(entries)] == [None]
     entries = [entry(f"digit_{number}.pt", inside=(10, None)) for number in range(3)]
     assert [doubt(one) for one in group(entries)] == [NOT_COUNTED]
+
+
+@pytest.mark.parametrize(
+    "names", ["model_{}.pth", "net_{}.pth", "model ({}).pth", "model.{}", "{}.pth", "checkpoint-v{}.pt"]
+)
+def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) -> None:
+    alike = [entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)]
+    assert all(doubt(one) for one in group(alike) if len(one.entries) > 1)
+    steps = [entry(names.format(number), inside=(None, 500), modified=number * HOUR) for number in (1, 2, 4)]
+    assert all(doubt(one) for one in group(steps) if len(one.entries) > 1)
+
+
+@pytest.mark.parametrize(
+    ("inside", "why"),
+    [
+        ([(10, None)] * 3, CONTRADICTED),
+        ([(10, 300)] * 3, CONTRADICTED),
+        ([(10, None), (10, None), (8, None)], CONTRADICTED),
+        ([(10, None), (8, None), (12, None)], CONTRADICTED),
+        ([(1, 100), (1, 200), (1, 300)], None),
+        ([(0, None), (0, None), (1, None)], None),
+        ([(1, 10), (2, 20), (1, 30)], None),
+        ([(None, None)] * 3, None),
+        ([(1, None), (None, None), (1, None)], None),
+    ],
+)
+def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str | None) -> None:
+    saves = [entry(f"model_{at + 1}.pt", inside=told, modified=at * HOUR) for at, told in enumerate(inside)]
+    assert [doubt(one) for one in group(saves)] == [why]
+    named = [entry(f"model_epoch_{at + 1}.pt", inside=told) for at, told in enumerate(inside)]
+    assert [doubt(one) for one in group(named)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [((2021, 2022, 2023), YEARS), ((1990, 2100), YEARS), ((1989, 1990), None), ((2000, 2100, 2200), None)],
+)
+def test_what_is_numbered_like_years_may_be_years(entry, numbers: tuple[int, ...], why: str | None) -> None:
+    (one,) = _made(entry, [f"model_{number}.pt" for number in numbers])
+    assert doubt(one) == why
+    counted = [entry(f"model_{number}.pt", inside=(None, number)) for number in numbers]
+    assert [doubt(one) for one in group(counted)] == [None]
+    named = [entry(f"model_step_{number}.pt") for number in numbers]
+    assert [doubt(one) for one in group(named)] == [None]
 
 
 @pytest.mark.parametrize("stem", ["model_acc_90.", "checkpoint.loss_3.", "model_0."])

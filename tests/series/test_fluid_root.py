@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.errors import AccessDenied
+from ckpttool.errors import AccessDenied, UsageError
 from ckpttool.series.home import home_of, owner_of
 from ckpttool.series.journal import waiting
 from ckpttool.series.lock import locked
@@ -174,3 +174,32 @@ def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: p
     with pytest.raises(AccessDenied, match="denied"):
         prune(Request(directory=str(root), policy=KEEP_2))
     assert serials(root) == SERIALS
+
+
+def test_the_oldest_generation_has_no_counters_and_is_a_series(files: Path, tmp_path: Path) -> None:
+    """Serials that were copied within a second, with variables alone in them."""
+    place = tmp_path / "run"
+    source = files / "fluid" / "generation-a" / "checkpoint_3"
+    for number in range(5):
+        shutil.copytree(source, place / f"checkpoint_{number}")
+    done = prune(Request(directory=str(place), policy=KEEP_2))
+    assert (serials(place), done.problems) == (SERIALS[3:], ())
+
+
+def test_what_manifests_add_is_freed_and_not_listed(run, root: Path) -> None:
+    before = run("list", root, "--json").out
+    assert run("verify", "--write-manifest", root).status == 0
+    assert run("list", root, "--json").out == before
+    nbytes = sum(path.stat().st_size for path in (root / "checkpoint_0").rglob("*") if path.is_file())
+    told = prune(Request(directory=str(root), policy=Policy(keep_last=4)))
+    assert told.freed_bytes == nbytes
+
+
+@pytest.mark.parametrize("part", ["__model__", "__lookup_table__"])
+def test_the_parts_of_a_serial_are_never_pruned(root: Path, part: str) -> None:
+    serial = root / "checkpoint_4"
+    for number in (3, 4):
+        (serial / part).mkdir(exist_ok=True)
+        shutil.copyfile(serial / "__model__" / "fc_0.w_0", serial / part / f"weights_{number}")
+    with pytest.raises(UsageError, match=f"is a part of the checkpoint .*{serial.name}"):
+        prune(Request(directory=str(serial / part), policy=Policy(keep_last=1)))

@@ -23,6 +23,7 @@ from ckpttool.series.lock import LOCK, locked
 from ckpttool.series.planning import Request
 from ckpttool.series.pruning import Pruned, prune
 from ckpttool.series.retention import Policy
+from ckpttool.series.stage import RETRIES, Stage
 
 KEEP = 2
 
@@ -294,14 +295,14 @@ def test_what_is_busy_is_tried_again(
     real, failures = getattr(os, call), []
 
     def busy(name: str, **where: int) -> None:
-        if len(failures) < removal.RETRIES - 1 and not name.startswith("/"):
+        if len(failures) < RETRIES - 1 and not name.startswith("/"):
             failures.append(name)
             raise OSError(code, os.strerror(code))
         real(name, **where)
 
     monkeypatch.setattr(os, call, busy)
     assert not _prune(series).problems
-    assert len(failures) == removal.RETRIES - 1
+    assert len(failures) == RETRIES - 1
     assert _leftovers(series) == []
 
 
@@ -453,7 +454,7 @@ def _interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(removal.Stage, "unlink", die)
+        patch.setattr(Stage, "unlink", die)
         with pytest.raises(Killed):
             _prune(directory)
     (name,) = stages(str(directory))
@@ -542,4 +543,19 @@ def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
     (series / "checkpoint").write_text("old")
     assert removal.remove(str(series), Journal((), (Rewrite("checkpoint", "new"),))).failed == {}
     assert (series / "checkpoint").read_text() == "new"
+    assert _leftovers(series) == []
+
+
+def test_a_disk_that_is_full_until_the_first_went(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are just enough inodes for a journal and one checkpoint at a time."""
+    kept, make = _kept(series), os.mkdir
+
+    def mkdir(name: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if name.isdecimal() and name != "0":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        make(name, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    result = _prune(series)
+    assert (result.problems, len(result.plan.removals), _digests(series)) == ((), 8, kept)
     assert _leftovers(series) == []

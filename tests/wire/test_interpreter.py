@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.trees import flatten
 from ckpttool.wire import interpreter as under_test
+from ckpttool.wire import window
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge, read_pickle, read_pickles
-from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
+from ckpttool.wire.literals import PAYLOAD_BYTES
+from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
 from ckpttool.wire.source import Buffer
 
@@ -316,12 +318,12 @@ def test_long_integers_as_bytes() -> None:
     ],
 )
 def test_budgets(monkeypatch: pytest.MonkeyPatch, budget: str, value: int, pickled: bytes) -> None:
-    monkeypatch.setattr(under_test, budget, value)
+    monkeypatch.setattr(window if budget == "MAX_STREAM" else under_test, budget, value)
     assert isinstance(refusal(pickled), LimitExceeded)
 
 
 def test_payloads_that_stay_in_the_file_count_for_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "MAX_STREAM", PAYLOAD_BYTES)
+    monkeypatch.setattr(window, "MAX_STREAM", PAYLOAD_BYTES)
     monkeypatch.setattr(under_test, "MAX_MEMORY", PAYLOAD_BYTES)
     content = bytes(PAYLOAD_BYTES + 1)
     found = root(pickle.dumps([content] * 3 + [bytes([n]) * (PAYLOAD_BYTES + 1) for n in range(60)], 4))

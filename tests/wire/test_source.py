@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -10,9 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.errors import AccessDenied, CheckpointError, LimitExceeded, NotFound, Truncated
+from ckpttool.errors import (
+    AccessDenied,
+    CheckpointError,
+    DamagedCheckpoint,
+    LimitExceeded,
+    NotFound,
+    Truncated,
+)
 from ckpttool.wire import source as under_test
-from ckpttool.wire.readable import Contiguous, InMemory, Readable, reader_from, swapped
+from ckpttool.wire.readable import MAX_READ, Contiguous, InMemory, Readable, reader_from, swapped
 from ckpttool.wire.source import Buffer, Source
 
 CONTENT = bytes(range(256)) * 4
@@ -55,9 +63,9 @@ def test_refuses_what_lies_outside(readable: Readable, offset: int, nbytes: int)
 
 
 def test_refuses_to_read_much_at_once(path: Path) -> None:
-    os.truncate(path, under_test.MAX_READ + 1)
+    os.truncate(path, MAX_READ + 1)
     with Source(path) as source, pytest.raises(LimitExceeded, match="at most"):
-        source.read(0, under_test.MAX_READ + 1)
+        source.read(0, MAX_READ + 1)
 
 
 def test_file_that_shrank(path: Path) -> None:
@@ -105,7 +113,9 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
 def test_short_reads_are_continued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operating system may give less than was asked for."""
     read_some = Source._read_some
-    monkeypatch.setattr(Source, "_read_some", lambda self, at, buffer: read_some(self, at, buffer[:3]))
+    monkeypatch.setattr(
+        Source, "_read_some", lambda self, file, at, buffer: read_some(self, file, at, buffer[:3])
+    )
     with Source(path) as source:
         assert source.read(5, 100) == CONTENT[5:105]
 
@@ -160,3 +170,63 @@ def test_swapping_twice_changes_nothing(data: bytes, word: int) -> None:
     data = data[: len(data) // word * word]
     once = bytes(swapped(memoryview(data), word))
     assert bytes(swapped(memoryview(once), word)) == data
+
+
+def test_more_files_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.testing import open_files
+
+    before = open_files()
+    monkeypatch.setattr(under_test, "MAX_OPEN", 8)
+    for number in range(30):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 10)
+    sources = [Source(tmp_path / str(number)) for number in range(30)]
+    for source in [*sources, *reversed(sources)]:
+        assert source.read(1, 9) == bytes([int(os.path.basename(source.path))]) * 9
+        assert open_files() <= before + 8
+    for source in sources:
+        source.close()
+        with pytest.raises(AccessDenied, match="it was closed"):
+            source.read(0, 1)
+    assert open_files() == before
+
+
+def test_file_that_was_replaced_before_it_is_opened_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(under_test, "MAX_OPEN", 1)
+    (tmp_path / "new").write_bytes(CONTENT)
+    with Source(path) as source, Source(tmp_path / "new") as other:
+        os.replace(tmp_path / "new", path)
+        with pytest.raises(DamagedCheckpoint, match="replaced while it was read"):
+            source.read(0, 1)
+        assert other.read(0, 4) == CONTENT[:4]
+        path.unlink()
+        with pytest.raises(NotFound):
+            source.read(0, 1)
+
+
+def test_threads_read_more_files_than_are_kept_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "MAX_OPEN", 1)
+    for number in range(6):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 1000)
+    sources = [Source(tmp_path / str(number)) for number in range(6)]
+    wrong: list[int] = []
+    done: list[int] = []
+
+    def read(first: int) -> None:
+        for at in range(3000):
+            if sources[at % 6].read(at % 900, 8) != bytes([at % 6]) * 8:
+                wrong.append(at)
+        done.append(first)
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    threads = [threading.Thread(target=read, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(switching)
+    assert (wrong, sorted(done)) == ([], list(range(8)))
+    for source in sources:
+        source.close()

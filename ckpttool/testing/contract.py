@@ -1,68 +1,58 @@
-"""The contract suite: what every format promises, as tests that a format earns by one subclass.
-
-::
-
-    import pytest
-
-    pytest.register_assert_rewrite("ckpttool.testing")  # in conftest.py, for readable failures
-
-    class TestMyFormat(FormatContract):
-        format = "my-format"
-        fixtures = sorted(Path("fixtures").glob("*.mine"))
-
-Beside each fixture, which is a file or a directory, lies ``<fixture>.expected.json``: what the framework
-that wrote it says it holds. Its keys are ``format``, ``variant``, ``tensors`` (``path``, ``dtype``,
-``shape``, ``sha256`` of the elements in C order, little-endian), and if known ``values``, ``training``,
-``parameters``, ``granularity`` and ``ties``.
-
-Importing this module needs pytest; nothing else in ckpttool imports it.
-"""
+"""The suite itself: one class, of which a format's tests are a subclass."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
-import shutil
-import stat
-import time
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, Extent, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, Extent, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.inspect import inspect
-from ckpttool.ops.verify import Safety, Verification, verify
+from ckpttool.ops.verify import Safety, verify
 from ckpttool.render.json import dumps, finite, inspect_document
-from ckpttool.wire.source import Source
+from ckpttool.testing.damage import (
+    DAMAGES,
+    SMALL,
+    copied,
+    files_of,
+    flipped,
+    is_valid,
+    nan_of,
+    outcome_of,
+    overwritten,
+    places,
+)
+from ckpttool.testing.reads import (
+    in_little_endian,
+    is_inside,
+    is_same,
+    lies_inside,
+    no_file_left_open,
+    raw_bytes,
+    recorded_reads,
+)
+from ckpttool.testing.truth import (
+    Description,
+    Truth,
+    described,
+    digest,
+    expected_digests,
+    read_truth,
+    refuse,
+)
 
-SMALL = 2400
-"""A file of up to so many bytes is damaged at every byte; a larger one where it hurts, and at random."""
-DAMAGES = 480
-"""At how many places a larger file is damaged, or all files of a directory together: half of them where
-ranges that are scanned begin and end, and at the file's ends."""
-EDGE = 32
-SECONDS = 20.0
-"""The most that one damaged file may take; what is bounded takes milliseconds."""
 BLOCK_LIMITS = (1, 16, 100, 1 << 12)
 SMALLEST_BLOCK = 16
-_DESCRIPTORS = Path("/proc/self/fd")
-
-Outcome = Verification | CheckpointError
-Truth = Mapping[str, Any]
-Description = dict[tuple[str | int, ...], tuple[str, tuple[int, ...]]]
-
-
 FOOTER_BYTES = 48
 """How many last bytes of any file recognising it looks at: where some formats have their magic number."""
 
@@ -342,208 +332,3 @@ class FormatContract:
             edges = {edge + by for extent in here for edge in (extent.offset, extent.end) for by in (-1, 0)}
             found.append((file, places(file, edges, DAMAGES // len(files))))
         return found
-
-
-# The truth ------------------------------------------------------------------------------------------
-
-
-def read_truth(path: Path) -> Truth:
-    """Return what the framework says about a fixture."""
-    text = path.with_name(f"{path.name}.expected.json").read_text(encoding="utf-8")
-    truth: Truth = json.loads(text)
-    return truth
-
-
-def described(checkpoint: Checkpoint) -> Description:
-    """Return dtype and shape of each tensor, by path."""
-    return {tensor.path: (tensor.dtype.name, tensor.shape) for tensor in checkpoint.tensors}
-
-
-def expected_digests(truth: Truth) -> dict[tuple[str | int, ...], str]:
-    """Return the SHA-256 of each tensor's elements, by path, where the framework could tell it."""
-    return {tuple(told["path"]): told["sha256"] for told in truth["tensors"] if told["sha256"]}
-
-
-def digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's elements in C order, little-endian."""
-    return hashlib.sha256(tensor.tobytes()).hexdigest()
-
-
-def refuse(constant: str) -> NoReturn:
-    """Refuse what is no JSON: NaN and the infinities."""
-    raise AssertionError(f"{constant} is no JSON")
-
-
-# Bytes ----------------------------------------------------------------------------------------------
-
-
-def raw_bytes(extent: Extent) -> bytes:
-    """Return the bytes of an extent, read with nothing of ckpttool."""
-    with open(extent.file, "rb") as file:
-        file.seek(extent.offset)
-        return file.read(extent.nbytes)
-
-
-def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
-    """Return elements as they lie in a file as little-endian ones."""
-    word = tensor.dtype.word_bytes
-    if tensor.byteorder == "little" or word == 1:
-        return raw
-    return b"".join(raw[start : start + word][::-1] for start in range(0, len(raw), word))
-
-
-@dataclass(frozen=True)
-class Read:
-    """One read: so many bytes of a file from an offset."""
-
-    file: str
-    offset: int
-    nbytes: int
-
-
-@contextmanager
-def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
-    """Record every read of a file, as ``Source`` is asked for it."""
-    reads: list[Read] = []
-    read_into = Source.read_into
-
-    def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
-        reads.append(Read(self.path, offset, len(buffer)))
-        read_into(self, offset, buffer, where)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Source, "read_into", recording)
-        yield reads
-
-
-def lies_inside(read: Read, extent: Extent) -> bool:
-    """Tell whether a read touched nothing but an extent: no structure around it explains it."""
-    return (
-        read.nbytes > 0
-        and read.file == extent.file
-        and extent.offset <= read.offset
-        and read.offset + read.nbytes <= extent.end
-    )
-
-
-def is_inside(offset: int, extents: list[Extent]) -> bool:
-    """Tell whether an offset lies in one of the extents, which are sorted and apart."""
-    index = bisect_right([extent.offset for extent in extents], offset) - 1
-    return index >= 0 and offset < extents[index].end
-
-
-def is_same(file: str, other: Path) -> bool:
-    """Tell whether two paths are one file."""
-    return Path(file).resolve() == other.resolve()
-
-
-# Damage ---------------------------------------------------------------------------------------------
-
-
-def copied(path: Path, into: Path) -> Path:
-    """Return a copy of a fixture, with its name."""
-    target = into / path.name
-    if path.is_dir():
-        shutil.copytree(path, target)
-    else:
-        shutil.copyfile(path, target)
-    return target
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return a checkpoint's files: itself, or all in its directory."""
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-
-
-def places(file: Path, edges: set[int], damages: int = DAMAGES) -> list[int]:
-    """Return the offsets at which a file is damaged: all of a small one; edges and others of a larger."""
-    size = file.stat().st_size
-    if size <= min(SMALL, 5 * damages):
-        return list(range(size))
-    chance = random.Random(size)
-    near = sorted({edge for edge in edges if 0 <= edge < size} | {*range(EDGE), *range(size - EDGE, size)})
-    chosen = chance.sample(near, min(len(near), damages // 2))
-    return sorted({*chosen, *chance.sample(range(size), min(size, damages // 2))})
-
-
-@contextmanager
-def flipped(file: Path, offset: int, bit: int) -> Iterator[None]:
-    """Flip one bit of a file, and flip it back."""
-    with open(file, "r+b", buffering=0) as stream:
-        stream.seek(offset)
-        (byte,) = stream.read(1)
-        stream.seek(offset)
-        stream.write(bytes([byte ^ 1 << bit]))
-        yield
-        stream.seek(offset)
-        stream.write(bytes([byte]))
-
-
-@contextmanager
-def overwritten(file: Path, offset: int, data: bytes) -> Iterator[None]:
-    """Write bytes over those of a file, and put these back."""
-    with open(file, "r+b", buffering=0) as stream:
-        stream.seek(offset)
-        before = stream.read(len(data))
-        stream.seek(offset)
-        stream.write(data)
-        yield
-        stream.seek(offset)
-        stream.write(before)
-
-
-def nan_of(tensor: Tensor) -> bytes | None:
-    """Return the bytes of a NaN of a tensor's type as its file holds it; None where there is none."""
-    code = tensor.dtype.float_code
-    if code is None or tensor.dtype.bits < 8:
-        return None
-    return code.last_nan.to_bytes(code.word_bytes, tensor.byteorder)
-
-
-def outcome_of(path: Path, told: str) -> Outcome:
-    """Return the verdict on a damaged checkpoint, or the error that says why there is none.
-
-    Raises:
-        AssertionError: Anything else came out of it, or it took too long.
-    """
-    started = time.monotonic()
-    try:
-        outcome: Outcome = verify(path, jobs=1)
-    except CheckpointError as error:
-        outcome = error
-    except Exception as error:
-        raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
-    seconds = time.monotonic() - started
-    assert seconds < SECONDS, f"{told}: {seconds:.0f} s"
-    return outcome
-
-
-def is_valid(outcome: Outcome) -> bool:
-    """Tell whether a verdict is that nothing is wrong."""
-    return isinstance(outcome, Verification) and outcome.is_valid
-
-
-@contextmanager
-def no_file_left_open() -> Iterator[None]:
-    """Require that as many files are open afterwards as before, where the system tells."""
-    before = open_files()
-    yield
-    assert open_files() == before
-
-
-def open_files() -> int:
-    """Return how many regular files this process has open; 0 where the system doesn't tell.
-
-    Pipes don't count: the process that reads HDF5 stays for the next file.
-    """
-    if not _DESCRIPTORS.exists():
-        return 0
-    return sum(is_regular(int(descriptor)) for descriptor in os.listdir(_DESCRIPTORS))
-
-
-def is_regular(descriptor: int) -> bool:
-    """Tell whether a descriptor is that of a regular file."""
-    try:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except OSError:  # that of the listing itself, closed again
-        return False

@@ -1,0 +1,178 @@
+"""The index beside the shards of a large model: which file holds which tensor, and which files are its own.
+
+No name in an index is followed out of its directory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
+from ckpttool.formats.interface import HEAD_BYTES
+from ckpttool.report import Finding, error
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.source import Source
+
+SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})\.(?P<suffix>safetensors|bin)")
+INDEX = re.compile(r"(?P<stem>.+?)(\.(?P<suffix>safetensors|bin))?\.index(?P<variant>\.[\w-]+)?\.json")
+
+KINDS = {"safetensors": "safetensors", "bin": "pytorch", "pt": "pytorch", "pth": "pytorch"}
+_MAPPED = re.compile(rb'\.(safetensors|bin|pt|pth)"\s*[,}]')
+_DRIVE = re.compile(r"[A-Za-z]:")
+MAX_INDEX = 100_000_000
+MAX_SHARDS = 10_000
+_MAX_SHOWN = 100  # characters of a value that is no name
+_MAX_NAME = 255  # bytes, on every file system in use
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What is known of a set of shards.
+
+    Attributes:
+        path: Where the index lies, or should.
+        files: Names of the shards, below the directory of the index, without those that are refused.
+        weight_map: The shard of each tensor; None where there is no index.
+        metadata: What else the index says.
+        findings: What is wrong with it.
+    """
+
+    path: str
+    files: tuple[str, ...]
+    weight_map: Mapping[str, str] | None
+    metadata: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+
+class WeightMap(NamedTuple):
+    """What an index says of any kind of weights, as it stands there; ``findings`` tell of doubled keys."""
+
+    weight_map: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+
+
+def read_weight_map(path: str) -> WeightMap:
+    """Return what an index file maps to what.
+
+    Raises:
+        DamagedCheckpoint: It is no JSON, or maps nothing.
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        if source.size > MAX_INDEX:
+            raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
+        data = source.read(0, source.size)
+    if data.startswith(_LFS_POINTER):
+        raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
+    told = parse_json(path, data, "index", constants=True)
+    weight_map = told.get("weight_map") if isinstance(told, dict) else None
+    metadata = told.get("metadata") if isinstance(told, dict) else None
+    if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
+        found = "an index without a weight_map from names to files"
+        raise DamagedCheckpoint(path, found, code="index-malformed")
+    doubled = (part for part in (told, weight_map, metadata) if isinstance(part, Doubled))
+    name = os.path.basename(path)
+    findings = tuple(error("duplicate-key", f"{part.key!r} stands twice", name) for part in doubled)
+    return WeightMap(weight_map, metadata or {}, findings)
+
+
+def require_few(path: str, shards: Sized) -> None:
+    """Require that an index names no more shards than any honest one.
+
+    Raises:
+        LimitExceeded: It does.
+    """
+    if len(shards) > MAX_SHARDS:
+        raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
+
+
+def read_index(path: str) -> Index:
+    """Return what an index file says.
+
+    Raises:
+        DamagedCheckpoint: It is no JSON, or maps nothing.
+        CheckpointError: It can't be read.
+    """
+    told = read_weight_map(path)
+    stated = told.weight_map.values()
+    names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in stated}
+    require_few(path, names)
+    refused = {shown: why for shown, name in names.items() if (why := refusal(name))}
+    outside = (error("shard-path", f"{why}; it was not opened", shown) for shown, why in refused.items())
+    files = tuple(sorted(names.keys() - refused.keys()))
+    return Index(path, files, told.weight_map, told.metadata, (*told.findings, *outside))
+
+
+def refusal(name: object) -> str | None:
+    """Return why a file name that stands in a file is never followed, or None."""
+    if not isinstance(name, str):
+        return f"no name but a value of type {type(name).__name__}"
+    if "\0" in name or "\\" in name or _DRIVE.match(name):
+        return "a name with NUL, a backslash or a drive"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "a path that does not lie below the directory of the index"
+    return "a name that is too long" if max(map(len, map(os.fsencode, parts))) > _MAX_NAME else None
+
+
+def kind_of(name: str, head: bytes) -> str | None:
+    """Return the format of the shards behind an index, from its first bytes or else its name; or None."""
+    if b"\0" in head or not head.lstrip().startswith(b"{"):
+        return None
+    found = _MAPPED.search(head.partition(b'"weight_map"')[2])
+    return KINDS[found[1].decode()] if found else _named_kind(name)
+
+
+def _named_kind(name: str) -> str | None:
+    match = INDEX.fullmatch(name)
+    return KINDS.get(match["suffix"] or "") if match else None
+
+
+def indexes(directory: str, entries: Entries) -> dict[str, str]:
+    """Return the formats of the indexes in a directory by name; a damaged index counts by its name."""
+    found = {}
+    for name, entry in entries.items():
+        if INDEX.fullmatch(name) and entry.is_file():
+            kind = kind_of(name, _head(os.path.join(directory, name))) or _named_kind(name)
+            found.update({name: kind} if kind else {})
+    return found
+
+
+def _head(path: str) -> bytes:
+    try:
+        with Source(path) as source:
+            return source.read(0, min(HEAD_BYTES, source.size))
+    except CheckpointError:
+        return b""
+
+
+def mapped_files(path: str) -> tuple[str, ...]:
+    """Return the shards that an index names; none where it can't be read."""
+    try:
+        return read_index(path).files
+    except CheckpointError:
+        return ()
+
+
+def members(index_path: str, mapped: Iterable[str], entries: Entries) -> list[str]:
+    """Return the shards in a directory that an index names, and those that are named like them."""
+    mapped = set(mapped)
+    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
+    index = INDEX.fullmatch(os.path.basename(index_path))
+    if not schemes and index:
+        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
+    return [name for name in entries if name in mapped or _scheme(name) in schemes]
+
+
+def _scheme(name: str) -> tuple[str, str] | None:
+    """Return what the shards of one set have in common, stem and suffix; None for any other file."""
+    match = SHARD.fullmatch(name)
+    return (match["stem"], match["suffix"]) if match else None

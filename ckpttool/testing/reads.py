@@ -1,0 +1,104 @@
+"""Bytes of files, read with nothing of ckpttool, and what ckpttool reads and leaves open."""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ckpttool.checkpoint import Extent, Tensor
+from ckpttool.wire.source import Source
+
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+def raw_bytes(extent: Extent) -> bytes:
+    """Return the bytes of an extent, read with nothing of ckpttool."""
+    with open(extent.file, "rb") as file:
+        file.seek(extent.offset)
+        return file.read(extent.nbytes)
+
+
+def in_little_endian(raw: bytes, tensor: Tensor) -> bytes:
+    """Return elements as they lie in a file as little-endian ones."""
+    word = tensor.dtype.word_bytes
+    if tensor.byteorder == "little" or word == 1:
+        return raw
+    return b"".join(raw[start : start + word][::-1] for start in range(0, len(raw), word))
+
+
+@dataclass(frozen=True)
+class Read:
+    """One read: so many bytes of a file from an offset."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@contextmanager
+def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Read]]:
+    """Record every read of a file, as ``Source`` is asked for it."""
+    reads: list[Read] = []
+    read_into = Source.read_into
+
+    def recording(self: Source, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        reads.append(Read(self.path, offset, len(buffer)))
+        read_into(self, offset, buffer, where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "read_into", recording)
+        yield reads
+
+
+def lies_inside(read: Read, extent: Extent) -> bool:
+    """Tell whether a read touched nothing but an extent: no structure around it explains it."""
+    return (
+        read.nbytes > 0
+        and read.file == extent.file
+        and extent.offset <= read.offset
+        and read.offset + read.nbytes <= extent.end
+    )
+
+
+def is_inside(offset: int, extents: list[Extent]) -> bool:
+    """Tell whether an offset lies in one of the extents, which are sorted and apart."""
+    index = bisect_right([extent.offset for extent in extents], offset) - 1
+    return index >= 0 and offset < extents[index].end
+
+
+def is_same(file: str, other: Path) -> bool:
+    """Tell whether two paths are one file."""
+    return Path(file).resolve() == other.resolve()
+
+
+@contextmanager
+def no_file_left_open() -> Iterator[None]:
+    """Require that as many files are open afterwards as before, where the system tells."""
+    before = open_files()
+    yield
+    assert open_files() == before
+
+
+def open_files() -> int:
+    """Return how many regular files this process has open; 0 where the system doesn't tell.
+
+    Pipes don't count: the process that reads HDF5 stays for the next file.
+    """
+    if not _DESCRIPTORS.exists():
+        return 0
+    return sum(is_regular(int(descriptor)) for descriptor in os.listdir(_DESCRIPTORS))
+
+
+def is_regular(descriptor: int) -> bool:
+    """Tell whether a descriptor is that of a regular file."""
+    try:
+        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:  # that of the listing itself, closed again
+        return False

@@ -1,0 +1,128 @@
+"""libhdf5 as the child has it: open files, and what elements are."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any
+
+from .frames import text
+
+FLETCHER32 = 3
+READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
+
+
+class Window(io.RawIOBase):
+    """A range of a file, or bytes in memory, as h5py reads it."""
+
+    def __init__(self, stream: Any, offset: int, size: int) -> None:
+        super().__init__()
+        self._stream, self._offset, self._size, self._at = stream, offset, size, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer)[: max(0, min(len(buffer), self._size - self._at))]
+        self._stream.seek(self._offset + self._at)
+        count: int = self._stream.readinto(wanted)
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class Library:
+    """What libhdf5 is asked."""
+
+    def __init__(self) -> None:
+        import h5py
+        import numpy
+
+        self.h5, self.np = h5py, numpy
+        self.errors = (
+            OSError,
+            RuntimeError,
+            KeyError,
+            ValueError,
+            TypeError,
+            MemoryError,
+            OverflowError,
+            NotImplementedError,
+            AttributeError,
+            IndexError,
+            SystemError,
+        )
+        self._open: dict[int, Any] = {}
+
+    def file(self, request: dict[str, Any]) -> Any:
+        """Return the open file of a request; it stays open under its number."""
+        number = request["number"]
+        if number not in self._open:
+            access = self.h5.h5p.create(self.h5.h5p.FILE_ACCESS)
+            window, name = self._window(request), os.fsencode(request["path"])
+            if window is not None:
+                access.set_fileobj_driver(self.h5.h5fd.fileobj_driver, window)
+                name = repr(window).encode("ascii", "replace")
+            self._open[number] = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access), window
+        return self._open[number][0]
+
+    def _window(self, request: dict[str, Any]) -> Window | None:
+        """Return what a file is read through; None where libhdf5 reads it itself, which is faster."""
+        if request["inline"]:
+            stream: Any = io.BytesIO(sys.stdin.buffer.read(request["size"]))
+        elif request["offset"] == 0 and os.path.getsize(request["path"]) == request["size"]:
+            return None
+        else:
+            stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the window
+        return Window(stream, request["offset"], request["size"])
+
+    def forget(self, number: int) -> None:
+        """Close a file."""
+        handle, window = self._open.pop(number, (None, None))
+        if handle is not None:
+            handle.close()
+        if window is not None:
+            window.close()
+
+    def described(self, kind: Any) -> dict[str, Any]:
+        """Return what the elements of a dataset or an attribute are."""
+        h5t = self.h5.h5t
+        told: dict[str, Any] = {"class": "other", "size": kind.get_size(), "order": "little"}
+        if isinstance(kind, h5t.TypeEnumID):
+            names = {kind.get_member_name(at): kind.get_member_value(at) for at in range(kind.get_nmembers())}
+            told = self.described(kind.get_super())
+            told["class"] = "bool" if told["size"] == 1 and names == {b"FALSE": 0, b"TRUE": 1} else "int"
+        elif isinstance(kind, h5t.TypeIntegerID):
+            plain = kind.get_precision() == 8 * told["size"] and kind.get_offset() == 0
+            told["class"] = "int" if plain else "other"
+            told["signed"] = kind.get_sign() != h5t.SGN_NONE
+            told["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+        elif isinstance(kind, h5t.TypeFloatID):
+            told.update({"class": "float", "fields": [*kind.get_fields(), kind.get_ebias()]})
+            told["order"] = "big" if kind.get_order() == h5t.ORDER_BE else "little"
+        elif isinstance(kind, h5t.TypeStringID):
+            told["class"] = "string"
+        elif isinstance(kind, h5t.TypeOpaqueID):
+            told["class"] = "opaque"
+        elif isinstance(kind, h5t.TypeCompoundID):
+            told.update(self._compound(kind))
+        told["what"] = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
+        return told
+
+    def _compound(self, kind: Any) -> dict[str, Any]:
+        names = [kind.get_member_name(at) for at in range(kind.get_nmembers())]
+        if names == [b"r", b"i"]:
+            parts = [self.described(kind.get_member_type(at)) for at in range(2)]
+            offsets = [kind.get_member_offset(at) for at in range(2)]
+            is_tight = offsets == [0, parts[0]["size"]] and kind.get_size() == 2 * parts[0]["size"]
+            if parts[0] == parts[1] and is_tight and parts[0]["class"] == "float":
+                return {**parts[0], "class": "complex", "size": kind.get_size()}
+        return {"members": [text(name) for name in names[:20]]}

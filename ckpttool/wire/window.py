@@ -1,0 +1,112 @@
+"""The bytes of a pickle, of which a window is held in memory; large payloads are passed over."""
+
+from __future__ import annotations
+
+import struct
+
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.wire.readable import Readable
+
+MAX_STREAM = 1 << 28
+"""The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
+
+_FIRST_WINDOW = 1 << 10
+_WINDOW = 1 << 20
+_LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
+
+
+class Window:
+    """Reads on in a pickle, byte by byte or in pieces."""
+
+    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+        """Begin at ``offset``, and never read beyond ``end``, in bytes."""
+        self.source = source
+        self._where = where
+        self._start = self._base = offset
+        self._end = end
+        self._data = b""
+        self._pos = 0
+        self._refill_at = -1
+        self._window = _FIRST_WINDOW
+        self._streamed = 0
+
+    def _refill(self, needed: int = _LONGEST_FIXED) -> None:
+        """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
+        self._base = self.position
+        self._pos = 0
+        self._window = min(4 * self._window, _WINDOW)
+        length = min(max(self._window, needed), self._end - self._base)
+        self._data = self.source.read(self._base, length, self._where) if length > 0 else b""
+        at_end = self._base + len(self._data) >= self._end
+        self._refill_at = self._end if at_end else len(self._data) - _LONGEST_FIXED
+        if self._base - self._start - self._streamed > MAX_STREAM:
+            raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes, as they are."""
+        if self._pos + nbytes > len(self._data):
+            self.require(nbytes)
+            self._refill(nbytes)
+        taken = self._data[self._pos : self._pos + nbytes]
+        self._pos += nbytes
+        return taken
+
+    def line(self) -> bytes:
+        """Return the bytes before the next line feed."""
+        end = self._data.find(b"\n", self._pos)
+        if end < 0:
+            self._refill(_WINDOW)
+            end = self._data.find(b"\n")
+            if end < 0 and len(self._data) >= _WINDOW:
+                raise self.exceeded(f"a line of more than {_WINDOW:,} bytes")
+            if end < 0:
+                raise self.truncated()
+        line = self._data[self._pos : end]
+        self._pos = end + 1
+        return line
+
+    def skip(self, nbytes: int) -> int:
+        """Pass over a payload and return its offset in the source."""
+        self.require(nbytes)
+        offset = self.position
+        self._streamed += nbytes
+        self._pos += nbytes
+        if self._pos > len(self._data):
+            self._refill()
+        return offset
+
+    def fixed(self, layout: struct.Struct) -> int:
+        (number,) = layout.unpack_from(self._data, self._pos)
+        self._pos += layout.size
+        return number  # type: ignore[no-any-return]  # the layouts in use hold one integer each
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the next byte in the source."""
+        return self._base + self._pos
+
+    def require(self, nbytes: int) -> None:
+        """Require that so many bytes follow.
+
+        Raises:
+            Truncated: They don't.
+        """
+        if nbytes < 0 or self.position + nbytes > self._end:
+            found = f"{nbytes:,} bytes announced at byte {self.position:,}"
+            available = f"at most {self._end - self.position:,}"
+            raise Truncated(self.source.path, found, expected=available, where=self._where)
+
+    # Errors ---------------------------------------------------------------------------------------
+
+    def _place(self) -> str:
+        place = f"byte {self.position:,}"
+        return place if self._where is None else f"{self._where}, {place}"
+
+    def damaged(self, found: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
+
+    def truncated(self) -> Truncated:
+        return Truncated(self.source.path, "the pickle ends before its STOP", where=self._place())
+
+    def exceeded(self, found: str) -> LimitExceeded:
+        return LimitExceeded(self.source.path, found, where=self._place())

@@ -1,0 +1,123 @@
+"""The records of a zip: their local headers and data descriptors, compared with the directory.
+
+Source: PKWARE APPNOTE 6.3; PyTorch ``caffe2/serialize/inline_container.cc`` for its padding field.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.report import Finding, error
+from ckpttool.wire.readable import Readable
+from ckpttool.wire.zip_directory import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA, Member, extra_fields
+
+_LOCAL = struct.Struct("<4s5H3I2H")
+_DESCRIPTOR_MAGIC = b"PK\x07\x08"
+_HAS_DESCRIPTOR = 0x0008
+_PADDING_EXTRA = 0x4246
+_HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
+_GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
+
+
+def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
+    """Return the members with their payload offsets, having compared every local header.
+
+    Raises:
+        DamagedCheckpoint: A record lies outside the file or over another one.
+    """
+    located: list[Member] = []
+    previous: Member | None = None
+    boundaries = [*(member.header for member in members), end][1:]
+    expected_start = 0
+    for member, boundary in zip(members, boundaries, strict=True):
+        if previous is not None:
+            expected_start = previous.end
+        if member.header < expected_start:
+            found = f"the record at byte {member.header:,} overlaps the one before it"
+            raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
+        if previous is None and member.header:
+            findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
+        previous = _locate_one(source, member, boundary, findings)
+        located.append(previous)
+    return located
+
+
+def _locate_one(source: Readable, member: Member, boundary: int, findings: list[Finding]) -> Member:
+    guess = min(_LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
+    data = source.read(member.header, max(guess, 0), member.name)
+    if len(data) < _LOCAL.size or data[:4] != LOCAL_MAGIC:
+        found = f"no record at byte {member.header:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-directory")
+    fields = _LOCAL.unpack_from(data)
+    name_len, extra_len = fields[9], fields[10]
+    length = _LOCAL.size + name_len + extra_len
+    if length > len(data):
+        data = source.read(member.header, length, member.name)
+    payload = member.header + length
+    if payload + member.stored > boundary:
+        found = f"bytes {payload:,}..{payload + member.stored:,} overlap what lies at {boundary:,}"
+        raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
+    for contradiction in _differences(member, fields, data, name_len, length):
+        findings.append(error("zip-headers-disagree", contradiction, member.name))
+    tail = payload + member.stored
+    if boundary - tail > 24:
+        findings.append(
+            error("zip-gap", f"{boundary - tail:,} undeclared bytes follow the record", member.name)
+        )
+    elif difference := _descriptor_difference(member, source.read(tail, boundary - tail)):
+        findings.append(error("zip-headers-disagree", difference, member.name))
+    return member._replace(payload=payload)
+
+
+def _differences(
+    member: Member, local: tuple[int, ...], data: bytes, name_len: int, length: int
+) -> list[str]:
+    """Say where a local header contradicts the directory."""
+    _, version, flags, method, time, date, crc, stored, size = local[:9]
+    found = []
+    if data[_LOCAL.size : _LOCAL.size + name_len] != member.raw_name:
+        found.append("the local header has another name")
+    if (version, flags, method, (time, date)) != (
+        member.version,
+        member.flags,
+        member.method,
+        member.modified,
+    ):
+        found.append("the local header has another version, method, time or flags")
+    deferred = flags & _HAS_DESCRIPTOR
+    for what, here, there in (
+        ("checksum", crc, member.crc32),
+        ("size", stored, member.stored),
+        ("size", size, member.size),
+    ):
+        if here != there and not (deferred and here == 0) and here != SATURATED32:
+            found.append(f"the local header has another {what}: {here} instead of {there}")
+    fields = extra_fields(data[_LOCAL.size + name_len : length])
+    if fields is None:
+        found.append("the local header's extra field is no list of fields")
+    for kind, content in fields or ():
+        if kind == _PADDING_EXTRA:
+            if content.strip(b"Z"):
+                found.append("the padding before the record is not padding")
+        elif kind != ZIP64_EXTRA and kind not in _HARMLESS_EXTRAS:
+            found.append(f"the local header has an unknown extra field 0x{kind:04x}")
+    return found
+
+
+def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
+    """Say where the bytes behind a record contradict the directory, or None."""
+    if not member.flags & _HAS_DESCRIPTOR:
+        return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
+    body = (
+        descriptor[4:] if descriptor[:4] == _DESCRIPTOR_MAGIC and len(descriptor) in (16, 24) else descriptor
+    )
+    if len(body) == 12:
+        stated = struct.unpack("<3I", body)
+    elif len(body) == 20:
+        stated = struct.unpack("<I2Q", body)
+    else:
+        return f"the data descriptor has {len(descriptor)} bytes instead of 16 or 24"
+    if stated != (member.crc32, member.stored, member.size):
+        return "the data descriptor has another checksum or size"
+    return None

@@ -1,0 +1,50 @@
+"""From tensors to what is known of the training."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckpttool.checkpoint import Extent, Role, Tensor
+from ckpttool.dtypes import BY_NAME
+from ckpttool.formats.assembly import named, training_of
+from ckpttool.formats.scalars import lazy_scalar
+from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
+from ckpttool.wire.readable import InMemory
+from ckpttool.wire.source import Buffer
+
+
+@pytest.mark.parametrize(
+    ("dtype", "data", "number"),
+    [
+        ("float64", "9a9999999999b93f", 0.1),
+        ("float32", "cdcccc3d", 0.1),
+        ("float16", "662e", 0.0999755859375),
+        ("bfloat16", "cd3d", 0.1),
+        ("int64", "ffffffffffffffff", -1),
+        ("uint8", "ff", 255),
+    ],
+)
+def test_scalar_is_the_number_that_was_saved(dtype: str, data: str, number: float) -> None:
+    """The bytes are PyTorch's for ``torch.tensor(0.1, dtype=…)``, and those of whole numbers."""
+    tensor = Tensor(("x",), BY_NAME[dtype], (), values=InMemory(bytes.fromhex(data)))
+    assert lazy_scalar(tensor)() == pytest.approx(number, rel=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("values", [None, InMemory(b"")])
+def test_scalar_that_the_file_does_not_hold_is_unknown(dtype: str, values: InMemory | None) -> None:
+    step = Tensor(("step",), BY_NAME[dtype], (), Role.TRAINING, values)
+    assert lazy_scalar(step)() is None
+    assert training_of({}, (step,), "m.pth").step is None
+
+
+def test_tensors_are_tied_only_within_one_file() -> None:
+    """Each rank of a distributed checkpoint numbers its storages from 0."""
+
+    def view(path: str) -> TensorParts:
+        dtype = BY_NAME["float32"]
+        storage = Storage("0", dtype, 16, Buffer(path, bytes(16)), 0, Extent(path, 0, 16))
+        return TorchObjects(path, lambda id: storage).view(storage, dtype, 0, (4,), (1,))
+
+    tensors = named([(("a",), view("0")), (("b",), view("1")), (("c",), view("0"))], {})
+    assert [tensor.shares_with for tensor in tensors] == [None, None, "a"]
