@@ -29,6 +29,15 @@ Keep = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would go; remove nothing.")]
 Check = Annotated[bool, typer.Option("--check", help="Remove nothing; status 1 if something would go.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+Series = Annotated[
+    list[str],
+    typer.Option(
+        "--series",
+        metavar="GLOB",
+        help="What matches is one series, though its names don't say so.",
+        show_default=False,
+    ),
+]
 MinAge = Annotated[
     str, typer.Option("--min-age", metavar="TIME", help="Keep what changed less than TIME (2h, 7d) ago.")
 ]
@@ -46,6 +55,7 @@ def prune(
     recursive: Recursive = False,
     exclude: Exclude = [],  # noqa: B006 - Typer copies it
     max_depth: MaxDepth = None,
+    series: Series = [],  # noqa: B006 - Typer copies it
     min_age: MinAge = "0",
     verify: Verify = Depth.FULL,
     jobs: Jobs = None,
@@ -61,6 +71,7 @@ def prune(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
+        series=series,
         min_age=seconds(min_age),
         depth=verify.value,
         jobs=jobs,

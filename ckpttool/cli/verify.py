@@ -156,7 +156,7 @@ def _verified_all(path: str, wanted: _Wanted) -> list[Verification]:
 
     lost: list[CheckpointError] = []
     walk = Walk(exclude=wanted.exclude, max_depth=wanted.max_depth, on_error=lost.append)
-    units = list(discover(path, walk))
+    units = sorted(discover(path, walk), key=lambda unit: unit.path)
     if not units:
         with Probe(path) as probe:
             raise lost[0] if lost else unrecognised(probe)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
+from ckpttool.formats.deepspeed_saves import check_model_states, check_optimizers
 from ckpttool.formats.deepspeed_zero import Ranks, check_partitions, explained, rebuilt, shapes_of, stage_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file
@@ -58,7 +59,8 @@ class DeepSpeed(Format):
             told = dict(first.metadata) if first is not None else {}
             ranks = _ranks(parts, files, told)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
-            parts.findings += (*check_partitions(ranks), *explained(ranks))
+            optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
+            parts.findings += (*check_partitions(ranks), *check_optimizers(optimizers), *explained(ranks))
             told |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
             return Checkpoint(
                 path=probe.path,
@@ -143,7 +145,7 @@ def _ranks(parts: Gathered, files: list[_File], told: Mapping[str, Any]) -> Rank
     else:
         _note_missing(parts, files, _wanted(files, stage, world, models))
         _note_unknown(parts, files, stage, world, models)
-    _compare_saves(parts, files)
+    parts.findings += check_model_states({file.name: file.part for file in files if file.kind == "model"})
     own = {
         kind: {file.dp or 0: file.part for file in files if file.kind == kind and file.mp == 0}
         for kind in ("model", "optimizer")
@@ -224,17 +226,6 @@ def _note_unknown(parts: Gathered, files: list[_File], stage: int | None, world:
         if file.kind in ("model", "optimizer") and (file.dp not in known or file.mp >= models):
             message = f"a rank that a job of {world:,} ranks does not have"
             parts.findings.append(error("part-extra", message, file.name))
-
-
-def _compare_saves(parts: Gathered, files: list[_File]) -> None:
-    """Require that all model states were saved at the same step."""
-    steps = {file.name: file.part.metadata.get("global_steps") for file in files if file.kind == "model"}
-    if steps:
-        first = next(iter(steps.values()))
-        for name, step in steps.items():
-            if step != first:
-                message = f"saved at step {step!r:.20}, and the first rank's at {first!r:.20}"
-                parts.findings.append(error("part-stale", message, name))
 
 
 def _count(value: object) -> int | None:

@@ -18,7 +18,7 @@ from ckpttool.formats.torch_objects import MAX_AXES
 from ckpttool.report import Finding, error, note
 from ckpttool.wire.readable import Contiguous
 
-_STATES = "optimizer_state_dict"
+STATES = "optimizer_state_dict"
 _STAGE = re.compile(r"ZeroStageEnum\((\d)\)")
 _MAX_INT64 = (1 << 63) - 1
 
@@ -72,7 +72,7 @@ def stage_of(told: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int |
 
 
 def _stage(part: Checkpoint) -> int | None:
-    told = _inner(part.metadata, _STATES, "zero_stage")
+    told = _inner(part.metadata, STATES, "zero_stage")
     if isinstance(told, Mapping):
         told = told.get("<class>")
     match = _STAGE.search(told) if isinstance(told, str) else None
@@ -139,7 +139,7 @@ def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
 
 def _partition_counts(part: Checkpoint) -> list[int]:
     """Return in how many partitions each group lies; experts' groups in fewer, as not all ranks have each."""
-    told = _inner(part.metadata, _STATES, "partition_count")
+    told = _inner(part.metadata, STATES, "partition_count")
     counts = told if isinstance(told, list) else [told]
     return [count for count in counts if type(count) is int and count > 0]
 
@@ -147,7 +147,7 @@ def _partition_counts(part: Checkpoint) -> list[int]:
 def _check_groups(ranks: Ranks) -> Iterator[Finding]:
     """Compare the partitions of each group with the shapes; a little is added so that all are alike."""
     for at, group in enumerate(ranks.shapes):
-        path = (_STATES, "single_partition_of_fp32_groups", at)
+        path = (STATES, "single_partition_of_fp32_groups", at)
         sizes = [t.size for part in ranks.optimizer.values() for t in part.tensors if t.path == path]
         wanted = sum(map(math.prod, group.values()))
         # Partitions end at multiples of twice the number of ranks, whatever was added for that.
@@ -164,7 +164,7 @@ def _check_groups(ranks: Ranks) -> Iterator[Finding]:
 
 def _flat(ranks: Ranks, rank: int) -> list[Tensor]:
     """Return the flat groups of a rank, in order."""
-    path = (_STATES, "fp32_flat_groups")
+    path = (STATES, "fp32_flat_groups")
     return [tensor for tensor in ranks.optimizer[rank].tensors if tensor.path[:2] == path]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
-from ckpttool.checkpoint import Checkpoint, FileEntry
+from ckpttool.checkpoint import Checkpoint, FileEntry, Role, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.roles import role_of
@@ -65,9 +65,7 @@ class Hdf5(Format):
         from ckpttool.formats.assembly import training_of
 
         opened = looked_at(probe)
-        tensors = tuple(
-            replace(tensor, role=role_of(tensor.path, tensor.shape)) for tensor in opened.tensors.values()
-        )
+        tensors = _with_roles(opened)
         metadata = metadata_of(opened)
 
         return Checkpoint(
@@ -84,6 +82,17 @@ class Hdf5(Format):
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
+
+
+def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
+    """Return the tensors with what they serve; where no name tells, they are weights, as in ``.npz``."""
+    roles = {path: role_of(path, tensor.shape) for path, tensor in opened.tensors.items()}
+    is_flat = all(len(path) <= 1 for path in roles)
+    if not opened.others and (is_flat or set(roles.values()) == {Role.OTHER}):
+        for path, role in roles.items():
+            if role is not Role.TRAINING or opened.tensors[path].size != 1:
+                roles[path] = Role.WEIGHTS
+    return tuple(replace(tensor, role=roles[path]) for path, tensor in opened.tensors.items())
 
 
 def metadata_of(opened: Opened) -> dict[str, object]:

@@ -81,7 +81,9 @@ class Probe:
             "zip": is_zip,
             "tar": head[257:262] == b"ustar",
             "pickle": head[:1] == b"\x80",
-            "json": b"{" in head and (not is_zip or _JSON_HEADER.match(head) is not None),
+            "json": b"{" in head
+            and not head.startswith(_HDF5)
+            and (not is_zip or _JSON_HEADER.match(head) is not None),
             "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
             "numpy": head.startswith(b"\x93NUMPY"),
             "table": head[:2] == b"\0\0" and head[2:3] > b"\0",  # an empty key, with a value

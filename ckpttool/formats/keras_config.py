@@ -14,6 +14,7 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.keras_names import (
     CLASSES,
     DATA,
+    FUNCTIONS,
     HARMLESS_CALLS,
     HARMLESS_FUNCTIONS,
     MODULES,
@@ -96,7 +97,7 @@ def _judge_class(name: str, node: Mapping[str, Any], place: str) -> Iterator[Fin
         yield error("keras-lambda", "a Lambda layer, which runs a function that the config gives", place)
     elif name in RUNNING:
         yield error("keras-unsafe-layer", f"{name}, which {RUNNING[name]}", place)
-    elif name in TENSORFLOW_CALLS and (module is None or _part_of_keras(str(module)) is not None):
+    elif name in TENSORFLOW_CALLS and (module is None or part_of_keras(str(module)) is not None):
         yield from _judge_call(name, config, place)
     elif isinstance(module, str):
         yield from _judge_module(module, name, node, place)
@@ -121,7 +122,7 @@ def _unknown(name: str, place: str) -> Finding:
 
 
 def _judge_module(module: str, name: str, node: Mapping[str, Any], place: str) -> Iterator[Finding]:
-    part = _part_of_keras(module)
+    part = part_of_keras(module)
     if part is not None:
         if part not in MODULES and not (part == "" and name in CLASSES):
             yield error("keras-gadget", f"it names {module}.{name}, which is no part of a model", place)
@@ -132,7 +133,7 @@ def _judge_module(module: str, name: str, node: Mapping[str, Any], place: str) -
         return
     if module == "builtins" and name in _PLAIN_TEXT:
         told = node.get("config")
-        if not isinstance(told, str) or name == "function":
+        if not isinstance(told, str) or (name == "function" and told not in FUNCTIONS):
             yield _unknown(f"the function {told!r:.60}", place)
         return
     if name in DATA and module == "builtins":
@@ -149,7 +150,7 @@ def _is_function(name: str, node: Mapping[str, Any]) -> bool:
     return name == "function" and isinstance(told, str) and told.isidentifier()
 
 
-def _part_of_keras(module: str) -> str | None:
+def part_of_keras(module: str) -> str | None:
     """Return the part of Keras that a module belongs to, "" for the top, or None where it is none."""
     for root in _ROOTS:
         if module == root:

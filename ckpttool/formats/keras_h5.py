@@ -40,11 +40,15 @@ class KerasH5(Format):
             return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.keras_layout import named_tensors, training_of, variant_of
+        from ckpttool.formats.keras_layout import layers_of, named_tensors, training_of, variant_of
 
         opened = looked_at(probe)
         tensors = named_tensors(opened)
         told, findings, safety = _told(opened, probe.path)
+        if opened.complete and "model_config" in told:
+            from ckpttool.formats.keras_compare import compare_listed
+
+            findings += compare_listed(told["model_config"], layers_of(opened))
         return Checkpoint(
             path=probe.path,
             format=self.name,

@@ -19,7 +19,7 @@ from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
 from ckpttool.formats.h5_tensors import Opened
 from ckpttool.formats.interface import natural
 from ckpttool.formats.scalars import lazy_scalar, shortest
-from ckpttool.report import error
+from ckpttool.report import Finding, error
 from ckpttool.training import training_state
 from ckpttool.wire.hdf5 import Attributes
 
@@ -28,6 +28,8 @@ MODEL, WEIGHTS = "model", "weights"
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
 _LAYERS, _VARIABLES = "layers", "vars"
+_SCALER = "loss_scale_optimizer"
+_SEEDS = "seed_generator"
 _MAX_NAME = 255
 _COUNT = re.compile(r"_[0-9]+$")
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
@@ -59,17 +61,45 @@ def names_in(attributes: Attributes, key: str) -> list[str] | None:
     return [name for part in parts if isinstance(part, list) for name in part if isinstance(name, str)]
 
 
+def _top(opened: Opened) -> tuple[str, ...] | None:
+    """Return the group that lists layers, or None where there is none."""
+    tops: tuple[tuple[str, ...], ...] = ("model_weights",), ()
+    return next(
+        (top for top in tops if names_in(opened.tree.groups.get(top, {}), "layer_names") is not None), None
+    )
+
+
+def layers_of(opened: Opened) -> dict[str, list[tuple[int, ...] | None]]:
+    """Return the shapes of the weights that each listed layer lists; None where one is not there."""
+    top, groups = _top(opened), opened.tree.groups
+    found: dict[str, list[tuple[int, ...] | None]] = {}
+    if top is None:
+        return found
+    for layer in names_in(groups.get(top, {}), "layer_names") or ():
+        group = (*top, *layer.split("/"))
+        names = names_in(groups.get(group, {}), "weight_names") or ()
+        paths = [(*group, *name.split("/")) for name in names if _SEEDS not in name]
+        kept = [opened.tree.datasets.get(path) for path in paths]
+        found[layer] = [None if one is None else one.shape for one in kept]
+    return found
+
+
+def _missing_groups(opened: Opened, top: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield an error for each listed layer that has no group: Keras makes one even without weights."""
+    groups = opened.tree.groups
+    for layer in names_in(groups.get(top, {}), "layer_names") or ():
+        if (*top, *layer.split("/")) not in groups and opened.complete:
+            yield error(
+                "weight-missing", "a layer is listed, and its group is not there", f"layer {layer!r:.100}"
+            )
+
+
 def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
-    groups = opened.tree.groups
-    if "layer_names" in groups.get(("model_weights",), {}) or "layer_names0" in groups.get(
-        ("model_weights",), {}
-    ):
-        listed = [*_layers(opened, ("model_weights",)), *_optimizer(opened)]
-    elif names_in(groups.get((), {}), "layer_names") is not None:
-        listed = list(_layers(opened, ()))
-    else:
-        listed = []
+    groups, top = opened.tree.groups, _top(opened)
+    listed = [] if top is None else [*_layers(opened, top), *(_optimizer(opened) if top else ())]
+    if top is not None:
+        opened.findings += _missing_groups(opened, top)
     tensors, taken, used = [], set(), set()
     for raw, path, role in listed:
         tensor = opened.tensors.get(raw)
@@ -85,6 +115,12 @@ def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
         key = "/" + "/".join(raw) if name != raw else None
         tensors.append(replace(tensor, path=name, role=role, key=key))
     rest = [path for path in opened.tensors if path not in taken]
+    if top is not None and opened.complete:
+        unlisted = (
+            path for path in rest if path[: len(top)] == top and opened.tensors[path].shares_with is None
+        )
+        message = "its layer does not list it, so that Keras would not read it"
+        opened.findings += (error("weight-extra", message, "/" + "/".join(map(str, one))) for one in unlisted)
     rest.sort(key=lambda path: [natural(str(part)) for part in path])
     known = _unambiguous({path: _known(groups, path) for path in rest}, used)
     for path in rest:
@@ -148,7 +184,7 @@ def _layers(opened: Opened, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
             if layer in told:
                 told = told[told.index(layer) + 1 :]
             prefix = () if layer == "top_level_model_weights" else (layer,)
-            role = Role.OTHER if "seed_generator" in weight else Role.WEIGHTS
+            role = Role.OTHER if _SEEDS in weight else Role.WEIGHTS
             yield (*group, *parts), (*prefix, *told), role
 
 
@@ -165,7 +201,7 @@ def role_of(path: Path) -> Role:
         return Role.OPTIMIZER
     if path[0] == "metrics" or any("metric" in str(part) for part in path[:2]):
         return Role.TRAINING
-    return Role.OTHER if any("seed_generator" in str(part) for part in path) else Role.WEIGHTS
+    return Role.OTHER if any(_SEEDS in str(part) for part in path) else Role.WEIGHTS
 
 
 def training_of(told: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:
@@ -185,8 +221,17 @@ def training_of(told: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str)
     return replace(state, **{key: value for key, value in values.items() if value is not None}, origin=origin)
 
 
-def _optimizers(tensors: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    return (one for one in tensors if one.role is Role.OPTIMIZER and one.size == 1 and one.values is not None)
+def _optimizers(tensors: tuple[Tensor, ...]) -> list[Tensor]:
+    """Return the scalars of the optimizer; of the one that trains before what scales its loss."""
+    found = [
+        one for one in tensors if one.role is Role.OPTIMIZER and one.size == 1 and one.values is not None
+    ]
+    return sorted(found, key=lambda one: _scales_loss(one.path))
+
+
+def _scales_loss(path: Path) -> bool:
+    """Tell whether a variable is of an optimizer around another one, which never counts its own steps."""
+    return str(path[-2:-1][0]).startswith(_SCALER) if len(path) > 1 else False
 
 
 def _counter(tensors: tuple[Tensor, ...]) -> Tensor | None:

@@ -12,14 +12,16 @@ from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.keras_compare import compare_grouped
 from ckpttool.formats.keras_config import judge, read_config
 from ckpttool.formats.keras_layout import named_tensors
+from ckpttool.formats.numpy_files import safety_of
 from ckpttool.formats.parts import placed
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.hdf5 import Location
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.readable import Readable, reader_from
-from ckpttool.wire.source import Buffer
+from ckpttool.wire.source import Buffer, Part
 from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
 
@@ -28,6 +30,7 @@ MAX_CONFIG = 100_000_000
 """The longest config in bytes."""
 
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS})
+_ARRAYS = ".npz"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
@@ -115,12 +118,26 @@ class Model:
         parts = name.replace("\\", "/").split("/")
         if ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name:
             self.safety.append(error("member-path", "its name leads out of where it is unpacked", name))
-        if name in _EXPECTED or name.endswith("/"):
+        if (name in _EXPECTED and not name.endswith(_ARRAYS)) or name.endswith("/"):
             return
         try:
-            self._look_into(member)
+            (self._look_at_arrays if name.endswith(_ARRAYS) else self._look_into)(member)
         except CheckpointError as failure:
             self._lost(name, failure)
+
+    def _look_at_arrays(self, member: Member) -> None:
+        """Judge the pickles in NumPy arrays, which Keras reads where there is no HDF5."""
+        if member.method != STORED:
+            message = "arrays in a compressed record, which were not looked at"
+            self.safety.append(warning("not-scanned", message, member.name))
+            return
+        part = Part(self._probe.source, member.payload, member.size, member.name)
+        try:
+            self.safety += (placed(finding, member.name) for finding in safety_of(Archive(part)))
+        except CheckpointError as failure:
+            message = "it could not be read, so what loading it would run is not known"
+            self.safety.append(warning("not-scanned", message, member.name))
+            self._lost(member.name, failure)
 
     def _look_into(self, member: Member) -> None:
         content, start = self.archive.content(member), self.archive.offset(member)
@@ -144,13 +161,14 @@ class Model:
         self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
+        if self.weights.complete and "model_config" in self.told:
+            self.findings += compare_grouped(self.told["model_config"], self.weights)
         return tensors
 
     def _without_weights(self) -> None:
         if ARRAYS in self._by_name:
             message = "weights in NumPy arrays, which are not read here"
             self.findings.append(warning("weights-not-read", message, ARRAYS))
-            self.safety.append(warning("not-scanned", message, ARRAYS))
         else:
             self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
             self.complete = False

@@ -17,7 +17,8 @@ DenseFeatures DepthwiseConv1D DepthwiseConv2D Discretization Dot Dropout ELU Ein
 Equalization Flatten GRU GRUCell GaussianDropout GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D
 GlobalAveragePooling3D GlobalAvgPool1D GlobalAvgPool2D GlobalAvgPool3D GlobalMaxPool1D GlobalMaxPool2D
 GlobalMaxPool3D GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization
-GroupQueryAttention HashedCrossing Hashing Identity InputLayer InputSpec IntegerLookup LSTM LSTMCell Layer
+GroupQueryAttention GroupedQueryAttention HashedCrossing Hashing Identity InputLayer InputSpec IntegerLookup
+LSTM LSTMCell Layer
 LayerNormalization LeakyReLU LocallyConnected1D LocallyConnected2D Masking MaxNumBoundingBoxes MaxPool1D
 MaxPool2D MaxPool3D MaxPooling1D MaxPooling2D MaxPooling3D Maximum MelSpectrogram Minimum MixUp
 MultiHeadAttention Multiply Normalization PReLU Permute Pipeline RMSNormalization RNN RandAugment
@@ -42,10 +43,11 @@ Float8QuantizationConfig FloatDTypePolicy Ftrl Functional GPTQConfig GPTQDTypePo
 GlorotUniform HeNormal HeUniform Hinge Huber Identity IdentityInitializer Initializer Int4DTypePolicy
 Int4QuantizationConfig Int8QuantizationConfig InverseTimeDecay IoU KLDivergence KerasTensor L1 L1L2 L2 Lamb
 Layer LearningRateSchedule LecunNormal LecunUniform Lion LogCosh LogCoshError Loss LossScaleOptimizer
+LossScaleOptimizerV3
 MaxNorm Mean MeanAbsoluteError MeanAbsolutePercentageError MeanIoU MeanMetricWrapper MeanRelativeError
 MeanSquaredError MeanSquaredLogarithmicError MeanTensor Metric MinMaxNorm Model MultiOptimizer Muon Nadam
 NonNeg OneHotIoU OneHotMeanIoU Ones Operation Optimizer OptimizerMap Orthogonal OrthogonalInitializer
-OrthogonalRegularizer PearsonCorrelation PiecewiseConstantDecay Poisson PolynomialDecay Precision
+OrthogonalRegularizer PearsonCorrelation PiecewiseConstantDecay Poisson Policy PolynomialDecay Precision
 PrecisionAtRecall QuantizationConfig QuantizedDTypePolicy QuantizedFloat8DTypePolicy Quantizer R2Score
 RMSprop RadialConstraint RandomNormal RandomUniform Recall RecallAtPrecision Reduction Regularizer
 RootMeanSquaredError SGD STFT STFTInitializer ScheduleFreeAdamW SeedGenerator SensitivityAtSpecificity
@@ -55,6 +57,18 @@ TruncatedNormal Tversky UnitNorm Variable VarianceScaling Zeros constant glorot_
 he_normal he_uniform identity l1 l1_l2 l2 lecun_normal lecun_uniform max_norm min_max_norm non_neg ones
 orthogonal orthogonal_regularizer radial_constraint random_normal random_uniform stft truncated_normal
 unit_norm variance_scaling zeros
+"""
+
+_FUNCTIONS = """
+binary_accuracy binary_crossentropy binary_focal_crossentropy categorical_accuracy categorical_crossentropy
+categorical_focal_crossentropy categorical_generalized_cross_entropy categorical_hinge celu circle
+concordance_correlation cosine_similarity ctc dice elu exponential gelu glu hard_shrink hard_sigmoid
+hard_silu hard_tanh hinge huber kl_divergence l1_l2 leaky_relu linear log_cosh log_sigmoid log_softmax
+mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error mish
+pearson_correlation poisson relu relu6 selu sigmoid silu soft_shrink softmax softplus softsign
+sparse_categorical_accuracy sparse_categorical_crossentropy sparse_plus sparse_sigmoid
+sparse_top_k_categorical_accuracy sparsemax squared_hinge squareplus swish tanh tanh_shrink threshold
+top_k_categorical_accuracy tversky
 """
 
 _OPERATIONS = """
@@ -89,6 +103,9 @@ Vstack Where ZerosLike
 
 OPERATIONS = frozenset(_OPERATIONS.split())
 """What ``keras.ops`` does to a symbolic tensor, as a model names it; what takes a function is left out."""
+
+FUNCTIONS = frozenset(_FUNCTIONS.split())
+"""Activations, losses and metrics that are functions, and are looked up by name in Keras alone."""
 
 TENSORFLOW_CALLS = frozenset({"TFOpLambda", "SlicingOpLambda"})
 """Layers of Keras 2 that call a function of TensorFlow by its name."""
@@ -167,6 +184,7 @@ MODULES = frozenset(
         "legacy",
         "losses",
         "metrics",
+        "mixed_precision",
         "models",
         "ops",
         "optimizer",
@@ -188,3 +206,16 @@ RUNNING = {
 
 VOCABULARIES = frozenset({"StringLookup", "IntegerLookup", "IndexLookup", "TextVectorization"})
 """Layers whose ``vocabulary`` may be the name of a file that is read."""
+
+_LAYERS_WITHOUT = """
+Activation Add AlphaDropout Average AveragePooling1D AveragePooling2D AveragePooling3D Concatenate
+Cropping1D Cropping2D Cropping3D Dot Dropout ELU Flatten GaussianDropout GaussianNoise
+GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D GlobalMaxPooling1D
+GlobalMaxPooling2D GlobalMaxPooling3D Identity InputLayer LeakyReLU Masking MaxPooling1D MaxPooling2D
+MaxPooling3D Maximum Minimum Multiply Permute ReLU RepeatVector Rescaling Reshape Softmax
+SpatialDropout1D SpatialDropout2D SpatialDropout3D Subtract UnitNormalization UpSampling1D UpSampling2D
+UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
+"""
+
+WITHOUT = frozenset(_LAYERS_WITHOUT.split())
+"""Layers without weights, that other layers and models may contain."""

@@ -25,7 +25,8 @@ from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
 from ckpttool.wire.source import Source
 from ckpttool.wire.strided import Strided, is_contiguous
-from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zip_directory import EMPTY_MAGIC, STORED, Member
+from ckpttool.wire.zipped import Archive
 
 _SUFFIX = ".npy"
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
@@ -196,7 +197,9 @@ class Npz(Format):
         except CheckpointError:  # of a damaged zip the first record tells
             length = int.from_bytes(probe.head[26:28], "little")
             names = [probe.head[30 : 30 + length].decode("utf-8", "replace")]
-        return bool(names) and all(name.endswith(_SUFFIX) for name in names)
+        if not names:  # no arrays at all: its name is the only sign
+            return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
+        return all(name.endswith(_SUFFIX) for name in names)
 
     def open(self, probe: Probe) -> Checkpoint:
         archive, arrays = probe.archive, _Arrays(probe.path)
@@ -205,7 +208,7 @@ class Npz(Format):
             raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
         arrays.findings += archive.findings
         for member in members:
-            self._add(probe, arrays, member)
+            _add(archive, arrays, member)
         return assemble(
             probe=probe,
             format=self.name,
@@ -218,19 +221,32 @@ class Npz(Format):
             safety=tuple(arrays.safety),
         )
 
-    def _add(self, probe: Probe, arrays: _Arrays, member: Member) -> None:
-        content, start = probe.archive.content(member), probe.archive.offset(member)
-        name, end = member.name.removesuffix(_SUFFIX), start + member.size
-        try:
-            behind = arrays.add(content, start, end, name, extent=member.method == STORED, where=member.name)
-        except DamagedCheckpoint as failure:
-            arrays.findings.append(error(failure.code, failure.reason, member.name))
-            arrays.safety += failure.safety
-            arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
-            return
-        if behind < end:
-            message = f"{end - behind:,} bytes behind the array"
-            arrays.findings.append(error("trailing-bytes", message, member.name))
+
+def safety_of(archive: Archive) -> list[Finding]:
+    """Return what loading the arrays in a zip could run.
+
+    Raises:
+        CheckpointError: Its records can't be found.
+    """
+    arrays = _Arrays(archive.source.path)
+    for member in archive.members:
+        _add(archive, arrays, member)
+    return arrays.safety
+
+
+def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
+    content, start = archive.content(member), archive.offset(member)
+    name, end = member.name.removesuffix(_SUFFIX), start + member.size
+    try:
+        behind = arrays.add(content, start, end, name, extent=member.method == STORED, where=member.name)
+    except DamagedCheckpoint as failure:
+        arrays.findings.append(error(failure.code, failure.reason, member.name))
+        arrays.safety += failure.safety
+        arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
+        return
+    if behind < end:
+        message = f"{end - behind:,} bytes behind the array"
+        arrays.findings.append(error("trailing-bytes", message, member.name))
 
 
 def _member_spans(probe: Probe, members: tuple[Member, ...]) -> Iterator[Span]:

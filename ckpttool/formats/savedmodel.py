@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.interface import Probe, SetFormat, Unit
-from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT
+from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT, is_rest
 
 
 class SavedModelDirectory(SetFormat):
@@ -20,7 +20,9 @@ class SavedModelDirectory(SetFormat):
     name: ClassVar[str] = "savedmodel"
 
     def matches(self, probe: Probe) -> bool:
-        return not {BINARY, TEXT, CHUNKED}.isdisjoint(probe.entries if probe.is_directory else {probe.name})
+        if not probe.is_directory:
+            return probe.name in (BINARY, TEXT, CHUNKED)
+        return not {BINARY, TEXT, CHUNKED}.isdisjoint(probe.entries) or is_rest(probe.path, probe.entries)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         return ()

@@ -6,27 +6,34 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
+from ckpttool.formats.savedmodel_links import Links, known_ops
 from ckpttool.formats.savedmodel_objects import Object, read_objects
+from ckpttool.formats.savedmodel_saver import (
+    SAVER_OPS,
+    Saver,
+    SaverOp,
+    functions_in,
+    functions_of_objects,
+    nodes_of,
+    tensors_of,
+)
 from ckpttool.formats.savedmodel_types import read_shape, type_name
+from ckpttool.formats.savedmodel_values import HARMLESS, Body, function_body, graph_body
 from ckpttool.formats.savedmodel_walk import Message
 
 MAX_OPS = 20_000
+MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
 
-SAVER_OPS = frozenset(
-    {"SaveV2", "RestoreV2", "MergeV2Checkpoints", "Save", "SaveSlices", "Restore", "RestoreSlice"}
-)
-_SAVER_FUNCTION = re.compile(r"__inference__traced_(save|restore)_\d+$")
-_SAVER_SCOPE = re.compile(r"save(_\d+)?/")
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _VALUE = "value"
+_UNNAMED = "without a name"
 
 
 @dataclass(slots=True)
@@ -34,14 +41,19 @@ class MetaGraph:
     """One meta graph.
 
     Attributes:
-        places: For each op where it stands first; those that savers need stand twice: in a saver (True),
-            and outside of it.
+        places: For each op where it stands first; those that savers need, and those that are judged by
+            what they are given, stand twice: where that makes them harmless (True), and elsewhere.
+        saver: What tells which of them serve the saver alone.
+        links: What the nodes of the graph are called, and what they take.
+        broken: Functions, ``""`` for the graph, with what their nodes take and isn't there.
+        called: Functions that are referred to, with the function, ``""`` for the graph, that does so first.
         constant_bytes: Size of the values of constants, in the graph and in all functions.
         objects: The nodes of the object graph, which TensorFlow 1 doesn't write.
     """
 
     tags: list[str] = field(default_factory=list)
     version: str | None = None
+    saver: Saver = field(default_factory=Saver)
     signatures: dict[str, dict[str, Any]] = field(default_factory=dict)
     assets: list[str] = field(default_factory=list)
     collections: list[str] = field(default_factory=list)
@@ -51,6 +63,9 @@ class MetaGraph:
     ops: Counter[str] = field(default_factory=Counter)
     places: dict[tuple[str, bool], str] = field(default_factory=dict)
     constant_bytes: int = 0
+    links: Links | None = None
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    called: dict[str, str] = field(default_factory=dict)
     objects: list[Object] | None = None
 
     def as_json(self) -> dict[str, object]:
@@ -96,7 +111,13 @@ def _meta_graph(message: Message) -> MetaGraph:
     for number, _, part in message.fields():
         if number in _PARTS:
             _PARTS[number](graph, part)
+    for op, is_own in graph.saver.judged():
+        _place(graph, op.op, op.name, op.function, is_own)
     return graph
+
+
+def _saver(graph: MetaGraph, message: Message) -> None:
+    graph.saver.define(message)
 
 
 def _meta_info(graph: MetaGraph, message: Message) -> None:
@@ -108,10 +129,12 @@ def _meta_info(graph: MetaGraph, message: Message) -> None:
 
 
 def _collection(graph: MetaGraph, entry: Message) -> None:
-    for number, _, part in entry.fields():
-        if number == 1:
-            graph.collections.append(part.kept())
-    graph.has_init |= not _INIT_COLLECTIONS.isdisjoint(graph.collections[-1:])
+    name, _ = _entry(entry)
+    graph.collections.append(name)
+    if name in _INIT_COLLECTIONS:
+        graph.has_init = True
+        for node in nodes_of(entry):
+            graph.saver.ask(node)
 
 
 def _asset(graph: MetaGraph, message: Message) -> None:
@@ -123,49 +146,110 @@ def _asset(graph: MetaGraph, message: Message) -> None:
 
 
 def _graph_def(graph: MetaGraph, message: Message) -> None:
+    body, links = graph_body(message), Links(message, 1)
     for number, _, part in message.fields():
         if number == 1:
             graph.nodes += 1
-            _node(graph, part, "")
+            _node(graph, part, "", body, links)
         elif number == 2:
-            for inner, _, function in part.fields():
-                if inner == 1:
-                    _function(graph, function)
+            _library(graph, part)
+    graph.links = links
+    _broken(graph, "", links)
+
+
+def _library(graph: MetaGraph, message: Message) -> None:
+    for number, _, part in message.fields():
+        if number == 1:
+            _function(graph, part)
+        elif number in (2, 3):  # gradients, which name the function of one
+            gradient = {2: 2, 3: 1}[number]
+            graph.saver.offered.update(text.text() for at, _, text in part.fields() if at == gradient)
 
 
 def _function(graph: MetaGraph, message: Message) -> None:
     """Take in a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
-    name, bodies = "", []
+    name, nodes = "", []
+    body, links = function_body(message), Links(message, 3)
     for number, _, part in message.fields():
         if number == 1:
-            name = next((inner.kept() for at, _, inner in part.fields() if at == 1), "")
-            graph.functions.add(name)
+            name = _function_name(graph, part, name)
+            _arguments(links, part)
+        elif number == 4:
+            for inner, _, text in part.fields():
+                if inner == 2:
+                    links.take(text.text())
         elif number == 3 and name:
-            _node(graph, part, name)
+            _node(graph, part, name, body, links)
         elif number == 3:
-            bodies.append(part)
-    for part in bodies:
-        _node(graph, part, name)
+            nodes.append(part)
+    for part in nodes:
+        _node(graph, part, name or _UNNAMED, body, links)
+    _broken(graph, name or _UNNAMED, links)
 
 
-def _node(graph: MetaGraph, message: Message, function: str) -> None:
-    name, op = None, ""
-    attributes = []
+def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
+    """Return what a function is called; of several names, which only hostile files have, the last."""
+    names = [part.kept() for number, _, part in signature.fields() if number == 1]
+    name = names[-1] if names else before
+    if name in graph.functions or (before or name) != name or len(names) > 1:
+        graph.saver.offered.update((before, *names))
+    graph.functions.add(name)
+    graph.saver.functions[name]  # it may call none
+    return name
+
+
+def _broken(graph: MetaGraph, function: str, links: Links) -> None:
+    reference = links.broken()
+    if reference is not None and len(graph.broken) < MAX_BROKEN:
+        graph.broken.append((function, reference))
+
+
+def _arguments(links: Links, signature: Message) -> None:
+    for number, _, argument in signature.fields():
+        if number == 2:
+            for inner, _, text in argument.fields():
+                if inner == 1:
+                    links.node(text.text(), "")
+
+
+def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links) -> None:
+    name, op = "", ""
+    attributes, inputs = [], []
     for number, _, part in message.fields():
         if number == 1:
-            name = part
+            name = part.text()
         elif number == 2:
             op = part.text()
+        elif number == 3:
+            inputs.append(part.text())
+            links.take(inputs[-1])
         elif number == 5:
             attributes.append(part)
+    links.node(name, op)
     graph.ops[op] += 1
     if op == "Const":
         graph.constant_bytes += sum(map(_value_bytes, attributes))
     if len(graph.ops) > MAX_OPS:
         path = message.window.source.path
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
-    if op in SAVER_OPS or (op, False) not in graph.places:
-        _place(graph, op, name.text() if name else "", function)
+    if not function:
+        graph.saver.node(name, inputs)
+    _calls(graph, name, op, function, attributes)
+    if op in SAVER_OPS:
+        message.window.keep(len(name))
+        graph.saver.touch(SaverOp(op, name, function))
+    elif op in HARMLESS or (op, False) not in graph.places:
+        _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
+
+
+def _calls(graph: MetaGraph, name: str, op: str, function: str, attributes: list[Message]) -> None:
+    """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
+    called = {one for attribute in attributes for one in functions_in(attribute)}
+    for one in called - graph.called.keys():
+        attributes[0].window.keep(len(one))
+        graph.called[one] = function
+    for one in called if op in known_ops() else called | {op}:
+        graph.saver.call(name, function, one)
 
 
 def _value_bytes(attribute: Message) -> int:
@@ -175,23 +259,18 @@ def _value_bytes(attribute: Message) -> int:
     return parts[2].nbytes if is_value and 2 in parts else 0
 
 
-def _place(graph: MetaGraph, op: str, name: str, function: str) -> None:
-    """Remember where an op stands first, within a saver and elsewhere."""
-    in_saver = bool(_SAVER_FUNCTION.match(function) if function else _SAVER_SCOPE.match(name))
-    place = f"function {function}: {name}" if function else name
-    graph.places.setdefault((op, op in SAVER_OPS and in_saver), place)
+def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
+    """Remember where an op stands first, where that is harmless and elsewhere."""
+    graph.places.setdefault((op, is_harmless), f"function {function}: {name}" if function else name)
 
 
 # Signatures -----------------------------------------------------------------------------------------
 
 
 def _signature(graph: MetaGraph, entry: Message) -> None:
-    name, told = "", None
-    for number, _, part in entry.fields():
-        if number == 1:
-            name = part.kept()
-        elif number == 2:
-            told = part
+    name, told = _entry(entry)
+    for reference in tensors_of(entry):
+        graph.saver.ask(reference)
     if name == INIT_SIGNATURE:
         graph.has_init = True
     else:
@@ -237,12 +316,14 @@ def _tensor_info(message: Message) -> dict[str, object]:
 
 
 def _object_graph(graph: MetaGraph, message: Message) -> None:
+    graph.saver.offered.update(functions_of_objects(message))
     graph.objects = [*(graph.objects or ()), *read_objects(message)]
 
 
 _PARTS: Mapping[int, Callable[[MetaGraph, Message], None]] = {
     1: _meta_info,
     2: _graph_def,
+    3: _saver,
     4: _collection,
     5: _signature,
     6: _asset,

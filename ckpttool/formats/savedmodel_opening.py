@@ -10,14 +10,15 @@ Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/sa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
 from ckpttool.formats.savedmodel_graph import MetaGraph, SavedModel, read_model
-from ckpttool.formats.savedmodel_ops import judge_keras, judge_layer, judge_ops
+from ckpttool.formats.savedmodel_ops import judge_keras, judge_layer, judge_links, judge_ops
 from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel_text import text_message
 from ckpttool.formats.savedmodel_variables import (
@@ -55,6 +56,9 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         CheckpointError: It can't be read, or its structure is wrong.
     """
     entries = scan(directory)
+    if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
+        found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
+        raise DamagedCheckpoint(os.path.join(directory, BINARY), found, code="no-meta-graph")
     file = next((name for name in names if name in entries and name != CHUNKED), None)
     if file is None:
         found = "a model in chunks, which only TensorFlow reads"
@@ -75,7 +79,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             variant="v1" if _objects(model) is None else "v2",
             tensors=tensors,
             files=tuple(_files(directory)),
-            spans=parts.spans,
+            spans=lambda: chain(parts.spans(), _others(directory)),
             metadata=lambda: told,
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
             producer=Producer("tensorflow", model.graphs[0].version),
@@ -119,6 +123,23 @@ def _files(directory: str) -> Iterator[FileEntry]:
         below.sort()
         paths = (os.path.join(parent, name) for name in sorted(names))
         yield from (file_entry(path) for path in paths if os.path.isfile(path))
+
+
+def _others(directory: str) -> Iterator[Span]:
+    """Yield the files that carry no checksums, which are all but the variables."""
+    for file in _files(directory):
+        name = os.path.relpath(file.path, directory)
+        is_variables = os.path.dirname(name) == os.path.dirname(INDEX)
+        if not is_variables and is_inside(file.path, directory):
+            yield Span(Extent(file.path, 0, file.nbytes), name, _reader(file.path))
+
+
+def _reader(path: str) -> Callable[[int, memoryview], None]:
+    def read(offset: int, buffer: memoryview) -> None:
+        with Source(path) as source:
+            source.read_into(offset, buffer)
+
+    return read
 
 
 def _objects(model: SavedModel) -> MetaGraph | None:
@@ -177,6 +198,7 @@ def _described(model: SavedModel, directory: str) -> Iterator[Finding]:
     if len(model.graphs) > 1:
         tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
+    yield from (finding for graph in model.graphs for finding in judge_links(graph))
     assets = dict.fromkeys(name for graph in model.graphs for name in graph.assets)
     yield from (finding for name in assets for finding in _asset(name, directory))
     constants = max(graph.constant_bytes for graph in model.graphs)

@@ -9,30 +9,33 @@ import json
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.savedmodel_graph import SAVER_OPS, MetaGraph
+from ckpttool.formats.savedmodel_graph import MAX_BROKEN, MetaGraph
+from ckpttool.formats.savedmodel_links import known_ops, lines_of
 from ckpttool.formats.savedmodel_objects import MAX_METADATA
+from ckpttool.formats.savedmodel_saver import SAVER_OPS
 from ckpttool.formats.savedmodel_walk import message_in
 from ckpttool.report import Finding, Severity, error, warning
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
-_NAMES = Path(__file__).with_name("names")
 _FROM_ASSETS = "InitializeTableFromTextFile"
+_PRINT = "PrintV2"
 _OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
 _SHOWN = 8
+_LONGEST = 200
 
 
 def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
     """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
-    for (op, in_saver), where in sorted(graph.places.items()):
-        finding = _judged(graph, op, in_saver, where)
+    for (op, is_harmless), where in sorted(graph.places.items()):
+        finding = _judged(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
-    foreign = sorted(graph.ops.keys() - _known() - graph.functions)
+    foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
         more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
@@ -40,18 +43,24 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
 
 
-def _judged(graph: MetaGraph, op: str, in_saver: bool, where: str) -> Finding | None:
-    if op in SAVER_OPS and in_saver:
-        return None
-    if op in SAVER_OPS - _OLD_SAVER:
-        return warning("unsafe-op", f"{op}, which touches files, stands outside the saver", where)
-    if op.startswith(_FROM_ASSETS) and not graph.assets:
-        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
-    severity = _severity(op)
+def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if is_harmless and op == _PRINT:
+        return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
+    if op.startswith(_FROM_ASSETS):
+        return _from_assets(graph, op, is_harmless, where)
+    severity = None if is_harmless else _severity(op)
     if severity is None:
         return None
     message = f"{op} does more than compute: it touches files, processes or other machines"
+    if op in SAVER_OPS - _OLD_SAVER:
+        message = f"{op}, which touches files, stands outside the saver"
     return Finding("unsafe-op", severity, message, where)
+
+
+def _from_assets(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if not graph.assets:
+        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
+    return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
 
 
 def _severity(op: str) -> Severity | None:
@@ -60,21 +69,34 @@ def _severity(op: str) -> Severity | None:
     return next(told, None)
 
 
-@cache
-def _known() -> frozenset[str]:
-    return frozenset(_lines("tf_ops.txt"))
+def judge_links(graph: MetaGraph) -> Iterator[Finding]:
+    """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
+    for function, reference in graph.broken:
+        yield error("graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body(function))
+    unknown = graph.called.keys() - graph.functions - known_ops().keys()
+    for name in islice(sorted(unknown), MAX_BROKEN):
+        message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
+        yield error("graph-broken", message, _body(graph.called[name]))
+    for name, signature in graph.signatures.items():
+        sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
+        lost = [one["name"] for one in sides if one.get("name") and not _has(graph, one["name"])]
+        if lost:
+            message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
+            yield error("graph-broken", message, f"signature {name}")
+
+
+def _body(function: str) -> str:
+    return f"function {function}" if function else "the graph"
+
+
+def _has(graph: MetaGraph, reference: str) -> bool:
+    return graph.links is not None and graph.links.has(reference)
 
 
 @cache
 def _unsafe() -> tuple[tuple[Severity, str], ...]:
-    pairs = (line.split() for line in _lines("tf_unsafe_ops.txt"))
+    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
     return tuple((Severity(severity), glob) for severity, glob in pairs)
-
-
-def _lines(file: str) -> list[str]:
-    """Return a list's entries, without comments and empty lines."""
-    text = (_NAMES / file).read_text(encoding="utf-8")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
 # Keras ----------------------------------------------------------------------------------------------

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 from ckpttool.errors import DamagedCheckpoint
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
+
+VARIABLES = "variables"
+_BESIDE = frozenset({"assets", "assets.extra", "debug", "fingerprint.pb", "keras_metadata.pb"})
+
+
+def is_rest(directory: str, names: Collection[str]) -> bool:
+    """Tell whether what lies in a directory is a SavedModel of which the graph is gone.
+
+    Assets and marks are all that lies beside the variables then, and there is one of them at least.
+    """
+    beside = set(names) - {VARIABLES}
+    index = os.path.join(directory, VARIABLES, f"{VARIABLES}.index")
+    return VARIABLES in names and bool(beside) and beside <= _BESIDE and os.path.isfile(index)
 
 
 def is_inside(path: str, directory: str) -> bool:

@@ -14,7 +14,7 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.wire.protobuf import BYTES, FIXED32, FIXED64, VARINT, varint
 from ckpttool.wire.readable import Readable
 
-MAX_FIELDS = 10_000_000
+MAX_FIELDS = 20_000_000
 """The most fields that are looked at; a graph of 500,000 nodes has as many."""
 
 MAX_DEPTH = 100

@@ -7,9 +7,8 @@ Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.dtypes import BY_NAME, DType
@@ -150,15 +149,16 @@ def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntr
     dtype = read_dtype(path, name, number)
     crc = unmasked(told[6].integer) if 6 in told else unmasked(0)
     if min(shard, offset, nbytes) < 0:
-        raise _damaged(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
+        raise damaged(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
     entry = BundleEntry(key, dtype, shape, shard, offset, nbytes, crc, tuple(slices))
     if not slices and dtype.kind != "string" and nbytes != dtype.nbytes(math.prod(shape)):
         found = f"{nbytes:,} bytes for {dtype} of shape {list(shape)}"
-        raise _damaged(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")
+        raise damaged(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")
     return entry
 
 
-def _damaged(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
+def damaged(path: str, where: str, found: str, expected: str | None = None) -> DamagedCheckpoint:
+    """Return an error about an entry."""
     return DamagedCheckpoint(path, found, expected=expected, where=where, code="bundle-entry")
 
 
@@ -170,7 +170,7 @@ def read_dtype(path: str, name: str, number: int) -> DType:
     """
     dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
-        raise _damaged(path, name, f"element type {number}", "one that TensorFlow has")
+        raise damaged(path, name, f"element type {number}", "one that TensorFlow has")
     return dtype
 
 
@@ -183,14 +183,14 @@ def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
     lengths = []
     for field in fields(message, path, name):
         if field.number == 3 and field.integer:
-            raise _damaged(path, name, "a shape of unknown rank")
+            raise damaged(path, name, "a shape of unknown rank")
         if field.number == 2:
             told = [inner.signed for inner in fields(field.data, path, name) if inner.number == 1]
             lengths.append(told[-1] if told else 0)
             if len(lengths) > MAX_AXES:
                 break
     if min(lengths, default=0) < 0 or len(lengths) > MAX_AXES:
-        raise _damaged(path, name, f"shape {lengths[:8]}", f"at most {MAX_AXES} axes, none below 0")
+        raise damaged(path, name, f"shape {lengths[:8]}", f"at most {MAX_AXES} axes, none below 0")
     return tuple(lengths)
 
 
@@ -248,99 +248,3 @@ def _signed(number: int) -> bytes:
     if size >= 9:
         data[1] ^= 0x80 if size == 9 else 0xC0
     return bytes(data)
-
-
-class Part(NamedTuple):
-    """A slice of a tensor, with where each axis starts and how long it is, and where its bytes are."""
-
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
-    entry: BundleEntry
-
-
-MAX_PAIRS = 2000
-"""Slices that are cut along several axes are compared with one another; more would take too long."""
-
-
-def tile(path: str, whole: BundleEntry, parts: Sequence[Part]) -> None:
-    """Require that slices cover a tensor, each element once.
-
-    Raises:
-        DamagedCheckpoint: They don't.
-    """
-    shape, name = whole.shape, whole.name
-    for starts, lengths, entry in parts:
-        is_inside = len(starts) == len(shape) and all(
-            start >= 0 and length >= 0 and start + length <= axis
-            for start, length, axis in zip(starts, lengths, shape, strict=False)
-        )
-        if not is_inside or entry.shape != lengths or entry.dtype is not whole.dtype:
-            raise _damaged(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
-    total = sum(math.prod(part.lengths) for part in parts)
-    if total != math.prod(shape) or _overlap(path, name, parts):
-        raise _damaged(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
-
-
-def _overlap(path: str, name: str, parts: Sequence[Part]) -> bool:
-    cut = {
-        axis
-        for axis in range(len(parts[0].starts))
-        if len({(part.starts[axis], part.lengths[axis]) for part in parts}) > 1
-    }
-    if len(cut) <= 1:
-        axis = next(iter(cut), 0)
-        ordered = sorted((p.starts[axis], p.lengths[axis]) for p in parts if p.starts and all(p.lengths))
-        return any(a + n > b for (a, n), (b, _) in pairwise(ordered))
-    if len(parts) > MAX_PAIRS:
-        found = f"{len(parts):,} slices along several axes"
-        raise LimitExceeded(path, found, expected=f"at most {MAX_PAIRS:,}", where=name)
-    return any(_meet(a, b) for at, a in enumerate(parts) for b in parts[at + 1 :])
-
-
-def _meet(a: Part, b: Part) -> bool:
-    return all(
-        a.starts[axis] < b.starts[axis] + b.lengths[axis]
-        and b.starts[axis] < a.starts[axis] + a.lengths[axis]
-        for axis in range(len(a.starts))
-    )
-
-
-class Run(NamedTuple):
-    """Bytes of one part that follow each other in the whole tensor, too."""
-
-    part: int
-    offset: int
-    nbytes: int
-
-
-def runs(shape: tuple[int, ...], itemsize: int, parts: Sequence[Part]) -> Iterator[Run]:
-    """Yield where the bytes of a tensor lie in its slices, in C order; offsets count in the slice."""
-    if not math.prod(shape):
-        return
-    cut = [axis for axis in range(len(shape)) if any(part.lengths[axis] != shape[axis] for part in parts)]
-    last = cut[-1] if cut else 0
-    inner = math.prod(shape[last + 1 :]) * itemsize
-    ordered = sorted(enumerate(parts), key=lambda pair: pair[1].starts[last : last + 1])
-    for row in _rows(shape[:last]):
-        for number, part in ordered:
-            within = [at - start for at, start in zip(row, part.starts, strict=False)]
-            if all(0 <= at < n for at, n in zip(within, part.lengths, strict=False)) and all(part.lengths):
-                place = 0
-                for at, length in zip(within, part.lengths, strict=False):
-                    place = place * length + at
-                width = (part.lengths[last] if part.lengths else 1) * inner
-                yield Run(number, place * width, width)
-
-
-def _rows(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield all indexes into the outer axes, the last of them fastest."""
-    index = [0] * len(shape)
-    while True:
-        yield tuple(index)
-        axis = len(shape) - 1
-        while axis >= 0 and index[axis] == shape[axis] - 1:
-            index[axis] = 0
-            axis -= 1
-        if axis < 0:
-            return
-        index[axis] += 1

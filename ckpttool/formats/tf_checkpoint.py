@@ -18,6 +18,7 @@ from ckpttool.formats.tf_prefix import (
     OLD_SHARD,
     Entries,
     bundles,
+    is_old,
     is_stage,
     is_table_source,
     old_meta,
@@ -44,7 +45,7 @@ class TensorFlow(SetFormat):
         """Tell whether a file belongs to a prefix by its name: then it is one, however damaged."""
         path = probe.source.path
         if not path.endswith(INDEX):
-            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path))
+            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_old(path)
         stem = os.path.basename(path).removesuffix(INDEX)
         directory = os.path.dirname(path) or os.curdir
         try:
@@ -75,8 +76,8 @@ class TensorFlow(SetFormat):
             from ckpttool.formats.tf_opening import open_stage
 
             return open_stage(unit.path)
-        is_old = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
-        if is_old and not any(map(prefix_of, [unit.path, *unit.members])):
+        is_first = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
+        if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
             return self._old(unit.path)
         if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
             return super().open_unit(unit)
@@ -111,8 +112,8 @@ class TensorFlow(SetFormat):
     def units(self, directory: str, entries: Entries) -> Iterable[Unit]:
         for prefix, names in bundles(directory, entries).items():
             yield Unit(os.path.join(directory, prefix), names, self)
-        for prefix, meta in old_tables(directory, entries):
-            yield Unit(os.path.join(directory, prefix), (prefix, meta), self)
+        for names in old_tables(directory, entries):
+            yield Unit(os.path.join(directory, names[0]), names, self)
         for whole, shards in old_shards(directory, entries).items():
             yield Unit(os.path.join(directory, whole), (*shards, *old_meta(whole, entries)), self)
         for name in stages(directory, entries):

@@ -31,6 +31,8 @@ VALUE = "VARIABLE_VALUE"
 _MARK = "/.ATTRIBUTES/"
 _SLOT = "/.OPTIMIZER_SLOT/"
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
+# What every optimizer of Keras counts and holds: since TensorFlow 2.11, and before.
+_HYPER = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
 _OF_ALL = frozenset({"_variables", "_trainable_variables", "_all_variables", "_non_trainable_variables"})
 _SLOT_NAME = re.compile(
     r"(?P<of>.+)/(?:Adam(?:_1)?|Momentum|RMSProp(?:_\d)?|Adagrad|Adadelta(?:_1)?|Ftrl(?:_1)?|AdaMax(?:_1)?)"
@@ -58,6 +60,12 @@ class _Node:
     @property
     def links(self) -> int:
         return len(self.children) + len(self.attributes) + len(self.slots)
+
+    @property
+    def is_optimizer(self) -> bool:
+        """Tell by what an object holds, whatever it is called, whether it is an optimizer."""
+        names = {name for name, _ in self.children}
+        return bool(self.slots) or any(hyper <= names for hyper in _HYPER)
 
 
 class Known(NamedTuple):
@@ -137,13 +145,14 @@ def _best_paths(nodes: list[_Node]) -> dict[int, tuple[Cost, tuple[str, ...]]]:
             continue
         for name, child in nodes[at].children:
             if child not in best:
-                heapq.heappush(waiting, (_and(cost, name), (*path, name), child))
+                beyond = _and(cost, name, nodes[child])
+                heapq.heappush(waiting, (beyond, (*path, name), child))
     return best
 
 
-def _and(cost: Cost, name: str) -> Cost:
+def _and(cost: Cost, name: str, child: _Node) -> Cost:
     return Cost(
-        int(cost.optimizers or _OPTIMIZER.search(name) is not None),
+        int(cost.optimizers or child.is_optimizer or _OPTIMIZER.search(name) is not None),
         cost.lists + (name in _OF_ALL or name.startswith("keras_api")),
         cost.length + 1,
     )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
 from ckpttool.formats.interface import natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tf_objects import GRAPH_KEY
-from ckpttool.formats.tf_prefix import PART, TEMPORARY, bundles, shard_name
+from ckpttool.formats.tf_prefix import META, PART, TEMPORARY, bundles, shard_name
 from ckpttool.formats.tf_reader import Bundle
 from ckpttool.formats.tf_training import training_of
 from ckpttool.report import Finding, error, warning
+
+_ALL, _PUBLIC = "_all_variables", ("variables", "trainable_variables")
 
 
 def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
@@ -35,14 +38,26 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             bundle.open_shards()
         graph = bundle.graph(entries.pop(GRAPH_KEY.encode(), None))
         found = [bundle.tensor(one, graph, entries) for one in entries.values() if one.key[:1] != b"\0"]
-        tensors = tuple(sorted(found, key=_in_reading_order) if graph else found)
+        tensors = tuple(map(_without_copies(found), sorted(found, key=_in_reading_order) if graph else found))
         bundle.findings += bundle.account()
         bundle.findings += _unfinished(bundle, prefix, beside)
         paths = [bundle.path, *(source.path for source in bundle.sources.values())]
         if not entries and not bundle.sources:
             paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
+        paths.append(prefix + META)
         files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
         return _checkpoint(bundle, shown or prefix, tensors, files)
+
+
+def _without_copies(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what takes the private list that Keras's export makes of all variables for no weights."""
+    is_export = any(tensor.path[0] in _PUBLIC for tensor in tensors)
+
+    def named(tensor: Tensor) -> Tensor:
+        is_copy = is_export and len(tensor.path) == 2 and tensor.path[0] == _ALL
+        return replace(tensor, role=Role.OTHER) if is_copy else tensor
+
+    return named
 
 
 def _beside(prefix: str) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import scan
+from ckpttool.formats.tf_state import NAME, read_state
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC
 
@@ -18,6 +20,10 @@ STAGE = re.compile(r"(?P<prefix>.+)_temp(?:_[0-9a-f]+)?", re.DOTALL)
 PART = re.compile(r"(?:.+\.)?part-\d{5}-of-\d{5}", re.DOTALL)
 OLD_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
 """A shard of a checkpoint of the first version; with question marks, all of them, as TensorFlow names it."""
+_STEP = re.compile(r".+-\d+", re.DOTALL)
+_HEAD = 6
+_FOREIGN = (b"PK", b"\x80", b"\x89HDF", b"{", b"\x93NUM")
+"""How files begin that are other checkpoints, whatever the state file calls them."""
 
 MOST_NAMED = 20
 """Missing shards that are named one by one."""
@@ -57,9 +63,11 @@ def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:
             found[match["prefix"]].append(name)
         elif name.endswith(INDEX) and len(name) > len(INDEX) and entry.is_file():
             tables.append(name)
+    listed = _listed(directory, entries) if tables else frozenset()
     for name in tables:
         prefix = name.removesuffix(INDEX)
-        if prefix in found or is_table(os.path.join(directory, name)):
+        is_known = prefix in found or prefix in listed
+        if is_known or is_table(os.path.join(directory, name)):
             found[prefix].insert(0, name)
     for prefix, names in found.items():
         if prefix + META in entries:
@@ -111,14 +119,54 @@ def old_meta(name: str, entries: Entries) -> tuple[str, ...]:
     return (meta,) if meta in entries else ()
 
 
-def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, str]]:
-    """Yield checkpoints of the first version that have a graph beside them, and the name of that."""
-    for name in entries:
-        prefix = name.removesuffix(META)
-        if prefix == name or prefix not in entries or not entries[prefix].is_file():
+def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
+    """Yield the names that belong to each checkpoint of the first version in one file, that file first.
+
+    What the state file names, and what has a graph beside it, is one even where it was cut short.
+    """
+    listed = _listed(directory, entries)
+    for name, entry in entries.items():
+        has_graph = name + META in entries
+        if not (has_graph or name in listed) or not entry.is_file():
             continue
-        if is_table(os.path.join(directory, prefix)):
-            yield prefix, name
+        if prefix_of(name) is not None or name + INDEX in entries or OLD_SHARD.fullmatch(name):
+            continue
+        if (has_graph and is_table(entry.path)) or is_remnant(entry.path, is_listed=name in listed):
+            yield (name, *old_meta(name, entries))
+
+
+def is_remnant(path: str, *, is_listed: bool = False) -> bool:
+    """Tell whether a file may be what is left of a table; only one that is listed may begin in any way."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return is_listed
+    if head[:2] in (b"", b"\0", b"\0\0"):
+        return is_listed or _STEP.fullmatch(os.path.basename(path)) is not None
+    return is_listed and not head.startswith(_FOREIGN)
+
+
+def _listed(directory: str, entries: Entries) -> frozenset[str]:
+    """Return the names that the state file in a directory gives its checkpoints."""
+    if NAME not in entries:
+        return frozenset()
+    try:
+        state = read_state(os.path.join(directory, NAME))
+    except (OSError, ValueError):
+        return frozenset()
+    paths = (state.latest, *state.paths) if state else ()
+    return frozenset(os.path.basename(path.replace("\\", "/").rstrip("/")) for path in paths)
+
+
+def is_old(path: str) -> bool:
+    """Tell whether a file is a checkpoint of the first version by its neighbours, however damaged."""
+    directory, name = os.path.split(path)
+    try:
+        entries = scan(directory or os.curdir)
+        return name in entries and any(names[0] == name for names in old_tables(directory, entries))
+    except CheckpointError:
+        return False
 
 
 def prefix_of(path: str) -> str | None:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
-from ckpttool.formats.tf_bundle import BundleEntry, Header, Part, read_entry, read_header, slice_key, tile
+from ckpttool.formats.tf_bundle import BundleEntry, Header, read_entry, read_header, slice_key
 from ckpttool.formats.tf_objects import GRAPH_KEY, Known, name_of, read_graph, role_of_key
 from ckpttool.formats.tf_prefix import INDEX, MOST_NAMED, shard_name
+from ckpttool.formats.tf_slices import Part, tile
 from ckpttool.formats.tf_values import Sliced, Summed, decoded_strings, summed
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.wire.crc import crc32c

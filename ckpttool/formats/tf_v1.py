@@ -19,19 +19,19 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tf_bundle import (
     BundleEntry,
-    Part,
     Slice,
     read_dtype,
     read_shape,
     read_slice,
     require_few,
     slice_key,
-    tile,
 )
 from ckpttool.formats.tf_objects import role_of_key
-from ckpttool.formats.tf_prefix import MOST_NAMED, OLD_SHARD
+from ckpttool.formats.tf_prefix import META, MOST_NAMED, OLD_SHARD
+from ckpttool.formats.tf_slices import Part, tile
 from ckpttool.formats.tf_training import training_of
 from ckpttool.formats.tf_values import Sliced
 from ckpttool.report import Finding, error
@@ -243,7 +243,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
             format="tensorflow",
             variant="v1",
             tensors=tensors,
-            files=tuple(FileEntry(source.path, source.size) for source in sources),
+            files=(*(FileEntry(source.path, source.size) for source in sources), *_graph(path)),
             spans=lambda: (span for table, source in tables.items() for span in _spans(source, table, told)),
             training=lambda: training_of(tensors, sharded["prefix"] if sharded else name),
             producer=Producer("tensorflow"),
@@ -252,6 +252,14 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
             close=opened.pop_all().close,
         )
     raise AssertionError  # what was opened swallows no error
+
+
+def _graph(path: str) -> Iterator[FileEntry]:
+    """Yield the file of the graph, which lies beside and is removed with the checkpoint."""
+    sharded = OLD_SHARD.fullmatch(path)
+    place = (sharded["prefix"] if sharded else path) + META
+    if os.path.isfile(place):
+        yield file_entry(place)
 
 
 def _tensor(path: str, told: _Told, is_whole: bool) -> Tensor:

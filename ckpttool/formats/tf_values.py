@@ -17,7 +17,8 @@ from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.tf_bundle import BundleEntry, Part, runs
+from ckpttool.formats.tf_bundle import BundleEntry
+from ckpttool.formats.tf_slices import Part, runs
 from ckpttool.wire.protobuf import varint
 from ckpttool.wire.readable import swapped
 from ckpttool.wire.source import Source

@@ -50,11 +50,24 @@ def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
     )
 
 
+_CARRIERS = ("tensorflow", "savedmodel", "torch-dcp")
+"""Formats in which some files carry checksums: where none was compared, these couldn't be read."""
+
+
 def without_checksums(checkpoint: Checkpoint) -> str:
     """Return why no checksum was compared."""
     if checkpoint.format == "pytorch" and checkpoint.variant == "zip":
         return "the file was saved without checksums"
-    if checkpoint.format == "torch-dcp" and checkpoint.variant is None:
-        return "no item could be read"
+    if checkpoint.format in _CARRIERS and not checkpoint.complete:
+        return "what carries them is missing or can't be read"
     kind = " ".join(filter(None, (checkpoint.format, checkpoint.variant)))
+    if checkpoint.format == "savedmodel" and not checkpoint.tensors:
+        return "there are no variables, and nothing else carries any"
     return f"{kind} files carry no checksums"
+
+
+def without_values(checkpoint: Checkpoint) -> str:
+    """Return why no value was looked at."""
+    if not checkpoint.tensors:
+        return "there are no tensors" if checkpoint.complete else "no tensor could be read"
+    return f"what holds the values of {counted(len(checkpoint.tensors), 'tensor')} is missing"

@@ -21,6 +21,7 @@ from ckpttool.ops.scanned import (
     covered_by_checksums,
     special_findings,
     without_checksums,
+    without_values,
 )
 from ckpttool.report import Finding, Severity, counted, error, has_errors, warning
 from ckpttool.wire.scan import Scanned, count_specials, scan
@@ -73,7 +74,7 @@ class Verification:
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether something was checked, and no check of integrity failed; safety has a verdict of its own."""
+        """Tell whether anything was checked, and nothing of it failed; safety has a verdict of its own."""
         if any(finding.code == NOTHING_CHECKED for finding in self.findings):
             return False
         return all(check.status is not Status.FAILED for check in self.checks if check.name != "safety")
@@ -120,7 +121,8 @@ def verify(
             return _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run()
     except (DamagedCheckpoint, Unsupported) as failure:
         hint = format or suffix_format(os.path.basename(name))
-        nbytes = (unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)).nbytes
+        unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
+        nbytes = replace(unit, members=unit.parts).nbytes
         return replace(_beyond_opening(name, hint, failure, only), nbytes=nbytes)
 
 
@@ -236,7 +238,7 @@ class _Verifier:
     def _values(self) -> Check:
         tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
         if not tensors:
-            return Check("values", Status.SKIPPED, "no tensor holds values")
+            return Check("values", Status.SKIPPED, without_values(self._checkpoint))
         findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
         findings += self._unfinished_training()
         return self._check("values", findings, counted(len(tensors), "tensor"))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
-from ckpttool.checkpoint import Role, Tensor, TrainingState
-from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.checkpoint import Role, TrainingState
+from ckpttool.ops.inspect import Inspection
 from ckpttool.ops.verify import Safety, Status, Verification
 from ckpttool.render.escape import printable
-from ckpttool.report import Finding, Severity, counted
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ckpttool.render.text_findings import finding_lines, styled
+from ckpttool.render.text_numbers import file_size, number
+from ckpttool.render.text_tensors import tensor_table
+from ckpttool.report import counted
 
 MAX_ROWS = 40
 _MAX_VALUE = 60
-_UNITS = ("kB", "MB", "GB", "TB", "PB")
 _FRAMEWORKS = {
     "pytorch": "PyTorch",
     "transformers": "Transformers",
@@ -25,27 +23,6 @@ _FRAMEWORKS = {
     "tensorflow": "TensorFlow",
     "paddle": "Paddle",
 }
-_MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
-
-
-def file_size(nbytes: int) -> str:
-    """Return bytes as people say them: 1.2 GB, by powers of 1,000."""
-    if nbytes < 1000:
-        return f"{nbytes} B"
-    power = 1
-    while power < len(_UNITS) and nbytes >= 999.5 * 1000**power:
-        power += 1
-    size = nbytes / 1000**power
-    return f"{size:.1f} {_UNITS[power - 1]}" if size < 9.95 else f"{size:.0f} {_UNITS[power - 1]}"
-
-
-def number(value: object) -> str:
-    """Return a number without digits that nobody reads."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return f"{value:,}" if is_whole else printable(str(value))
 
 
 # inspect --------------------------------------------------------------------------------------------
@@ -72,13 +49,16 @@ def inspect_text(
         console.print(f"  {label:<14} {value}", soft_wrap=True)
     if inspection.tensors:
         console.print()
-        console.print(_tensor_table(inspection, None if all_tensors else MAX_ROWS))
+        table, left_out = tensor_table(inspection, None if all_tensors else MAX_ROWS, width)
+        console.print(table)
+        if left_out:
+            console.print(f"  too narrow for: {', '.join(left_out)}", style="dim")
     hidden = 0 if all_tensors else len(inspection.tensors) - MAX_ROWS
     if hidden > 0:
         console.print(f"  … and {hidden:,} more (--all shows them)", style="dim")
     if inspection.findings:
         console.print()
-        for line in _finding_lines(inspection.findings, colour):
+        for line in finding_lines(inspection.findings, colour):
             out.write(f"  {line}\n")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
@@ -157,61 +137,6 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
-def _tensor_table(inspection: Inspection, limit: int | None) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("  tensor", overflow="fold")
-    for heading in ("type", "shape"):
-        table.add_column(heading)
-    for heading in ("size", *(_STATISTICS if inspection.statistics is not None else ())):
-        table.add_column(heading, justify="right")
-    module: tuple[str, ...] | None = None
-    for tensor in inspection.tensors[:limit]:
-        *above, leaf = _words(tensor)
-        if tuple(above) != module and above:
-            table.add_row(Text(f"  {printable('.'.join(above))}", style="cyan"))
-        module = tuple(above)
-        indent = "    " if above else "  "
-        tied = f"  = {printable(tensor.shares_with)}" if tensor.shares_with else ""
-        row = (
-            f"{indent}{printable(leaf)}{tied}",
-            tensor.dtype.name,
-            _shape(tensor),
-            file_size(tensor.nbytes),
-        )
-        table.add_row(*map(Text, (*row, *_statistics_cells(inspection.statistics, tensor))))
-    return table
-
-
-_STATISTICS = ("min", "max", "mean", "std", "zeros", "NaN", "Inf")
-
-
-def _statistics_cells(statistics: Mapping[str, Statistics] | None, tensor: Tensor) -> tuple[str, ...]:
-    if statistics is None:
-        return ()
-    found = statistics.get(tensor.name)
-    if found is None:
-        return ("",) * len(_STATISTICS)
-    numbers = (found.minimum, found.maximum, found.mean, found.std, found.zeros, found.nan, found.infinite)
-    return tuple(
-        "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-        for value in numbers
-    )
-
-
-def _words(tensor: Tensor) -> list[str]:
-    """Return the modules that a tensor lies in, and its own name."""
-    *above, last = map(str, tensor.path)
-    module, dot, leaf = last.rpartition(".")
-    return [*above, module, leaf] if dot else [*above, last]
-
-
-def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"
-
-
 # verify ---------------------------------------------------------------------------------------------
 
 
@@ -225,7 +150,7 @@ def verify_text(verifications: list[Verification], *, verbose: bool = False, col
                 f"    {check.name:<10} {check.status.value:<8} {printable(check.detail)}"
                 for check in verification.checks
             ]
-        lines += [f"    {line}" for line in _finding_lines(verification.findings, colour, MAX_ROWS)]
+        lines += [f"    {line}" for line in finding_lines(verification.findings, colour, MAX_ROWS)]
     if len(verifications) > 1:
         lines.append(_counts(verifications))
     return "\n".join(lines)
@@ -267,25 +192,3 @@ def _counts(verifications: list[Verification]) -> str:
     unknown = words.count("valid?")
     doubt = f"{', ' if counted else ''}{unknown:,} valid with unknown classes" if unknown else ""
     return f"{len(verifications):,} checkpoints: {counted}{doubt}"
-
-
-# Findings -------------------------------------------------------------------------------------------
-
-
-def _finding_lines(findings: Iterable[Finding], colour: bool, limit: int | None = None) -> list[str]:
-    found = list(findings)
-    lines = []
-    for one in found[:limit]:
-        mark = _MARKS[one.severity]
-        place = f" [{printable(one.where)}]" if one.where else ""
-        lines.append(f"{styled(mark, _COLOURS[mark], colour)} {one.code}{place}: {printable(one.message)}")
-    if limit is not None and len(found) > limit:
-        lines.append(f"… and {len(found) - limit:,} more findings (--json has them all)")
-    return lines
-
-
-def styled(text: str, colour_name: str, colour: bool) -> str:
-    """Return the text in a colour, where colour is wanted."""
-    import typer
-
-    return typer.style(text, fg=colour_name) if colour else text

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckpttool.render.escape import printable
-from ckpttool.render.text import file_size, number, styled
+from ckpttool.render.text_findings import styled
+from ckpttool.render.text_numbers import file_size, number
+from ckpttool.report import counted
 from ckpttool.series.entry import Entry
 from ckpttool.series.listing import Listed
 from ckpttool.series.pruning import Pruned
@@ -83,7 +85,8 @@ def prune_text(pruned: Pruned, *, colour: bool = False, verbose: bool = False) -
     shown = [one for one in pruned.plan.groups if verbose or not _is_single(one)]
     parts = ["\n".join(_group_lines(one, colour)) for one in shown]
     if folded := len(pruned.plan.groups) - len(shown):
-        parts.append(f"{folded:,} single checkpoint{'' if folded == 1 else 's'} kept (-v shows them)")
+        advice = "" if folded == 1 else "; --series GLOB makes some of them one series"
+        parts.append(f"{counted(folded, 'single checkpoint')} kept (-v shows them{advice})")
     return "\n\n".join([*parts, total_line(pruned)])
 
 
@@ -108,7 +111,7 @@ def total_line(pruned: Pruned) -> str:
     """Return what a prune came to, in one line."""
     removed = len(pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
-    checkpoints = f"{count:,} checkpoint{'' if count == 1 else 's'}"
+    checkpoints = counted(count, "checkpoint")
     if pruned.failed:
         return _failures(pruned, removed)
     if not removed:

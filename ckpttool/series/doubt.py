@@ -5,7 +5,7 @@ What is in doubt is left alone, with a reason, where something of it would go.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
@@ -18,19 +18,27 @@ PARTS = "numbered from 0 and written at once, with no epoch or step inside: coul
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
 YEARS = "its numbers could be years: nothing inside says that they count saves"
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+UNORDERED = "no number in its names, nor in it, tells which is older"
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
 
 _YEARS = range(1990, 2101)
 
 
-def doubt(group: Group) -> str | None:
-    """Return why a series may be none, or None where it is one."""
+def doubt(group: Group, told: Collection[str] = ()) -> str | None:
+    """Return why a series may be none, or None where it is one.
+
+    Args:
+        group: The series.
+        told: Globs of names of which the user says that each is a series; something must still order it.
+    """
     sound = [entry for entry in group.entries if entry.is_sound]
     fields = group.entries[0].fields
     if len(group.entries) < 2 or not sound:
         return None
     if not any(value is not None for value in fields.position):
         return METRICS_ALONE if fields.blank != group.entries[0].name else None
+    if fields.blank in told:
+        return None if _is_ordered(group.entries, sound) else UNORDERED
     if fields.number is None or is_counted(sound) or _are_serials(group.entries):
         return None
     if _could_be_parts(group.entries):
@@ -40,6 +48,13 @@ def doubt(group: Group) -> str | None:
     if not fields.is_ordinal:
         return NOT_COUNTED
     return CONTRADICTED if _contradicts(sound) else None
+
+
+def _is_ordered(entries: Sequence[Entry], sound: Sequence[Entry]) -> bool:
+    """Tell whether there is more than files' times to order what somebody calls a series."""
+    if all(any(place is not None for place in entry.fields.position) for entry in entries):
+        return True
+    return any(None not in column for column in zip(*(entry.inside for entry in sound), strict=True))
 
 
 def is_counted(sound: Sequence[Entry]) -> bool:
@@ -58,12 +73,14 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
     while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
     """
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
-    counts = [values for values in zip(*(entry.inside for entry in ordered), strict=True) if None not in values]
-    return bool(counts) and len(ordered) > 1 and not any(map(_goes_on, counts))
+    columns = zip(*(entry.inside for entry in ordered), strict=True)
+    counts = [
+        told for told in ([one for one in column if one is not None] for column in columns) if len(told) > 1
+    ]
+    return bool(counts) and not any(map(_goes_on, counts))
 
 
-def _goes_on(values: Sequence[Number | None]) -> bool:
-    told = [value for value in values if value is not None]
+def _goes_on(told: Sequence[Number]) -> bool:
     return told[0] < told[-1] and all(one <= two for one, two in pairwise(told))
 
 

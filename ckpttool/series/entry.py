@@ -20,7 +20,7 @@ from ckpttool.errors import (
 from ckpttool.formats import unrecognised
 from ckpttool.formats.interface import SIDECARS, Probe, Unit
 from ckpttool.naming import NameFields, parse_name
-from ckpttool.report import Severity
+from ckpttool.report import Severity, counted
 from ckpttool.series.files import Contents, contents
 
 Number = int | float
@@ -46,6 +46,8 @@ class Entry:
         has_weights: Whether there are weights among its tensors.
         best_paths: What it calls the best checkpoint of its run.
         holds_others: Whether other checkpoints lie inside its directory.
+        linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
+        holds: How much it holds, in words.
         group: Key of the series it belongs to.
     """
 
@@ -67,6 +69,8 @@ class Entry:
     has_weights: bool = False
     best_paths: tuple[str, ...] = ()
     holds_others: bool = False
+    linked_bytes: int | None = None
+    holds: str = ""
     group: str = ""
 
     @property
@@ -91,8 +95,11 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its own files, without the manifests that lie beside or in it."""
-        return self._saved.nbytes
+        """Return the bytes of its own files, without the manifests that lie beside or in it.
+
+        Of what is a symlink those count that it leads to, though none of them is ever freed.
+        """
+        return self._saved.nbytes if self.linked_bytes is None else self.linked_bytes
 
     @property
     def modified_ns(self) -> int:
@@ -190,6 +197,28 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
         best_paths=tuple(_best_paths(checkpoint)),
         holds_others=holds_others,
+        linked_bytes=_linked_bytes(unit, found),
+        holds=_holds(checkpoint),
+    )
+
+
+def _holds(checkpoint: Checkpoint) -> str:
+    """Return in words what tells checkpoints of one name apart."""
+    weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
+    told = (
+        f"{counted(weights, 'tensor')} of weights" if weights else counted(len(checkpoint.tensors), "tensor")
+    )
+    return f"{checkpoint.granularity.value}, {told}, {counted(checkpoint.parameters, 'parameter')}"
+
+
+def _linked_bytes(unit: Unit, found: Contents) -> int | None:
+    """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
+    directory = os.path.dirname(unit.path)
+    paths = [os.path.join(directory, file.path) for file in found.files]
+    if not any(map(os.path.islink, paths)):
+        return None
+    return sum(
+        os.path.getsize(path) for path in paths if os.path.exists(path) and not path.endswith(SIDECARS)
     )
 
 

@@ -108,7 +108,7 @@ def latest(
         found = survey(directory, recursive=recursive, exclude=exclude, max_depth=max_depth)
     except NotFound as error:
         return Latest(None, f"{error.path}: {error.reason}")
-    passed_over: list[Problem] = []
+    passed_over = [Problem(shown(error.path), error.reason) for error in found.errors]
     for entry in _candidates(found, best, mode):
         fault = _fault(entry, depth, jobs)
         if fault is None:
@@ -165,4 +165,6 @@ def _why_none(found: Survey, best: str | None, recursive: bool) -> str:
         return f"{found.root}: {nothing_in(found.root, recursive=recursive)}"
     if best is not None and all(entry.metric(best) is None for entry in found.entries):
         return f"{found.root}: no checkpoint with a metric {best!r}"
-    return f"{found.root}: none of {count} checkpoints is intact"
+    if count == 1:
+        return f"{found.root}: its only checkpoint is not intact"
+    return f"{found.root}: none of {count:,} checkpoints is intact"

@@ -71,8 +71,8 @@ def group(entries: Iterable[Entry]) -> tuple[Group, ...]:
     groups = [
         one
         for place, kinds in named.items()
-        for kind, found in kinds.items()
-        for one in _groups(_key(place, kind, len(kinds) > 1), found)
+        for key, found in _keyed(shown(os.path.join(*place)), list(kinds.values()))
+        for one in _groups(key, found)
     ]
     return tuple(sorted(groups, key=lambda one: one.key))
 
@@ -84,9 +84,24 @@ def _groups(key: str, entries: list[Entry]) -> Iterator[Group]:
         yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
 
 
-def _key(place: tuple[str, str], kind: tuple[str | None, str | None], is_shared: bool) -> str:
-    path = shown(os.path.join(*place))
-    return f"{path}@{'-'.join(part or 'damaged' for part in kind)}" if is_shared else path
+def _keyed(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
+    if len(kinds) == 1:
+        yield path, kinds[0]
+        return
+    formats = {found[0].format for found in kinds}
+    named: dict[str, list[list[Entry]]] = defaultdict(list)
+    for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
+        first = found[0]
+        holds = first.holds if first.is_sound else "damaged"
+        named[_listed(first.format if len(formats) > 1 else None, holds)].append(found)
+    for words, alike in named.items():
+        for number, found in enumerate(alike, 1):
+            yield f"{path} ({_listed(words, f'kind {number}' if len(alike) > 1 else None)})", found
+
+
+def _listed(*words: str | None) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _group(key: str, entries: list[Entry]) -> Group:

@@ -8,15 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Literal
 
 from ckpttool.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.report import Severity
 from ckpttool.series.companions import belonging
-from ckpttool.series.doubt import NOTHING_TRAINED, doubt, untrained
+from ckpttool.series.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
 from ckpttool.series.entry import Entry, shown
 from ckpttool.series.home import serial_around
 from ckpttool.series.journal import is_name
+from ckpttool.series.order import Group
 from ckpttool.series.protection import Pointed, follow
 from ckpttool.series.retention import Plan, Policy, Protections, plan
 from ckpttool.series.survey import Survey, bare, survey
@@ -40,6 +42,7 @@ class Request:
         recursive: Whether to descend; otherwise what lies in the directory itself is meant.
         exclude: Globs of what to pass over.
         max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
         min_age: What changed less than so many seconds ago stays.
         depth: How the survivors are verified: their structure, or every byte.
         jobs: Number of threads.
@@ -50,6 +53,7 @@ class Request:
     recursive: bool = False
     exclude: Sequence[str] = ()
     max_depth: int | None = None
+    series: Sequence[str] = ()
     min_age: int = 0
     depth: Depth = "full"
     jobs: int | None = None
@@ -120,7 +124,13 @@ def _with_companions(found: Survey, policy: Policy, protections: Protections) ->
 def _surveyed(root: str, request: Request) -> Survey:
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey(root, recursive=request.recursive, exclude=request.exclude, max_depth=request.max_depth)
+    found = survey(
+        root,
+        recursive=request.recursive,
+        exclude=request.exclude,
+        max_depth=request.max_depth,
+        series=request.series,
+    )
     itself = [entry for entry in found.entries if entry.unit.path == root]
     if itself and len(found.entries) == 1:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
@@ -164,8 +174,15 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
     for one in found.groups:
         for entry in untrained(one):
             reasons[entry.path].append(NOTHING_TRAINED)
-    doubts = {one.key: why for one in found.groups if (why := doubt(one)) is not None}
+    doubts = {one.key: _advised(one, why) for one in found.groups if (why := doubt(one, request.series))}
     return Protections(reasons, pointed.skipped, faults, doubts)
+
+
+def _advised(group: Group, why: str) -> str:
+    """Return a doubt, and what somebody can do who knows better."""
+    if why in (METRICS_ALONE, UNORDERED):
+        return why
+    return f"{why} (if they are one series, say --series {quote(group.entries[0].fields.blank)})"
 
 
 def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:

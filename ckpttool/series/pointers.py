@@ -40,11 +40,13 @@ class Pointer:
         reason: Why what it names stays, in a word or two.
         holder: The file that names it.
         target: What it names, as it stands there; None where it can't be read.
+        formats: The formats that it can mean, where only some write such a file.
     """
 
     reason: str
     holder: str
     target: str | None
+    formats: frozenset[str] | None = None
 
     @property
     def directory(self) -> str:
@@ -107,16 +109,21 @@ def _pins(directory: str, names: Names) -> Iterator[Pointer]:
 
 
 def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
-    """TensorFlow's ``checkpoint``: what it names as the latest; of all others it only keeps a list."""
-    if tf_state.NAME not in names:
+    """TensorFlow's ``checkpoint``: what it names as the latest; of all others it only keeps a list.
+
+    One that names nothing, beside TensorFlow's files, was cut short or overwritten.
+    """
+    if tf_state.NAME not in names or names[tf_state.NAME].is_dir():
         return
     path = os.path.join(directory, tf_state.NAME)
     try:
         state = tf_state.read_state(path)
     except (OSError, ValueError):
-        yield Pointer("latest", path, None)
+        state = None
+    if state is None:
+        yield Pointer("latest", path, None, frozenset({"tensorflow"}))
         return
-    for target in tf_state.expanded(state.latest) if state is not None else ():
+    for target in tf_state.expanded(state.latest):
         yield Pointer("latest", path, target)
 
 

@@ -96,7 +96,8 @@ def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None 
 def _meant(pointer: Pointer, groups: Sequence[Group]) -> Sequence[Group]:
     """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
     if pointer.target is None:
-        return groups
+        known = pointer.formats
+        return [one for one in groups if known is None or any(entry.format in known for entry in one.entries)]
     blank = parse_name(os.path.basename(pointer.target.rstrip("/\\"))).blank
     return [one for one in groups if one.entries[0].fields.blank == blank] or groups
 

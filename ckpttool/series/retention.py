@@ -148,7 +148,7 @@ def _reasons(
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     intact = [entry for entry in newest_first if faults[entry.path] is None]
     if newest := _newest(newest_first, intact):
-        reasons[newest.path].append("newest")
+        reasons[newest.path].append("newest" if intact else "none is intact")
     for rule in RULES:
         for entry, reason in rule(policy, intact):
             reasons[entry.path].append(reason)

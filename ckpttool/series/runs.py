@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from ckpttool.naming import NameFields, pair_fields
 from ckpttool.series.entry import Entry
+
+_NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
+
+
+def as_told(entries: Sequence[Entry], globs: Sequence[str]) -> list[Entry]:
+    """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
+    return [replace(entry, fields=_fields_as_told(entry, globs)) for entry in entries]
+
+
+def _fields_as_told(entry: Entry, globs: Sequence[str]) -> NameFields:
+    fields = entry.fields
+    glob = next((glob for glob in globs if fnmatchcase(entry.name, glob)), None)
+    if glob is None:
+        return fields
+    numbers = [one for one in _NUMBERS.findall(os.path.splitext(entry.name)[0]) if one.isdigit()]
+    is_placed = any(place is not None for place in fields.position)
+    number = fields.number if is_placed or not numbers else int(numbers[-1])
+    return replace(fields, blank=glob, number=number)
 
 
 def with_pairs(entries: Sequence[Entry]) -> list[Entry]:

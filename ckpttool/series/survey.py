@@ -16,8 +16,9 @@ from ckpttool.series.choice import newest_first
 from ckpttool.series.entry import Entry, look_at
 from ckpttool.series.journal import half_removed, waiting
 from ckpttool.series.order import Chosen, Group, group
+from ckpttool.series.runs import as_told
 
-_ENOUGH, _MAX_LOOK = 10, 3
+_ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
 
 
@@ -54,8 +55,16 @@ def survey(
     recursive: bool = True,
     exclude: Sequence[str] = (),
     max_depth: int | None = None,
+    series: Sequence[str] = (),
 ) -> Survey:
     """Return what lies in a directory; nothing on disk is changed.
+
+    Args:
+        root: The directory.
+        recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
 
     Raises:
         CheckpointError: The directory itself can't be looked at.
@@ -73,7 +82,7 @@ def survey(
         if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
         and (entry := look_at(unit, holds_others=holds_others)) is not None
     ]
-    return Survey(path, group(entries), journals, tuple(errors))
+    return Survey(path, group(as_told(entries, series)), journals, tuple(errors))
 
 
 def bare(path: str) -> str:

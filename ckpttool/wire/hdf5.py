@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,9 @@ MAX_CHUNK = 1 << 27
 
 FLETCHER32 = 3
 """The filter that adds a checksum to each chunk, as HDF5 numbers it."""
+
+_CUT = re.compile(r"truncated file: eof = (?P<found>\d+), .*stored_eof = (?P<stored>\d+)")
+_REFUSED = re.compile(r"Unable to (?:synchronously )?open file \((?P<why>.*)\)", re.DOTALL)
 
 _numbers = itertools.count()
 
@@ -92,13 +96,14 @@ class Location:
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self.offset
 
     def _failed(self, message: str) -> DamagedCheckpoint:
+        if cut := _CUT.search(message):
+            found = f"truncated: {int(cut['found']):,} bytes"
+            return Truncated(self.path, found, expected=f"{int(cut['stored']):,} bytes", where=self.where)
         if "truncated file" in message:
             return Truncated(self.path, message, where=self.where)
         if "MemoryError" in message or "nable to allocate" in message:
             return LimitExceeded(self.path, message, where=self.where)
-        return DamagedCheckpoint(
-            self.path, message or "libhdf5 refuses it", where=self.where, code="hdf5-damaged"
-        )
+        return DamagedCheckpoint(self.path, _in_plain_words(message), where=self.where, code="hdf5-damaged")
 
     def close(self) -> None:
         """Let the child close the file."""
@@ -109,6 +114,14 @@ class Location:
                     list(WORKER.ask(self.path, {"op": "forget", "number": self.number}))
                 except Crashed:
                     return
+
+
+def _in_plain_words(message: str) -> str:
+    """Return what libhdf5 says, without what every one of its messages begins with."""
+    refused = _REFUSED.fullmatch(message)
+    if refused is None:
+        return message or "the HDF5 library refuses it"
+    return f"the HDF5 library refuses it: {refused['why']}"
 
 
 class Kind(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
@@ -22,12 +23,15 @@ MAX_AXES = 64
 MAX_DEPTH = 20
 MAX_TOKENS = 100_000
 
+_SHORT = 512
+"""Up to which length in bytes the text of a header is kept, to be known again."""
 _VERSIONS = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
 _MAX_DIGITS = 19  # of a 64-bit number
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<number>-?\d+)L?|(?P<word>True|False|None)"""
     r"""|(?P<sign>[][(){},:]))"""
 )
+_ESCAPE = re.compile(r"""\\(?:[\\'"nrt]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})""")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _WORDS = {"True": True, "False": False, "None": None}
 _SIMPLE = re.compile(r"(?P<order>[<>|=]?)(?P<kind>[?a-zA-Z])(?P<size>\d{0,9})(?P<unit>\[[\w/]*\])?")
@@ -86,7 +90,7 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
     raw = source.read(at + width, length, where)
     try:
         text = raw.decode("utf-8" if head[6] == 3 else "latin-1")
-        descr, fortran_order, shape = _fields(text)
+        descr, fortran_order, shape = _repeated_fields(text) if length <= _SHORT else _fields(text)
     except ValueError as failure:
         raise _damaged(path, f"a header that can't be read: {failure}", where) from failure
     return Header(descr, fortran_order, shape, data)
@@ -110,6 +114,10 @@ def _fields(text: str) -> tuple[Any, bool, tuple[int, ...]]:
     if not isinstance(descr, str | list | tuple):
         raise _Malformed("descr is no type")
     return descr, fortran_order, shape
+
+
+_repeated_fields = lru_cache(128)(_fields)
+"""Many arrays have the same type and shape, and their headers the same text."""
 
 
 class _Parser:
@@ -175,6 +183,8 @@ class _Parser:
 def _unescaped(text: str) -> str:
     if "\\" not in text:
         return text
+    if "\\" in _ESCAPE.sub("", text):
+        raise _Malformed("an escape that NumPy does not write")
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 

@@ -53,6 +53,8 @@ class Readable(ABC):
             Truncated: It doesn't.
         """
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
+            if not self.size:
+                raise Truncated(self.path, f"the {self._called} is empty", where=where)
             found = f"bytes {offset}..{offset + nbytes} lie outside the {self._called}"
             raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
 

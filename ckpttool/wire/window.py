@@ -106,7 +106,9 @@ class Window:
         return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
 
     def truncated(self) -> Truncated:
-        return Truncated(self.source.path, "the pickle ends before its STOP", where=self._place())
+        return Truncated(
+            self.source.path, "truncated: the pickle goes on behind the end", where=self._place()
+        )
 
     def exceeded(self, found: str) -> LimitExceeded:
         return LimitExceeded(self.source.path, found, where=self._place())

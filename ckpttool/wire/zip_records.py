@@ -102,7 +102,30 @@ def _differences(
                 found.append("the padding before the record is not padding")
         elif kind != ZIP64_EXTRA and kind not in _HARMLESS_EXTRAS:
             found.append(f"the local header has an unknown extra field 0x{kind:04x}")
+    wide = [content for kind, content in fields or () if kind == ZIP64_EXTRA]
+    if not states_the_same(member, wide, size, stored):
+        found.append("the local header's ZIP64 field has other sizes")
     return found
+
+
+def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
+    """Tell whether a local ZIP64 field agrees with the directory.
+
+    It has the two sizes, or those that the header has no room for; miniz adds the record's offset. What was
+    not known yet is 0 there, and in the data descriptor.
+    """
+    pairs = (size, member.size), (stored, member.stored)
+    lacking = [number for here, number in pairs if here == SATURATED32]
+    if not wide or len(wide) > 1 or len(wide[0]) % 8:
+        return not wide and not lacking
+    told = list(struct.unpack(f"<{len(wide[0]) // 8}Q", wide[0]))
+    deferred = bool(member.flags & _HAS_DESCRIPTOR)
+    return any(
+        len(told) == len(way)
+        and all(here == there or (deferred and not here) for here, there in zip(told, way, strict=True))
+        for sizes in (lacking, [member.size, member.stored])
+        for way in (sizes, [*sizes, member.header])
+    )
 
 
 def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats import open_checkpoint
+from ckpttool.errors import AccessDenied
+from ckpttool.formats import discovery, open_checkpoint
+from ckpttool.formats.discovery import unit_at
+from ckpttool.formats.interface import Unit
 
 
 @pytest.fixture
@@ -93,6 +96,21 @@ def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:
     assert err.startswith("ckpttool: warning: run/final.pth: passed over: damaged: ")
 
 
+def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> Unit | None:
+        if path.endswith("epoch_10.pth"):
+            raise AccessDenied(path, "permission denied")
+        return unit_at(path)
+
+    monkeypatch.setattr(discovery, "unit_at", refuse)
+    status, out, err = run("latest", series)
+    newest = series / "model_epoch_10.pth"
+    assert (status, out) == (0, f"{series}/model_epoch_9.pth\n")
+    assert err == f"ckpttool: warning: {newest}: passed over: permission denied\n"
+    told = json.loads(run("latest", series, "--json").out)
+    assert told["passed_over"] == [{"path": str(newest), "why": "permission denied"}]
+
+
 def test_what_is_nothing_to_resume_from_is_never_the_answer(run, series: Path) -> None:
     (series / "history.pkl").write_bytes(pickle.dumps({"loss": [0.5, 0.25]}))
     answer = run("latest", series)
@@ -144,7 +162,7 @@ def test_a_metric_and_its_mode_belong_together(run, series: Path, options: list[
 
 
 def test_it_descends_only_where_asked(run, series: Path) -> None:
-    said = "no checkpoint in it; 10 or more below (-r descends)"
+    said = "no checkpoint in it; 10 below (-r descends)"
     assert run("latest", ".") == (1, "", f"ckpttool: error: .: {said}\n")
     assert run("latest", ".", "-r") == (0, "run/model_epoch_10.pth\n", "")
 
@@ -172,3 +190,6 @@ def test_nothing_intact(run, series: Path) -> None:
     status, out, err = run("latest", series)
     assert (status, out) == (1, "")
     assert err.endswith("ckpttool: error: run: none of 10 checkpoints is intact\n")
+    for path in sorted(series.iterdir())[1:]:
+        path.unlink()
+    assert run("latest", series).err.endswith("ckpttool: error: run: its only checkpoint is not intact\n")

@@ -144,6 +144,14 @@ def test_a_journal_that_waits_is_told(run, series: Path) -> None:
     )
 
 
+def test_the_size_of_a_symlink_is_that_of_its_file(run, series: Path, tmp_path: Path) -> None:
+    away = (series / "model_epoch_3.pth").rename(tmp_path / "away.pth")
+    (series / "model_epoch_3.pth").symlink_to(away)
+    found = json.loads(run("list", series, "--json").out)["checkpoints"]
+    (one,) = (each for each in found if each["epoch"] == 3)
+    assert one["bytes"] == away.stat().st_size
+
+
 def test_quiet(run, series: Path) -> None:
     (series / "model_epoch_3.pth").write_bytes(b"PK\3\4 and no more")
     assert run("list", series, "-q") == (1, "", "")

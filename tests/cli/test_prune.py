@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_it_descends_only_where_asked(run, series: Path) -> None:
     assert run("prune", ".", "--keep", 2) == (
         0,
         "",
-        ".: no checkpoint in it; 10 or more below (-r descends)\n",
+        ".: no checkpoint in it; 10 below (-r descends)\n",
     )
     assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
@@ -170,11 +171,55 @@ def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
     assert os.listdir(trainer) == ["checkpoint-4"]
 
 
+def test_what_somebody_says_is_a_series(run, series: Path) -> None:
+    for epoch in (1, 2, 10):
+        (series / f"model_epoch_{epoch}.pth").rename(series / f"digit_{epoch}.pth")
+        (series / f"digit_{epoch}.pth").write_bytes((series / "model_epoch_3.pth").read_bytes())
+    why = "nothing says that its numbers count saves: could be different models"
+    status, out, err = run("prune", series, "--keep", 1, "--dry-run")
+    assert status == 1
+    assert f"left alone: {why} (if they are one series, say --series 'digit_*.pth')" in out
+    assert why in err
+    status, out, err = run("prune", series, "--keep", 1, "--series", "digit_*.pth")
+    assert (status, err) == (0, "")
+    assert sorted(path.name for path in series.iterdir()) == ["digit_10.pth", "model_epoch_9.pth"]
+
+
+def test_names_that_count_nothing_are_a_series_where_somebody_says_so(run, series: Path) -> None:
+    for epoch in range(1, 11):
+        (series / f"model_epoch_{epoch}.pth").rename(series / f"run.v{epoch}.pth")
+    assert run("prune", series, "--keep", 2, "--dry-run").out.startswith("10 single checkpoints kept")
+    assert run("prune", series, "--keep", 2, "--series", "run.v*.pth").status == 0
+    assert sorted(path.name for path in series.iterdir()) == ["run.v10.pth", "run.v9.pth"]
+
+
+def test_models_that_were_trained_equally_long_stay(run, series: Path) -> None:
+    for number in (1, 2, 4, 8):
+        shutil.copy(series / "model_epoch_10.pth", series / f"model_{number}.pth")
+    for path in series.glob("model_epoch_*.pth"):
+        path.unlink()
+    status, out, err = run("prune", series, "--keep", 1)
+    assert (status, len(_epochs(series))) == (1, 4)
+    assert "left alone: the epochs or steps inside don't grow with its numbers" in out
+    assert "could be different models" in err
+
+
+def test_kinds_of_one_name_are_told_in_words(run, series: Path, files: Path) -> None:
+    shutil.copy(series / "model_epoch_10.pth", series / "model_epoch_11.pth")
+    other = pickle.dumps({"state_dict": {"w": [1.0]}, "epoch": 3})
+    (series / "model_epoch_3.pth").write_bytes(other)
+    out = run("prune", series, "--keep", 8, "-v", "--dry-run").out
+    keys = [line for line in out.splitlines() if line.startswith("run/")]
+    assert len(keys) == 2
+    assert all(line.startswith("run/model_epoch_*.pth (") and "tensor" in line for line in keys)
+
+
 def test_what_is_no_series_is_counted(run, series: Path) -> None:
     for name in ("final", "first"):
         shutil.copy(series / "model_epoch_3.pth", series / f"{name}.pth")
     answer = run("prune", series, "--keep", 10)
-    tail = "\n\n2 single checkpoints kept (-v shows them)\n\nnothing to remove among 12 checkpoints\n"
+    told = "2 single checkpoints kept (-v shows them; --series GLOB makes some of them one series)"
+    tail = f"\n\n{told}\n\nnothing to remove among 12 checkpoints\n"
     assert answer.out.endswith(tail)
     assert "run/final.pth\n  keep    final.pth  newest" in run("prune", series, "--keep", 10, "-v").out
 

@@ -500,3 +500,40 @@ def test_names_from_files_are_escaped(run, flipped: Path, files: Path, tmp_path:
     answer = run("verify", "--json", path)
     assert only(answer)["path"] == str(path)
     assert all(character.isprintable() or character == "\n" for character in answer.out)
+
+
+def test_nothing_that_was_asked_for_could_run(run, infinite: Path) -> None:
+    status, out, err = run("verify", infinite, "--only", "checksum")
+    assert (status, err) == (1, "")
+    assert out.startswith("INVALID")
+    why = "checksum was skipped: safetensors files carry no checksums"
+    assert out.endswith(f"error nothing-checked: no check that was asked for could run ({why})\n")
+    told = json.loads(run("verify", infinite, "--only", "checksum", "--json").out)
+    assert (told["verdict"], told["checkpoints"][0]["findings"][0]["code"]) == ("invalid", "nothing-checked")
+    assert run("verify", infinite, "--only", "checksum,values").status == 0
+
+
+def test_what_is_damaged_has_its_size(run, guide: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.pth").write_bytes(guide.read_bytes()[:900])
+    assert "cut.pth  pytorch, 900 B" in run("verify", tmp_path / "cut.pth").out
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(bytes(50))
+    assert "tensorflow, 100 B" in run("verify", tmp_path / "ckpt-1").out
+
+
+def test_what_is_missing_is_not_called_without_checksums(run, files: Path, tmp_path: Path) -> None:
+    run_directory = Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
+    prefix = sorted(run_directory.glob("*.index"))[0].with_suffix("")
+    for shard in run_directory.glob(f"{prefix.name}.data-*"):
+        shard.unlink()
+    out = run("verify", prefix).out
+    assert "checksum   skipped  what carries them is missing or can't be read" in out
+    assert "values     skipped  what holds the values of " in out
+
+
+def test_a_directory_is_told_in_the_order_of_names(run, files: Path, guide: Path, tmp_path: Path) -> None:
+    shutil.copy(guide, tmp_path / "a.pth")
+    for path in (files / "safetensors" / "sharded").iterdir():
+        shutil.copy(path, tmp_path)
+    told = json.loads(run("verify", tmp_path, "--json").out)["checkpoints"]
+    assert [one["path"] for one in told] == sorted(one["path"] for one in told)

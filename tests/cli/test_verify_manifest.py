@@ -76,7 +76,9 @@ def test_only_manifest_where_there_is_none(run, guide: Path) -> None:
     status, out, _ = run("verify", guide, "--only", "manifest", "-v")
     assert status == 1
     assert "manifest   skipped  there is none beside it" in out
-    assert "error nothing-checked: no check that was asked for could run (manifest was skipped: there is" in out
+    assert (
+        "error nothing-checked: no check that was asked for could run (manifest was skipped: there is" in out
+    )
 
 
 @pytest.mark.parametrize(

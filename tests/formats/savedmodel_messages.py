@@ -27,6 +27,22 @@ def node(name: str, op: str) -> bytes:
     return part(1, name) + part(2, op)
 
 
+def text_constant(name: str, value: str) -> bytes:
+    """Return a node that is a constant string."""
+    tensor = number(1, 7) + part(2, b"") + part(8, value)
+    return node(name, "Const") + attribute("value", part(8, tensor))
+
+
+def attribute(name: str, value: bytes) -> bytes:
+    """Return an attribute of a node; its value is a field of AttrValue: ``part(2, "text")``."""
+    return part(5, part(1, name) + part(2, value))
+
+
+def taking(*inputs: str) -> bytes:
+    """Return the inputs of a node."""
+    return b"".join(part(3, name) for name in inputs)
+
+
 def function(name: str, *nodes: bytes) -> bytes:
     return part(1, part(1, name)) + b"".join(part(3, node) for node in nodes)
 

@@ -135,6 +135,45 @@ def test_ranks_of_two_saves(tmp_path: Path) -> None:
         assert {"part-stale", "part-extra"} <= codes(opened)
 
 
+@pytest.mark.framework
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["int", "tensor"])
+def test_an_optimizer_of_another_save(tmp_path: Path, stage: int, kind: str) -> None:
+    """Optimizer states as DeepSpeed writes them, without its own classes."""
+    import torch
+
+    inner = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
+    tag = copied(stage, tmp_path) / TAG
+    for step, name in ((2, OPTIMIZER_1.replace("rank_1", "rank_0")), (1, OPTIMIZER_1)):
+        count = step if kind == "int" else torch.tensor(float(step))
+        state = {"state": {0: {"step": count, "exp_avg": torch.zeros(4)}}, "param_groups": [{"lr": 0.1}]}
+        told = {"zero_stage": stage, "partition_count": 2, inner: state}
+        torch.save({"optimizer_state_dict": told}, tag / name)
+    with open_checkpoint(tag) as opened:
+        (finding,) = (one for one in opened.findings if one.code == "part-stale")
+    assert finding.where == OPTIMIZER_1
+    assert (
+        finding.message
+        == {
+            "int": "state 0's step is 1, and the first rank's 2",
+            "tensor": "its optimizer has made another number of steps than the first rank's",
+        }[kind]
+    )
+
+
+@pytest.mark.framework
+def test_model_states_of_another_job(tmp_path: Path) -> None:
+    import torch
+
+    tag = copied(3, tmp_path) / TAG
+    path = tag / "zero_pp_rank_1_mp_rank_00_model_states.pt"
+    told = torch.load(path, weights_only=False)
+    torch.save(told | {"dp_world_size": 4}, path)
+    with open_checkpoint(tag) as opened:
+        found = [(one.code, one.where, one.message) for one in opened.findings]
+    assert found == [("part-stale", path.name, "dp_world_size is 4, and the first rank's is 2")]
+
+
 def test_partitions_of_two_sizes(tmp_path: Path) -> None:
     """The first rank's partition in place of the last one's, which is shorter."""
     tag = copied(1, tmp_path) / TAG

@@ -15,6 +15,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotACheckpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verify import verify
+from ckpttool.report import Severity, counted
 from ckpttool.wire import source as wire_source
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool.formats.interface import Probe
 from ckpttool.ops.verify import Safety, Status, verify
 from ckpttool.wire import h5worker
 from ckpttool.wire.h5values import slabs
@@ -31,7 +33,7 @@ HOSTILE = {
     "unwritten.h5": ("values-not-written", "safe", True),
     "deep.h5": ("hdf5-limit", "unknown", False),
     "nan.weights.h5": ("nan", "safe", False),
-    "code.h5": ("keras-lambda", "unsafe", True),
+    "code.h5": ("keras-lambda", "unsafe", False),
 }
 
 
@@ -103,8 +105,9 @@ def test_truncation_says_how_much_is_left(files: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.h5"
     data = (files / "hdf5" / "types.h5").read_bytes()
     copy.write_bytes(data[:-100])
-    with pytest.raises(Truncated, match="truncated"):
+    with pytest.raises(Truncated) as caught:
         open_checkpoint(copy)
+    assert caught.value.reason == f"truncated: {len(data) - 100:,} bytes ({len(data):,} bytes)"
 
 
 def test_bytes_behind_the_end_are_told(files: Path, tmp_path: Path) -> None:
@@ -274,3 +277,28 @@ def test_noise_in_metadata_never_breaks_anything(files: Path, tmp_path: Path, se
                 verify(copy, jobs=1)
             except CheckpointError:
                 continue
+
+
+@pytest.mark.parametrize(
+    ("names", "role"),
+    [
+        (("a", "loss_of_a"), Role.WEIGHTS),
+        (("g0/0", "g0/1"), Role.WEIGHTS),
+        (("optimizer/m", "optimizer/v"), Role.OPTIMIZER),
+    ],
+)
+def test_arrays_are_weights_where_no_name_tells(tmp_path: Path, names: tuple[str, ...], role: Role) -> None:
+    with h5py.File(tmp_path / "m.h5", "w") as file:
+        for name in names:
+            file[name] = [1.0, 2.0] if "loss" in name else 1.0
+    with open_checkpoint(tmp_path / "m.h5") as checkpoint:
+        assert {one.role for one in checkpoint.tensors} == {role}
+
+
+def test_formats_of_text_are_not_asked(tmp_path: Path) -> None:
+    path = tmp_path / "m.h5"
+    with h5py.File(path, "w") as file:
+        file["{"] = 1.0
+    with Probe(path) as probe:
+        assert b"{" in probe.head
+        assert probe.kinds == {"hdf5"}

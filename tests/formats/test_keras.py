@@ -83,6 +83,8 @@ CONFIGS: list[tuple[Config, str | None]] = [
     ({"class_name": "TFOpLambda", "config": {"function": "io.write_file"}}, "keras-gadget"),
     ({"class_name": "Relu", "config": {}}, None),
     (layer("Map", "keras.src.ops.core"), "unknown-class"),
+    ({"class_name": "Dense", "config": {"dtype": layer("Policy", "keras.mixed_precision")}}, None),
+    (layer("function", "builtins", config="mean_squared_error"), None),
 ]
 
 

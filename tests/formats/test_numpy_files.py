@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotACheckpoint, Truncated
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.verify import Safety, verify
 from ckpttool.wire.npy import itemsize, read_npy_header
@@ -63,6 +63,7 @@ def test_all_versions_of_the_header(version: int, tmp_path: Path) -> None:
         "dict(descr='<f4')",
         header("'<f4'", "(2 3)"),
         "{'descr': '<f4'",
+        "'\\\\8'",
     ],
 )
 def test_headers_that_are_none(text: str) -> None:
@@ -162,6 +163,17 @@ def test_any_header_is_read_or_refused(text: str) -> None:
     source = Buffer("a.npy", npy(text, bytes(64)))
     with suppress(CheckpointError):
         read_npy_header(source, 0, source.size)
+
+
+def test_an_archive_without_arrays(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "empty.npz")
+    verification = verify(tmp_path / "empty.npz")
+    assert (verification.format, verification.variant, verification.is_valid) == ("numpy", "npz", True)
+    (tmp_path / "empty.npz").rename(tmp_path / "empty.zip")
+    with pytest.raises(NotACheckpoint):
+        verify(tmp_path / "empty.zip")
 
 
 @pytest.mark.framework

@@ -98,7 +98,7 @@ def test_unknown_type_is_spelled_by_its_number() -> None:
 
 
 def test_constants_are_told_and_not_listed(tmp_path: Path) -> None:
-    constant = pb.node("w", "Const") + pb.part(5, pb.part(1, "value") + pb.part(2, bytes(8000)))
+    constant = pb.node("w", "Const") + pb.attribute("value", pb.part(8, bytes(8000)))
     path = pb.written(tmp_path / "frozen", pb.model(pb.meta_graph(pb.graph(constant))))
     with open_checkpoint(path) as checkpoint:
         assert not checkpoint.tensors and checkpoint.complete
@@ -121,6 +121,21 @@ def test_versions_side_by_side_are_units_of_their_own(models: Path, tmp_path: Pa
 
 
 # What is missing ------------------------------------------------------------------------------------
+
+
+def test_without_its_graph(copy: Path) -> None:
+    (copy / "saved_model.pb").unlink()
+    found = verify(copy, jobs=1)
+    assert (found.format, found.is_valid) == ("savedmodel", False)
+    assert [(one.code, one.where) for one in found.findings] == [("no-meta-graph", "saved_model.pb")]
+
+
+def test_files_without_checksums_are_told(models: Path) -> None:
+    (checksum,) = [check for check in verify(models / "module").checks if check.name == "checksum"]
+    rest = [
+        path for path in (models / "module").rglob("*") if path.is_file() and path.parent.name != "variables"
+    ]
+    assert (checksum.detail or "").endswith(f"; {len(rest)} files carry none")
 
 
 def test_without_its_variables(copy: Path) -> None:
@@ -183,6 +198,47 @@ def test_chunked_model_is_only_reported(tmp_path: Path) -> None:
         open_checkpoint(pb.written(tmp_path / "big", b"", "saved_model.cpb"))
 
 
+# Its graph ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("node", "is_broken"),
+    [
+        (pb.node("b", "Relu") + pb.taking("a:activations:0", "x", "^a"), False),
+        (pb.node("b", "Relu") + pb.taking("a:y:0"), True),
+        (pb.node("b", "Relu") + pb.taking("lost:y:0"), True),
+        (pb.node("b", "Relu") + pb.taking("^lost"), True),
+        (pb.node("a2", "Mine") + pb.taking("x") + pb.part(7, b""), False),
+        (pb.node("m", "Mine"), False),
+    ],
+)
+def test_inputs_are_there(tmp_path: Path, node: bytes, is_broken: bool) -> None:
+    signature = pb.part(1, pb.part(1, "f") + pb.part(2, pb.part(1, "x")))
+    relu = pb.node("a", "Relu") + pb.taking("x")
+    returned = pb.part(4, pb.part(1, "y") + pb.part(2, "a:activations:0"))
+    function = pb.part(3, node) + pb.part(3, relu) + signature + returned
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(pb.graph(functions=(function,)))))
+    assert ("graph-broken" in codes(path)) is is_broken
+
+
+@pytest.mark.parametrize(("name", "is_broken"), [("x:0", False), ("y:0", True), ("", False)])
+def test_signatures_name_what_is_there(tmp_path: Path, name: str, is_broken: bool) -> None:
+    body = pb.graph(pb.node("x", "Placeholder"))
+    told = pb.part(1, pb.part(1, "in") + pb.part(2, pb.part(1, name)))
+    signature = pb.part(5, pb.part(1, "serve") + pb.part(2, told))
+    path = pb.written(tmp_path / "m", pb.model(pb.meta_graph(body, signature)))
+    assert ("graph-broken" in codes(path)) is is_broken
+
+
+def test_another_op_in_its_place_is_found(models: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(models / "keras_export", tmp_path / "m"))
+    content = (path / "saved_model.pb").read_bytes()
+    assert b"BiasAdd" in content
+    (path / "saved_model.pb").write_bytes(content.replace(b"\x07BiasAdd", b"\x07Softmax"))
+    assert "graph-broken" not in codes(models / "keras_export")
+    assert "graph-broken" in codes(path)
+
+
 # Safety ---------------------------------------------------------------------------------------------
 
 
@@ -201,7 +257,12 @@ def test_function_that_reads_a_file_is_unsafe(models: Path) -> None:
         ("TFRecordDatasetV2", "unsafe-op", Safety.UNSAFE),
         ("InitializeTableFromTextFileV2", "unsafe-op", Safety.UNSAFE),
         ("PrintV2", "unsafe-op", Safety.UNKNOWN),
-        ("SaveV2", "unsafe-op", Safety.UNKNOWN),
+        ("SaveV2", "unsafe-op", Safety.UNSAFE),
+        ("MergeV2Checkpoints", "unsafe-op", Safety.UNSAFE),
+        ("Abort", "unsafe-op", Safety.UNSAFE),
+        ("RegisterDatasetV2", "unsafe-op", Safety.UNSAFE),
+        ("CollectiveReduceV2", "unsafe-op", Safety.UNKNOWN),
+        ("XlaCallModule", "unsafe-op", Safety.UNKNOWN),
         ("NobodyKnowsThis", "custom-ops", Safety.UNKNOWN),
         ("\x1b[31mEvil", "custom-ops", Safety.UNKNOWN),
     ],
@@ -223,18 +284,119 @@ def test_ops_are_judged_wherever_they_stand(
     assert code in {finding.code for finding in found.findings}
 
 
-def test_calls_of_own_functions_and_savers_are_safe(tmp_path: Path) -> None:
+def test_calls_of_own_functions_are_safe(tmp_path: Path) -> None:
     body = pb.graph(
-        pb.node("call", "my_function"),
-        pb.node("save/SaveV2", "SaveV2"),
-        functions=(
-            pb.function("my_function", pb.node("a", "Identity")),
-            pb.function(
-                "__inference__traced_save_12", pb.node("s", "SaveV2"), pb.node("m", "MergeV2Checkpoints")
-            ),
-        ),
+        pb.node("call", "my_function"), functions=(pb.function("my_function", pb.node("a", "Identity")),)
     )
     assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.SAFE
+
+
+CACHE = pb.node("c", "CacheDatasetV2") + pb.taking("data:handle:0", "name:output:0", "memory:handle:0")
+SCANNED = ("graph", "function")
+
+
+def judged(tmp_path: Path, place: str, *nodes: bytes) -> Safety:
+    body = pb.graph(*nodes) if place == "graph" else pb.graph(functions=(pb.function("f", *nodes),))
+    return verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety
+
+
+@pytest.mark.parametrize("place", SCANNED)
+@pytest.mark.parametrize(
+    ("constants", "safety"),
+    [
+        ([""], Safety.SAFE),
+        (["/tmp/x"], Safety.UNSAFE),
+        ([], Safety.UNSAFE),
+        (["", "/tmp/x"], Safety.UNSAFE),
+        (["/tmp/x", ""], Safety.UNSAFE),
+    ],
+)
+def test_cache_is_harmless_in_memory_only(
+    tmp_path: Path, place: str, constants: list[str], safety: Safety
+) -> None:
+    nodes = [pb.text_constant("name", value) for value in constants]
+    assert judged(tmp_path, place, CACHE, *nodes) is safety
+    assert judged(tmp_path, place, *nodes, CACHE) is safety
+
+
+def test_constant_of_another_function_is_none_of_this(tmp_path: Path) -> None:
+    functions = (pb.function("f", CACHE), pb.function("g", pb.text_constant("name", "")))
+    body = pb.graph(pb.text_constant("name", ""), functions=functions)
+    assert verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(body)))).safety is Safety.UNSAFE
+
+
+@pytest.mark.parametrize("place", SCANNED)
+@pytest.mark.parametrize(
+    ("op", "name", "value", "safety"),
+    [
+        ("PrintV2", "output_stream", "log(info)", Safety.UNKNOWN),
+        ("PrintV2", "output_stream", "file:///tmp/x", Safety.UNSAFE),
+        ("FixedUnigramCandidateSampler", "vocab_file", "", Safety.SAFE),
+        ("FixedUnigramCandidateSampler", "vocab_file", "/etc/passwd", Safety.UNSAFE),
+        ("DecodeProtoV2", "descriptor_source", "local://", Safety.SAFE),
+        ("DecodeProtoV2", "descriptor_source", "bytes://\n", Safety.SAFE),
+        ("EncodeProto", "descriptor_source", "local://x", Safety.UNSAFE),
+        ("DecodeProtoV2", "descriptor_source", "/etc/passwd", Safety.UNSAFE),
+    ],
+)
+def test_ops_are_judged_by_their_attributes(
+    tmp_path: Path, place: str, op: str, name: str, value: str, safety: Safety
+) -> None:
+    node = pb.node("n", op)
+    assert judged(tmp_path, place, node + pb.attribute(name, pb.part(2, value))) is safety
+    if safety is not Safety.UNSAFE:
+        assert judged(tmp_path, place, node) is safety
+    twice = pb.attribute(name, pb.part(2, value)) + pb.attribute(name, pb.part(2, "/etc/passwd"))
+    assert judged(tmp_path, place, node + twice) is Safety.UNSAFE
+    assert judged(tmp_path, place, node + pb.attribute(name, pb.part(9, "of the caller"))) is Safety.UNSAFE
+
+
+def test_table_reads_an_asset_and_nothing_else(tmp_path: Path) -> None:
+    init = pb.node("i", "InitializeTableFromTextFileV2") + pb.taking("table", "name:output:0")
+    for constants, safety in [([], Safety.SAFE), (["/etc/passwd"], Safety.UNSAFE)]:
+        nodes = [init, *(pb.text_constant("name", value) for value in constants)]
+        body = pb.graph(functions=(pb.function("f", *nodes),))
+        content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
+        assert verify(pb.written(tmp_path / "m", content)).safety is safety
+
+
+def test_text_form_is_judged_alike(tmp_path: Path) -> None:
+    for stream, safety in [("stderr", Safety.UNKNOWN), ("file:///tmp/x", Safety.UNSAFE)]:
+        attribute = f'attr {{ key: "output_stream" value {{ s: "{stream}" }} }}'
+        text = f'meta_graphs {{ graph_def {{ node {{ name: "p" op: "PrintV2" {attribute} }} }} }}'
+        directory = pb.written(tmp_path / stream[:4], text.encode(), "saved_model.pbtxt")
+        assert verify(directory).safety is safety
+
+
+MODELS = """
+import sys
+import tensorflow as tf
+def saved(name, run):
+    class Model(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)])
+        def f(self, x):
+            run(x)
+            return x
+    tf.saved_model.save(Model(), f"{sys.argv[1]}/{name}")
+def total(data):
+    return data.reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
+numbers = tf.data.Dataset.range
+saved("unsafe-cache", lambda x: total(numbers(3).cache("x")))
+saved("unsafe-inner", lambda x: total(numbers(2).interleave(lambda y: numbers(3).cache("x"))))
+saved("unsafe-print", lambda x: tf.print("x", output_stream="file://x"))
+saved("unsafe-save", lambda x: tf.raw_ops.SaveV2(
+    prefix="/x", tensor_names=["a"], shape_and_slices=[""], tensors=[x]))
+saved("safe-cache", lambda x: total(numbers(3).cache()))
+saved("safe-none", lambda x: x)
+saved("unknown-print", lambda x: tf.print("x"))
+"""
+
+
+@pytest.mark.framework
+def test_what_tensorflow_saves_is_judged(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", MODELS, str(tmp_path)], check=True, capture_output=True)
+    found = {one.name: verify(one).safety.value for one in tmp_path.iterdir()}
+    assert found and all(name.startswith(f"{safety}-") for name, safety in found.items()), found
 
 
 def test_unsafe_op_in_the_second_graph(tmp_path: Path) -> None:
@@ -346,7 +508,8 @@ def test_objects_in_a_circle_end(copy: Path) -> None:
 
 def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
     path, size = tmp_path / "big", 1 << 30
-    head, length = b"", size
+    head = pb.varint(8 << 3 | 2) + pb.varint(size)
+    length = told = len(head) + size
     for before, number in (
         (pb.part(1, "value"), 2),
         (pb.node("w", "Const"), 5),
@@ -361,7 +524,7 @@ def test_a_gigabyte_of_constants_is_stepped_over(tmp_path: Path) -> None:
         file.truncate(file.seek(0, 2) + size)
     started = time.monotonic()
     with open_checkpoint(path) as checkpoint:
-        assert checkpoint.metadata["constant_bytes"] == size
+        assert checkpoint.metadata["constant_bytes"] == told
     assert time.monotonic() - started < 2
 
 

@@ -20,6 +20,7 @@ from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tf_bundle import slice_key
+from ckpttool.formats.tf_objects import read_graph
 from ckpttool.ops.verify import verify
 from ckpttool.series.state_file import rewritten
 
@@ -126,6 +127,104 @@ OLD = "model.ckpt-7-?????-of-00003"
 
 
 @pytest.fixture
+def first_version(files: Path, tmp_path: Path) -> Path:
+    """Return a run with two checkpoints of the first version, both in its state file."""
+    run = tmp_path / "run"
+    run.mkdir()
+    source = next(path for path in (files / "tensorflow" / "v1").glob("*.meta")).with_suffix("")
+    for step in (100, 200):
+        shutil.copy(source, run / f"model.ckpt-{step}")
+        shutil.copy(f"{source}.meta", run / f"model.ckpt-{step}.meta")
+    paths = [f"model.ckpt-{step}" for step in (100, 200)]
+    listed = "".join(f'all_model_checkpoint_paths: "/moved/{path}"\n' for path in paths)
+    (run / "checkpoint").write_text(f'model_checkpoint_path: "/moved/{paths[-1]}"\n{listed}')
+    return run
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 48, 500, -1])
+@pytest.mark.parametrize("witness", ["state", "graph"])
+def test_first_version_cut_short_is_still_one(first_version: Path, kept: int, witness: str) -> None:
+    newest = first_version / "model.ckpt-200"
+    newest.write_bytes(newest.read_bytes()[:kept])
+    (first_version / ("checkpoint" if witness == "graph" else "model.ckpt-200.meta")).unlink()
+    units = {Path(unit.path).name: unit for unit in discover(first_version)}
+    assert set(units) == {"model.ckpt-100", "model.ckpt-200"}
+    assert not verify(units["model.ckpt-200"], jobs=1).is_valid
+    assert not verify(newest, jobs=1).is_valid
+    assert verify(units["model.ckpt-100"], jobs=1).is_valid
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4", b"\x80\2}q\0.", b"{}"])
+def test_another_file_that_the_state_file_names_is_none(first_version: Path, content: bytes) -> None:
+    (first_version / "model.ckpt-200").write_bytes(content)
+    tables = [unit for unit in discover(first_version) if unit.members[-1].endswith(".meta")]
+    assert [Path(unit.path).name for unit in tables] == ["model.ckpt-100"]
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_empty_index_that_the_state_file_names(keras: Path, is_alone: bool) -> None:
+    (keras / "ckpt-1.index").write_bytes(b"")
+    if is_alone:
+        (keras / f"ckpt-1.{DATA}").unlink()
+    (unit,) = discover(keras)
+    assert Path(unit.path).name == "ckpt-1"
+    assert not verify(unit, jobs=1).is_valid
+
+
+OPTIMIZERS = """
+import sys
+import keras, numpy, tensorflow as tf
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+rule = keras.optimizers.Adam(0.25)
+model.compile(rule, "mse")
+model.fit(numpy.zeros((4, 8)), numpy.zeros((4, 1)), verbose=0)
+tf.train.Checkpoint(opt=rule, net=model).write(sys.argv[1])
+print(model.count_params())
+"""
+
+
+@pytest.mark.framework
+def test_optimizer_under_any_name(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPTIMIZERS, str(tmp_path / "saved")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    with open_checkpoint(tmp_path / "saved") as checkpoint:
+        assert checkpoint.parameters == int(done.stdout.splitlines()[-1])
+        assert checkpoint.training.learning_rate == 0.25
+        roles = {tensor.path[0]: tensor.role for tensor in checkpoint.tensors}
+    assert roles["opt"] is Role.OPTIMIZER
+
+
+@pytest.mark.parametrize(
+    ("children", "has_slots", "expected"),
+    [
+        (["_iterations", "_learning_rate", "_variables"], False, True),
+        (["iter", "decay", "learning_rate"], False, True),
+        (["iter"], False, False),
+        (["kernel"], True, True),
+        (["kernel", "learning_rate"], False, False),
+    ],
+)
+def test_optimizers_are_told_by_what_they_hold(children: list[str], has_slots: bool, expected: bool) -> None:
+    def part(number: int, content: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(content)]) + content
+
+    def child(at: int, name: str) -> bytes:
+        return part(1, bytes([8, at]) + part(2, name.encode()))
+
+    held = b"".join(child(2, name) for name in children)
+    slots = part(3, bytes([8, 2]) + part(2, b"m") + bytes([24, 2])) if has_slots else b""
+    value = part(2, part(1, b"VARIABLE_VALUE") + part(3, b"the key"))
+    known = read_graph("p", part(1, child(1, "rule")) + part(1, held + slots) + part(1, value))
+    assert known["the key"].is_optimizer is expected
+
+
+def test_variables_of_an_export_are_counted_once(files: Path) -> None:
+    model = files / "savedmodel" / "keras_export"
+    with open_checkpoint(model) as whole, open_checkpoint(model / "variables") as bare:
+        assert (bare.format, bare.parameters) == ("tensorflow", whole.parameters)
+
+
+@pytest.fixture
 def old_shards(files: Path, tmp_path: Path) -> Path:
     """Return a directory with a checkpoint of the first version in three shards."""
     return Path(shutil.copytree(files / "tensorflow" / "v1-sharded", tmp_path / "old"))
@@ -136,7 +235,7 @@ def test_shards_of_the_first_version_are_one(old_shards: Path, name: str) -> Non
     with open_checkpoint(old_shards / name) as checkpoint:
         assert checkpoint.path == str(old_shards / OLD)
         assert set(checkpoint) == {"first/weight", "global_step", "second/count", "table/rows"}
-        assert (len(checkpoint.files), checkpoint.training.step) == (3, 7)
+        assert (len(checkpoint.files), checkpoint.training.step) == (4, 7)  # three shards, and the graph
     assert verify(old_shards / name).is_valid
     (unit,) = discover(old_shards / name)
     shards = [f"model.ckpt-7-{at:05d}-of-00003" for at in range(3)]

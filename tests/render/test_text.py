@@ -137,6 +137,21 @@ def test_statistics_stand_beside() -> None:
     assert told[-1] == ["weight", "float32", "2×10", "80", "B", "-0.25", "1.5", "0.125", "0.5", "4", "1", "0"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_statistics_fit_a_narrow_terminal(width: int) -> None:
+    name = "encoder.layers.11.attention.self.a_very_long_name_of_a_module.weight"
+    tensors = (Tensor((name,), F32, (1024, 1024)), Tensor(("b",), F32, (2,)))
+    numbers = Statistics(1 << 20, 0, 0, 1234, -0.00012345, 123456.0, -1.2345e-7, 0.0012345)
+    told = inspect_text(inspection(*tensors, statistics={name: numbers}), width=width).split("\n\n")[1]
+    rows = [line for line in lines(told) if "weight" in line]
+    assert len(rows) == 1
+    shown = ("-0.0001234", "1.235e+05", "-1.235e-07", "0.001234")
+    assert all(one in rows[0] for one in shown[: 4 if width >= 80 else 2]), rows
+    assert all(len(line) <= width for line in lines(told))
+    assert ("zeros" in lines(told)[0]) == (width >= 100)
+    assert ("too narrow for: size, type" in told) == (width <= 80)
+
+
 @pytest.mark.parametrize(("count", "last"), [(40, "w39"), (41, "… and 1 more (--all shows them)")])
 def test_table_is_cut_after_40(count: int, last: str) -> None:
     tensors = [Tensor((f"w{index}",), F32, (2,)) for index in range(count)]
@@ -243,6 +258,19 @@ def test_several_are_counted() -> None:
         "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid with unknown classes"
     )
     assert lines(verify_text(found[1:2] * 2))[-1] == "2 checkpoints: 2 valid with unknown classes"
+
+
+def test_findings_of_one_code_in_many_places_are_one_line() -> None:
+    found = [error("checksum-mismatch", f"CRC-32 is {at}", f"t{at}") for at in range(24)]
+    told = lines(verify_text([verification(*found, note("n", "a note"))]))
+    assert told[-2:] == [
+        "    error checksum-mismatch in 24 places [t0, t1, t2, t3, …]: the first: CRC-32 is 0",
+        "    note n: a note",
+    ]
+    alike = [error("missing", "there is no such file", f"f{at}") for at in range(5)]
+    assert lines(verify_text([verification(*alike)]))[-1] == (
+        "    error missing in 5 places [f0, f1, f2, f3, …]: there is no such file"
+    )
 
 
 def test_many_findings_are_cut_and_counted() -> None:

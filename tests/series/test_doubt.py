@@ -6,9 +6,19 @@ import pytest
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.companions import belonging
-from ckpttool.series.doubt import CONTRADICTED, METRICS_ALONE, NOT_COUNTED, PARTS, YEARS, doubt, untrained
+from ckpttool.series.doubt import (
+    CONTRADICTED,
+    METRICS_ALONE,
+    NOT_COUNTED,
+    PARTS,
+    UNORDERED,
+    YEARS,
+    doubt,
+    untrained,
+)
 from ckpttool.series.order import group
 from ckpttool.series.retention import Policy, Protections, plan
+from ckpttool.series.runs import as_told
 
 HOUR = 3600 * 10**9
 
@@ -60,7 +70,9 @@ def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
     "names", ["model_{}.pth", "net_{}.pth", "model ({}).pth", "model.{}", "{}.pth", "checkpoint-v{}.pt"]
 )
 def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) -> None:
-    alike = [entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)]
+    alike = [
+        entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)
+    ]
     assert all(doubt(one) for one in group(alike) if len(one.entries) > 1)
     steps = [entry(names.format(number), inside=(None, 500), modified=number * HOUR) for number in (1, 2, 4)]
     assert all(doubt(one) for one in group(steps) if len(one.entries) > 1)
@@ -77,7 +89,9 @@ def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) 
         ([(0, None), (0, None), (1, None)], None),
         ([(1, 10), (2, 20), (1, 30)], None),
         ([(None, None)] * 3, None),
-        ([(1, None), (None, None), (1, None)], None),
+        ([(1, None), (None, None), (1, None)], CONTRADICTED),
+        ([(1, None), (None, None), (None, None)], None),
+        ([(1, None), (None, None), (2, None)], None),
     ],
 )
 def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str | None) -> None:
@@ -104,6 +118,15 @@ def test_what_is_numbered_like_years_may_be_years(entry, numbers: tuple[int, ...
 def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
     (one,) = _made(entry, [f"{stem}{number}.pt" for number in (11, 12, 13)])
     assert doubt(one) == METRICS_ALONE
+
+
+def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
+    for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
+        (one,) = group(as_told([entry(name) for name in names], ["a_*.pt"]))
+        assert doubt(one, ["a_*.pt"]) == why
+    epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
+    (one,) = group(as_told(epochs, ["a_*.pt"]))
+    assert doubt(one, ["a_*.pt"]) is None
 
 
 def test_a_doubt_counts_where_something_would_go(entry) -> None:

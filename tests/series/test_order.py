@@ -90,8 +90,8 @@ def test_series_are_told_apart(entry) -> None:
         entry("b_epoch_3.pt", fault="damaged: cut", signature=None),
     ]
     assert {one.key: _names(one.entries) for one in group(entries)} == {
-        "run/a_epoch_*.pt@pytorch-other": ["a_epoch_2.pt"],
-        "run/a_epoch_*.pt@pytorch-s": ["a_epoch_1.pt"],
+        "run/a_epoch_*.pt (kind 2)": ["a_epoch_2.pt"],
+        "run/a_epoch_*.pt (kind 1)": ["a_epoch_1.pt"],
         "run/b_epoch_*.pt": ["b_epoch_1.pt", "b_epoch_2.pt", "b_epoch_3.pt"],
     }
 

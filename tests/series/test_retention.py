@@ -117,7 +117,7 @@ def test_the_newest_incomplete_one_stays_as_such_where_none_is_complete(entry) -
     faults = {"fault": "incomplete: a shard is missing", "is_complete": False, "signature": None}
     entries = [entry(f"m_epoch_{epoch}.pth", **faults) for epoch in (1, 2)]
     (made,) = plan(group(entries), Policy(keep_last=1), Protections()).groups
-    assert made.keep[0].reasons == ("newest", "incomplete: a shard is missing")
+    assert made.keep[0].reasons == ("none is intact", "incomplete: a shard is missing")
     assert not made.remove
 
 

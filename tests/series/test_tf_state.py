@@ -195,16 +195,26 @@ def test_a_latest_that_is_nowhere_leaves_the_series_alone(run, managed: Path) ->
     assert len(names(managed)) == 10
 
 
-def test_a_state_file_that_cannot_be_read_leaves_the_series_alone(run, managed: Path) -> None:
-    (managed / "checkpoint").write_text('model_checkpoint_path: "ckpt-10\n')
-    assert run("prune", managed, "--keep", "3").status == 1
-    assert len(names(managed)) == 10
+@pytest.mark.parametrize(
+    "content", [b'model_checkpoint_path: "ckpt-10\n', b"", b"model_ch", b"\x00\xff\x17 garbage", b"\n"]
+)
+def test_a_state_file_that_cannot_be_read_leaves_the_series_alone(run, managed: Path, content: bytes) -> None:
+    (managed / "checkpoint").write_bytes(content)
+    status, _, err = run("prune", managed, "--keep", "3")
+    assert (status, len(names(managed))) == (1, 10)
+    assert err.endswith("checkpoint: latest can't be read\n")
+
+
+def test_a_file_called_checkpoint_says_nothing_of_other_formats(run, series: Path) -> None:
+    (series / "checkpoint").write_bytes(b"")
+    assert run("prune", series, "--keep", "3").status == 0
+    assert len(list(series.glob("*.pth"))) == 3
 
 
 def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
     found = [one for read in READERS for one in read(str(tmp_path), names_in(str(tmp_path)))]
-    assert found == []
+    assert [(one.target, one.formats) for one in found] == [(None, {"tensorflow"})]
     assert rewritten(str(tmp_path), {"ckpt-1"}) is None
 
 
@@ -226,3 +236,14 @@ def test_a_kill_between_the_steps_leaves_a_state_that_works(
         assert set(state_of(managed).paths) == {"ckpt-8", "ckpt-9", "ckpt-10"}
         if status == 0:
             break
+
+
+def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
+    elsewhere = managed.parent / "elsewhere"
+    shutil.copytree(managed, elsewhere)
+    state = CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "ckpt-9", "../elsewhere/ckpt-10"))
+    (managed / "checkpoint").write_text(state_text(state))
+    rewrite = rewritten(str(managed), {"ckpt-9"})
+    assert rewrite is not None
+    left = parse_state(rewrite.text)
+    assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))

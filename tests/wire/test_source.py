@@ -62,6 +62,13 @@ def test_refuses_what_lies_outside(readable: Readable, offset: int, nbytes: int)
         readable.check(offset, nbytes)
 
 
+def test_an_empty_file_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    with Source(tmp_path / "empty") as source, pytest.raises(Truncated) as caught:
+        source.read(0, 4)
+    assert caught.value.reason == "the file is empty"
+
+
 def test_refuses_to_read_much_at_once(path: Path) -> None:
     os.truncate(path, MAX_READ + 1)
     with Source(path) as source, pytest.raises(LimitExceeded, match="at most"):

@@ -14,6 +14,8 @@ import pytest
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated, Unsupported
 from ckpttool.wire import zipped
 from ckpttool.wire.source import Buffer
+from ckpttool.wire.zip_directory import Member
+from ckpttool.wire.zip_records import states_the_same
 from ckpttool.wire.zipped import Archive
 
 LOCAL, CENTRAL, END = 30, 46, 22
@@ -157,6 +159,9 @@ END_FIELDS = {
 }
 
 
+LARGE = (1 << 32) + 8
+
+
 def flips(data: bytes, start: int, field: tuple[int, int]) -> Iterator[bytes]:
     """Yield the data with each bit of a field flipped."""
     offset, width = field
@@ -171,6 +176,33 @@ def flips(data: bytes, start: int, field: tuple[int, int]) -> Iterator[bytes]:
 def test_fields_of_a_local_header(method: int, field: str) -> None:
     for changed in flips(written(method), 0, LOCAL_FIELDS[field]):
         assert codes(changed)
+
+
+@pytest.mark.parametrize("method", [ZIP_STORED, ZIP_DEFLATED])
+def test_sizes_in_the_zip64_field_of_a_local_header(method: int) -> None:
+    data = written(method, force_zip64=True)
+    sizes = 30 + int.from_bytes(data[26:28], "little") + 4
+    assert data[sizes - 4 : sizes] == b"\x01\0\x10\0"
+    for changed in flips(data, sizes, (0, 16)):
+        assert codes(changed) == {"zip-headers-disagree"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told", "agrees"),
+    [
+        (0x0808, (LARGE, 0), True),  # as torch.save writes a tensor of over 4 GiB
+        (0x0808, (LARGE, 0, 64), True),
+        (0x0808, (64,), True),  # and a small one behind it
+        (0x0808, (LARGE + 1, 0), False),
+        (0x0808, (65,), False),
+        (0, (LARGE, LARGE), True),
+        (0, (LARGE, 0), False),
+    ],
+)
+def test_zip64_fields_as_pytorch_writes_them(flags: int, told: tuple[int, ...], agrees: bool) -> None:
+    member = Member("a", b"a", 0, flags, ZIP_STORED, (0, 0), 0, LARGE, LARGE, 64)
+    wide = struct.pack(f"<{len(told)}Q", *told)
+    assert states_the_same(member, [wide], 0, 0) == agrees
 
 
 @pytest.mark.parametrize("method", [ZIP_STORED, ZIP_DEFLATED])
