@@ -86,7 +86,8 @@ class Probe:
             and (not is_zip or _JSON_HEADER.match(head) is not None),
             "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
             "numpy": head.startswith(b"\x93NUMPY"),
-            "table": head[:2] == b"\0\0" and head[2:3] > b"\0",  # an empty key, with a value
+            # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
+            "table": (head[:2] == b"\0\0" and head[2:3] > b"\0") or self._file.endswith(".index"),
         }
         kinds = {kind for kind, is_so in told.items() if is_so}
         return frozenset(kinds if kinds - {"json"} else kinds | {"other"})

@@ -386,6 +386,15 @@ def test_every_flipped_byte_of_an_index_is_found(keras: Path) -> None:
     assert found == FLIPS
 
 
+@pytest.mark.parametrize("first", [0x80, ord("{"), ord("P"), 0x93, 0x89])
+def test_an_index_stays_one_whatever_its_first_byte_looks_like(keras: Path, first: int) -> None:
+    path = keras / "ckpt-1.index"
+    path.write_bytes(bytes([first]) + path.read_bytes()[1:])
+    for name in (path, keras / "ckpt-1"):
+        verification = verify(name, jobs=1)
+        assert (verification.format, verification.is_valid) == ("tensorflow", False)
+
+
 def test_a_damaged_graph_leaves_the_tensors_with_their_keys(keras: Path) -> None:
     path = keras / f"ckpt-1.{DATA}"
     data = bytearray(path.read_bytes())
