@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     )
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.inspect import Inspection, inspect
-    from ckpttool.ops.verify import Verification, verify
+    from ckpttool.ops.verdict import Verification
+    from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
     from ckpttool.series.listing import latest, list_checkpoints
     from ckpttool.series.planning import Request
@@ -70,7 +71,8 @@ _HOMES = {
     "checkpoint": ("Checkpoint", "Tensor", "TrainingState"),
     "formats": ("open_checkpoint",),
     "ops.inspect": ("Inspection", "inspect"),
-    "ops.verify": ("Verification", "verify"),
+    "ops.verdict": ("Verification",),
+    "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
     "series.listing": ("latest", "list_checkpoints"),
     "series.planning": ("Request",),

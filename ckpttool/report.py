@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -23,12 +24,16 @@ class Finding:
         severity: An error fails the check that found it.
         message: One sentence, without the place.
         where: The member, tensor or byte offset, or None for the whole.
+        check: The check that made it, or None outside of verification.
+        ignored: Why it is of no matter, or None.
     """
 
     code: str
     severity: Severity
     message: str
     where: str | None = None
+    check: str | None = None
+    ignored: str | None = None
 
 
 def error(code: str, message: str, where: str | None = None) -> Finding:
@@ -46,7 +51,7 @@ def note(code: str, message: str, where: str | None = None) -> Finding:
     return Finding(code, Severity.NOTE, message, where)
 
 
-def has_errors(findings: tuple[Finding, ...]) -> bool:
+def has_errors(findings: Iterable[Finding]) -> bool:
     """Tell whether any finding is an error."""
     return any(finding.severity is Severity.ERROR for finding in findings)
 

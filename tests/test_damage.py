@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, CheckpointError, inspect, open_checkpoint, verify
-from ckpttool.ops.verify import Safety
+from ckpttool.ops.verdict import Safety
 from ckpttool.render.json import dumps, inspect_document, verify_document
 from ckpttool.render.text import inspect_text, verify_text
 from ckpttool.testing import described, digest, flipped, no_file_left_open, outcome_of

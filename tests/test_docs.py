@@ -15,6 +15,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_MODULE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+"""A block of Python that begins with a file's name: the examples of the page find it there."""
 COMMANDS = ("inspect", "verify", "list", "latest", "prune")
 
 
@@ -49,6 +51,8 @@ def pattern(expected: str) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=lambda page: page.stem)
 def test_examples_print_what_the_page_shows(page: Path, tmp_path: Path, pictures: ModuleType) -> None:
     pictures.prepare(tmp_path)
+    for name, code in _MODULE.findall(page.read_text("utf-8")):
+        (tmp_path / name).write_text(code)
     for command, expected in steps(page):
         program, *arguments = shlex.split(command)
         assert program == "ckpttool"

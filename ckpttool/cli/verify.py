@@ -1,34 +1,37 @@
-"""``ckpttool verify``: is it intact, sane and safe?"""
+"""``ckpttool verify``: is it intact, sane and safe, and does it predict?"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from ckpttool.cli import predict_options as predicting
+from ckpttool.cli import reports
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
-from ckpttool.cli.output import has_colour, progress, say_error
+from ckpttool.cli.output import has_colour, say_error, say_warning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpttool.formats.interface import Unit
+    from ckpttool.cli.config import Config
+    from ckpttool.cli.verifying import Outcome
     from ckpttool.ops.sealing import Sealed
-    from ckpttool.ops.verify import Verification
 
 
 def verify(
+    context: typer.Context,
     paths: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
-            metavar="PATH...",
+            metavar="[PATH]...",
             readable=False,
             show_default=False,
-            help="Files, or directories of checkpoints.",
+            help="Files, or directories of checkpoints. [default: what ckpttool.toml names]",
         ),
-    ],
+    ] = None,
     json: Json = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Check structure and safety; read no values.")
@@ -38,11 +41,15 @@ def verify(
         typer.Option(
             "--only",
             metavar="NAME,...",
-            help="Run these checks: structure, checksum, values, safety, manifest.",
+            help="Run these checks: structure, checksum, values, safety, manifest, load, predict.",
             show_default=False,
         ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail.")] = False,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="Take the rules of this file.", show_default=False),
+    ] = None,
     write_manifest: Annotated[
         bool,
         typer.Option(
@@ -50,164 +57,183 @@ def verify(
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a manifest that says something else.")
+        bool, typer.Option("--force", help="Replace a manifest or a recording that is there.")
     ] = False,
+    predict: predicting.Predict = False,
+    model: predicting.Model = None,
+    model_args: predicting.ModelArgs = None,
+    optimizer: predicting.Optimizer = None,
+    optimizer_args: predicting.OptimizerArgs = None,
+    state_key: predicting.StateKey = None,
+    input: predicting.Input = None,
+    input_shapes: predicting.InputShapes = None,
+    signature: predicting.Signature = None,
+    batch_size: predicting.BatchSize = None,
+    seed: predicting.Seed = None,
+    record: predicting.Record = None,
+    expect: predicting.Expect = None,
+    rtol: predicting.Rtol = None,
+    atol: predicting.Atol = None,
+    labels: predicting.Labels = None,
+    min_accuracy: predicting.MinAccuracy = None,
+    max_error: predicting.MaxError = None,
+    resume_step: predicting.ResumeStep = False,
+    trust: predicting.Trust = False,
+    timeout: predicting.Timeout = None,
+    memory: predicting.Memory = None,
+    junit: reports.Junit = None,
+    sarif: reports.Sarif = None,
+    github: reports.Github = None,
+    summary: reports.Summary = None,
     exclude: Exclude = [],  # noqa: B006 - Typer copies it
     max_depth: MaxDepth = None,
     jobs: Jobs = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Check that it is intact, sane and safe.
+    """Check that it is intact, sane and safe, and with --predict that it still predicts.
 
     Structure, every checksum, NaN and infinities, what loading it could run, and a manifest beside it. A
-    directory stands for all checkpoints in it. Exit status: 0 all is well, 1 invalid or unsafe, 2 not a
-    checkpoint.
+    directory stands for all checkpoints in it. The options from --model to --memory say how to predict. Exit
+    status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
     """
-    from ckpttool.errors import CheckpointError
+    from ckpttool.cli.targets import check_targets, files_read
+    from ckpttool.cli.verifying import Wanted, verify_all
+    from ckpttool.errors import UsageError
 
-    checks = _checks(quick, only)
-    _check_sealing(write_manifest, force, whole=not quick and only is None)
-    sealing = _Sealing(force, {}) if write_manifest else None
-    wanted = _Wanted(checks, strict, jobs, exclude, max_depth, sealing)
-    could_not = False
-    verifications: list[Verification] = []
-    for path in paths:
-        try:
-            verifications += _verified_all(str(path), wanted)
-        except CheckpointError as error:
-            say_error(str(error))
-            could_not = True
-    sealed = sealing.done if sealing else {}
-    _say_refused(sealed)
-    if could_not or any(one.failed for one in sealed.values()):
-        _say_sealed(sealed, sys.stderr)
+    asked = _configuration(config, has_paths=bool(paths))
+    checks, names_prediction = _checks(quick, only)
+    predict = predict or names_prediction
+    is_alone = not predict and asked is None
+    is_whole = not quick and only is None
+    wishes = predicting.wishes(context.params)
+    _check_wishes(wishes, may_predict=not is_alone)
+    _check_sealing(write_manifest, is_whole=is_whole, is_alone=is_alone)
+    if force and not write_manifest and "record" not in wishes:
+        raise UsageError("--force goes with --write-manifest or --record")
+    looked_at = [*map(str, paths or (asked.paths if asked else ()))]
+    wanted_reports = reports.Reports(junit, sarif, github, summary)
+    check_targets(
+        {"--record": record, "--junit": junit, "--sarif": sarif, "--summary": summary},
+        files_read(looked_at, wishes),
+        force=force,
+    )
+    wanted = Wanted(
+        checks=checks,
+        strict=strict or (asked is not None and asked.strict),
+        jobs=jobs,
+        exclude=[*exclude, *(asked.exclude if asked else ())],
+        max_depth=max_depth,
+        predict=predict,
+        wishes=wishes,
+        config=asked,
+        seal=write_manifest,
+        force=force,
+    )
+    outcome = verify_all(looked_at, wanted)
+    if asked is not None and not paths and is_whole and not outcome.failures:
+        _say_doubts(asked, outcome)
+    _say_refused(outcome.sealed)
+    reports.write_reports(wanted_reports, outcome.verifications, outcome.failures, outcome.seconds)
+    if outcome.failures or any(one.failed for one in outcome.sealed.values()):
+        _say_sealed(outcome.sealed, sys.stderr)
         return 2
     if not quiet:
-        _print(verifications, sealed, json, verbose)
-    passed = all(_passes(verification, strict) for verification in verifications)
-    return int(not passed or any(one.refused for one in sealed.values()))
+        _print(outcome, json, verbose)
+    return int(not outcome.passes(wanted.strict))
 
 
-class _Wanted(NamedTuple):
-    """What was asked for."""
+def _configuration(named: str | None, *, has_paths: bool) -> Config | None:
+    """Return the configuration that applies: one that is named, or one found where no path is given.
 
-    checks: tuple[str, ...]
-    strict: bool
-    jobs: int | None
-    exclude: list[str]
-    max_depth: int | None
-    sealing: _Sealing | None
+    Raises:
+        UsageError: There is neither a path nor a configuration, or it is wrong.
+    """
+    if named is None and has_paths:
+        return None
+    from ckpttool.cli.config import find_config, read_config
+    from ckpttool.errors import UsageError
+
+    path = named or find_config()
+    if path is None:
+        raise UsageError("name a PATH, or write a ckpttool.toml that names some (see docs/config.md)")
+    return read_config(path, is_named=named is not None)
 
 
-class _Sealing(NamedTuple):
-    """That manifests are wanted, and what became of those so far, by the checkpoints' paths."""
+def _check_wishes(wishes: Mapping[str, object], *, may_predict: bool) -> None:
+    """Require that wishes for a prediction come with one, and that the files they name are there.
 
-    force: bool
-    done: dict[str, Sealed]
+    Raises:
+        UsageError, NotFound: They don't, or aren't.
+    """
+    import os
+
+    from ckpttool.errors import NotFound, UsageError
+
+    if wishes and not may_predict:
+        raise UsageError(f"{predicting.flag_of(next(iter(wishes)))} goes with --predict")
+    for name in ("input", "expect", "labels"):
+        path = wishes.get(name)
+        if path is not None and not os.path.isfile(str(path)):
+            raise NotFound(str(path), "no such file")
 
 
-def _check_sealing(write_manifest: bool, force: bool, *, whole: bool) -> None:
-    """Require that a manifest is only written for what was looked at in full.
+def _check_sealing(write_manifest: bool, *, is_whole: bool, is_alone: bool) -> None:
+    """Require that a manifest is only written for what was looked at in full, and with nothing else.
 
     Raises:
         UsageError: It isn't.
     """
     from ckpttool.errors import UsageError
 
-    if force and not write_manifest:
-        raise UsageError("--force goes with --write-manifest")
-    if write_manifest and not whole:
+    if write_manifest and not is_whole:
         raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
+    if write_manifest and not is_alone:
+        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
 
 
-def _checks(quick: bool, only: str | None) -> tuple[str, ...]:
-    """Return the names of the checks to run.
+def _checks(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
+    """Return the names of the checks to run, and whether a prediction is among them.
 
     Raises:
         UsageError: A name is none of them.
     """
     from ckpttool.errors import UsageError
-    from ckpttool.ops.verify import CHECKS, QUICK_CHECKS
+    from ckpttool.ops.verdict import CHECKS, PREDICTION, QUICK_CHECKS
 
     if only is None:
-        return QUICK_CHECKS if quick else CHECKS
+        return (QUICK_CHECKS if quick else CHECKS), False
     names = tuple(name.strip() for name in only.split(","))
-    unknown = [name for name in names if name not in CHECKS]
+    known = (*CHECKS, *PREDICTION)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"no check {unknown[0]!r}: there are {', '.join(CHECKS)}")
-    checks = tuple(name for name in names if not quick or name in QUICK_CHECKS)
+        raise UsageError(f"no check {unknown[0]!r}: there are {', '.join(known)}")
+    predicts = not set(PREDICTION).isdisjoint(names)
+    wanted = {*names, *QUICK_CHECKS} if predicts else set(names)  # nothing is loaded that may be unsafe
+    checks = tuple(name for name in CHECKS if name in wanted and (not quick or name in QUICK_CHECKS))
     if not checks:
         raise UsageError("--quick and --only leave no check")
-    return checks
+    return checks, predicts
 
 
-def _verified_all(path: str, wanted: _Wanted) -> list[Verification]:
-    """Return the verdicts on all checkpoints at a path; what in a directory can't be read is invalid.
+def _say_doubts(config: Config, outcome: Outcome) -> None:
+    from ckpttool.cli.settings import doubts
 
-    Raises:
-        CheckpointError: The path itself can't be looked at, or nothing there is a checkpoint.
-    """
-    from ckpttool.errors import CheckpointError
-    from ckpttool.formats import unrecognised
-    from ckpttool.formats.discovery import Walk, discover
-    from ckpttool.formats.interface import Probe
-    from ckpttool.ops.verify import unreadable
-
-    lost: list[CheckpointError] = []
-    walk = Walk(exclude=wanted.exclude, max_depth=wanted.max_depth, on_error=lost.append)
-    units = sorted(discover(path, walk), key=lambda unit: unit.path)
-    if not units:
-        with Probe(path) as probe:
-            raise lost[0] if lost else unrecognised(probe)
-    verifications = []
-    for unit in units:
-        try:
-            verifications.append(_verified(unit, wanted))
-        except CheckpointError as error:
-            if unit.path == path:
-                raise
-            lost.append(error)
-    return verifications + [unreadable(error) for error in lost]
+    for sentence in doubts(config, outcome.judged):
+        say_warning(sentence)
 
 
-def _verified(unit: Unit, wanted: _Wanted) -> Verification:
-    from ckpttool.ops.verify import verify as verify_one
-
-    if wanted.sealing is not None:
-        from ckpttool.ops.sealing import verify_and_seal
-
-        with progress(unit.path, unit.nbytes) as advance:
-            force, strict, jobs = wanted.sealing.force, wanted.strict, wanted.jobs
-            verdict, sealed = verify_and_seal(unit, force=force, strict=strict, jobs=jobs, advance=advance)
-        wanted.sealing.done[unit.path] = sealed
-        return verdict
-    with progress(unit.path, unit.nbytes) as advance:
-        return verify_one(unit, only=wanted.checks, strict=wanted.strict, jobs=wanted.jobs, advance=advance)
-
-
-def _passes(verification: Verification, strict: bool) -> bool:
-    from ckpttool.ops.verify import Safety, Status
-
-    was_judged = any(
-        check.name == "safety" and check.status is not Status.SKIPPED for check in verification.checks
-    )
-    return verification.is_fine and not (strict and was_judged and verification.safety is Safety.UNKNOWN)
-
-
-def _print(
-    verifications: list[Verification], sealed: Mapping[str, Sealed], json: bool, verbose: bool
-) -> None:
+def _print(outcome: Outcome, json: bool, verbose: bool) -> None:
     if json:
         from ckpttool.cli.output import print_json
         from ckpttool.render.json import verify_document
 
-        print_json(verify_document(verifications, sealed))
+        print_json(verify_document(outcome.verifications, outcome.sealed))
         return
     from ckpttool.render.text import verify_text
 
-    print(verify_text(verifications, verbose=verbose, colour=has_colour(sys.stdout)))
-    _say_sealed(sealed, sys.stdout)
+    print(verify_text(outcome.verifications, verbose=verbose, colour=has_colour(sys.stdout)))
+    _say_sealed(outcome.sealed, sys.stdout)
 
 
 def _say_sealed(sealed: Mapping[str, Sealed], stream: TextIO) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.errors import CheckpointError
 from ckpttool.report import Finding, counted, error, warning
 from ckpttool.wire.scan import Scanned, Specials
 
@@ -19,6 +20,18 @@ def special_findings(specials: Specials, tensor: Tensor) -> list[Finding]:
         message = f"{specials.infinite:,} of {tensor.size:,} values are infinite"
         findings.append(warning("infinity", message, tensor.name))
     return findings
+
+
+def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
+    """Return a warning where the recorded loss is NaN or infinite."""
+    try:
+        training = checkpoint.training
+        loss = training.loss
+    except CheckpointError:  # a scalar that can't be read: the pass over the file has told
+        return []
+    if loss is None or loss - loss == 0:
+        return []
+    return [warning("loss-not-finite", f"the recorded loss is {loss}", training.origin.get("loss"))]
 
 
 def checksum_findings(scanned: Sequence[Scanned]) -> list[Finding]:

@@ -5,10 +5,11 @@ A check passes only for what it looked at: what a format can't tell is skipped, 
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated, Unsupported
@@ -19,70 +20,34 @@ from ckpttool.ops.manifest import SUFFIX, compare, has_digests, manifests_of
 from ckpttool.ops.scanned import (
     checksum_findings,
     covered_by_checksums,
+    loss_findings,
     special_findings,
     without_checksums,
     without_values,
 )
-from ckpttool.report import Finding, Severity, counted, error, has_errors, warning
+from ckpttool.ops.verdict import (
+    CHECKS,
+    NOTHING_CHECKED,
+    PREDICTION,
+    Check,
+    Safety,
+    Status,
+    Verification,
+    fatal,
+)
+from ckpttool.report import Finding, Severity, counted, error, has_errors
 from ckpttool.wire.scan import Scanned, count_specials, scan
 
-CHECKS = ("structure", "checksum", "values", "safety", "manifest")
-QUICK_CHECKS = ("structure", "safety")
-NOTHING_CHECKED = "nothing-checked"
+if TYPE_CHECKING:
+    from ckpttool.ops.ignoring import Ignore
+    from ckpttool.ops.predicted import Prediction
+    from ckpttool.predict.request import Request
+    from ckpttool.predict.run import Stage
+
 _OPTIONAL = "manifest"
 """The check that stands in the answer only where there is something to compare with, or it was asked for."""
 
 Advance = Callable[[int], None]
-
-
-class Status(str, enum.Enum):
-    """How a check went; skipped is not passed."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-class Safety(str, enum.Enum):
-    """What loading it with its own framework could run."""
-
-    SAFE = "safe"
-    UNSAFE = "unsafe"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One check: ``detail`` says what was looked at, or why nothing was."""
-
-    name: str
-    status: Status
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The verdict on one checkpoint; ``nbytes`` is the size of its files, in bytes."""
-
-    path: str
-    format: str | None
-    variant: str | None
-    safety: Safety
-    checks: tuple[Check, ...]
-    findings: tuple[Finding, ...]
-    nbytes: int = 0
-
-    @property
-    def is_valid(self) -> bool:
-        """Tell whether anything was checked, and nothing of it failed; safety has a verdict of its own."""
-        if any(finding.code == NOTHING_CHECKED for finding in self.findings):
-            return False
-        return all(check.status is not Status.FAILED for check in self.checks if check.name != "safety")
-
-    @property
-    def is_fine(self) -> bool:
-        """Tell whether it is valid, and nothing dangerous is in it."""
-        return self.is_valid and self.safety is not Safety.UNSAFE
 
 
 def default_jobs() -> int:
@@ -98,6 +63,8 @@ def verify(
     strict: bool = False,
     jobs: int | None = None,
     advance: Advance = lambda nbytes: None,
+    prediction: Request | None = None,
+    ignores: Sequence[Ignore] = (),
 ) -> Verification:
     """Return the verdict on one checkpoint. A damaged one is invalid, not an error.
 
@@ -107,9 +74,12 @@ def verify(
         strict: Whether warnings fail their check.
         jobs: Number of threads; by default the processors that this process may use.
         advance: Called with the bytes read, from any thread.
+        prediction: How to load it with its framework and run it, in a process of its own.
+        ignores: What keeps it from no prediction; ``apply_ignores`` marks it in the verdict.
 
     Raises:
         NotACheckpoint: Nothing is recognised there.
+        MissingPackage: A prediction needs a framework that is not installed.
         CheckpointError: It can't be read at all.
     """
     unit = path if isinstance(path, Unit) else None
@@ -118,12 +88,14 @@ def verify(
     try:
         format = format or _format_of(name)
         with format.open_unit(unit or Unit(name, (), format)) as checkpoint:
-            return _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run()
+            verifier = _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance)
+            return verifier.run(prediction, ignores)
     except (DamagedCheckpoint, Unsupported) as failure:
         hint = format or suffix_format(os.path.basename(name))
         unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
         nbytes = replace(unit, members=unit.parts).nbytes
-        return replace(_beyond_opening(name, hint, failure, only), nbytes=nbytes)
+        found = _beyond_opening(name, hint, failure, only, predicts=prediction is not None)
+        return replace(found, nbytes=nbytes)
 
 
 def _format_of(path: str) -> Format:
@@ -132,14 +104,15 @@ def _format_of(path: str) -> Format:
 
 
 def _beyond_opening(
-    path: str, format: Format | None, failure: CheckpointError, only: Collection[str]
+    path: str, format: Format | None, failure: CheckpointError, only: Collection[str], *, predicts: bool
 ) -> Verification:
     """Return the verdict on what can't be opened; what was seen before the damage still counts."""
     seen = getattr(failure, "safety", ())
     where = failure.where
     if failure.path != path:
         where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
-    findings = (error(failure.code, failure.reason, where), *seen)
+    broken = replace(error(failure.code, failure.reason, where), check="structure")
+    findings = (broken, *(replace(finding, check="safety") for finding in seen))
     reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else "not asked for")
@@ -147,29 +120,37 @@ def _beyond_opening(
         if name != _OPTIONAL or _asks_for_manifest(only) or os.path.isfile(path + SUFFIX)
     ]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
+    checks += [Check(name, Status.SKIPPED, reason) for name in PREDICTION if predicts]
     safety = Safety.UNSAFE if has_errors(seen) else Safety.UNKNOWN
     if safety is Safety.UNSAFE and "safety" in only:
         checks[CHECKS.index("safety")] = Check("safety", Status.FAILED, counted(len(seen), "finding"))
-    return Verification(path, format.name if format else None, None, safety, tuple(checks), findings)
+    return Verification(
+        path, format.name if format else None, None, safety, tuple(checks), findings, was_opened=False
+    )
 
 
 def unreadable(failure: CheckpointError) -> Verification:
     """Return the verdict on what lies in a directory and can't be read: it is not fine."""
     checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != _OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
-    finding = error(failure.code, failure.reason, failure.where)
-    return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,))
+    finding = replace(error(failure.code, failure.reason, failure.where), check="structure")
+    return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,), was_opened=False)
 
 
 class _Verifier:
     """Runs the checks on one open checkpoint and collects what they find."""
 
     def __init__(
-        self, checkpoint: Checkpoint, only: Collection[str], strict: bool, jobs: int, advance: Advance
+        self,
+        checkpoint: Checkpoint,
+        only: Collection[str],
+        strict: bool,
+        jobs: int,
+        advance: Advance,
     ) -> None:
         self._checkpoint = checkpoint
         self._only = only
-        self._fatal = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+        self._strict = strict
         self._jobs = jobs
         self._advance = advance
         self._findings: list[Finding] = []
@@ -177,8 +158,35 @@ class _Verifier:
         self._manifests = manifests_of(checkpoint)
         self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
 
-    def run(self) -> Verification:
+    def run(self, request: Request | None, ignores: Sequence[Ignore]) -> Verification:
         """Return the verdict."""
+        with self._started(request) as prediction:
+            checks = self._own_checks()
+            if prediction is not None:
+                checks += self._predicted(prediction, self._verification(checks), ignores)
+        return self._verification(checks)
+
+    def _verification(self, checks: tuple[Check, ...]) -> Verification:
+        found = self._checkpoint
+        return Verification(
+            found.path,
+            found.format,
+            found.variant,
+            self._verdict(),
+            checks,
+            tuple(self._findings),
+            found.nbytes,
+        )
+
+    def _started(self, request: Request | None) -> AbstractContextManager[Prediction | None]:
+        """Return the prediction that was asked for, with its child on the way."""
+        if request is None:
+            return nullcontext()
+        from ckpttool.ops.predicted import Prediction
+
+        return Prediction(self._checkpoint, request)
+
+    def _own_checks(self) -> tuple[Check, ...]:
         if {"checksum", "values"} & set(self._only):
             self._scanned = scan(
                 self._checkpoint.spans(),
@@ -195,16 +203,26 @@ class _Verifier:
             if name != _OPTIONAL or compares
         )
         self._findings.extend(_nothing_checked(checks, self._only))
-        found = self._checkpoint
-        return Verification(
-            found.path,
-            found.format,
-            found.variant,
-            self._verdict(),
-            checks,
-            tuple(self._findings),
-            found.nbytes,
-        )
+        return checks
+
+    def _predicted(
+        self, prediction: Prediction, before: Verification, ignores: Sequence[Ignore]
+    ) -> tuple[Check, ...]:
+        """Return the checks of a prediction, which only a checkpoint earns that passed all before."""
+        from ckpttool.ops.ignoring import apply_ignores
+
+        accepted = apply_ignores(before, ignores, strict=self._strict)
+        has_failed = any(check.status is Status.FAILED for check in accepted.checks)
+        answer = prediction.answer(has_failed=has_failed)
+        if not has_failed:
+            self._findings.extend(answer.owed())
+        return tuple(self._staged(stage) for stage in (answer.load, answer.predict))
+
+    def _staged(self, stage: Stage) -> Check:
+        if stage.is_skipped:
+            return Check(stage.name, Status.SKIPPED, stage.detail)
+        check = self._check(stage.name, stage.findings, stage.detail)
+        return replace(check, detail=stage.detail)
 
     def _verdict(self) -> Safety:
         severities = {finding.severity for finding in self._checkpoint.safety}
@@ -216,9 +234,9 @@ class _Verifier:
 
     def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
         """Record findings and return the check that made them."""
-        found = tuple(findings)
+        found = tuple(replace(finding, check=name) for finding in findings)
         self._findings.extend(found)
-        failures = sum(finding.severity in self._fatal for finding in found)
+        failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
         if failures:
             return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}")
         return Check(name, Status.PASSED, detail)
@@ -240,7 +258,7 @@ class _Verifier:
         if not tensors:
             return Check("values", Status.SKIPPED, without_values(self._checkpoint))
         findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
-        findings += self._unfinished_training()
+        findings += loss_findings(self._checkpoint)
         return self._check("values", findings, counted(len(tensors), "tensor"))
 
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -267,21 +285,6 @@ class _Verifier:
         except CheckpointError as failure:
             return [error(failure.code, failure.reason, tensor.name)]
         return special_findings(specials, tensor)
-
-    def _unfinished_training(self) -> list[Finding]:
-        try:
-            loss = self._checkpoint.training.loss
-        except CheckpointError:  # a scalar that can't be read: the pass over the file has told
-            return []
-        if loss is None or loss - loss == 0:
-            return []
-        return [
-            warning(
-                "loss-not-finite",
-                f"the recorded loss is {loss}",
-                self._checkpoint.training.origin.get("loss"),
-            )
-        ]
 
     def _safety(self) -> Check:
         if not self._checkpoint.safety:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
     from ckpttool.ops.inspect import Inspection, Statistics
     from ckpttool.ops.sealing import Sealed
-    from ckpttool.ops.verify import Verification
+    from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
 
 
@@ -133,7 +133,8 @@ def _statistics(found: Statistics) -> dict[str, Any]:
 
 def finding(one: Finding) -> dict[str, Any]:
     """Return a finding as the documents have it."""
-    return {"code": one.code, "severity": one.severity.value, "message": one.message, "where": one.where}
+    told = {"code": one.code, "severity": one.severity.value, "message": one.message, "where": one.where}
+    return told if one.ignored is None else {**told, "ignored": one.ignored}
 
 
 def verify_document(

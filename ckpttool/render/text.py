@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ckpttool.checkpoint import Role, TrainingState
 from ckpttool.ops.inspect import Inspection
-from ckpttool.ops.verify import Safety, Status, Verification
+from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
 from ckpttool.render.escape import printable
 from ckpttool.render.text_findings import finding_lines, styled
 from ckpttool.render.text_numbers import file_size, number
@@ -145,11 +145,13 @@ def verify_text(verifications: list[Verification], *, verbose: bool = False, col
     lines: list[str] = []
     for verification in verifications:
         lines.append(_verdict_line(verification, colour))
-        if verbose or not verification.is_fine:
-            lines += [
-                f"    {check.name:<10} {check.status.value:<8} {printable(check.detail)}"
-                for check in verification.checks
-            ]
+        told = {finding.message for finding in verification.findings}  # said once, with its place
+        lines += [
+            f"    {check.name:<10} {check.status.value:<8} "
+            f"{'' if check.detail in told else printable(check.detail)}".rstrip()
+            for check in verification.checks
+            if verbose or not verification.is_fine or check.name in PREDICTION
+        ]
         lines += [f"    {line}" for line in finding_lines(verification.findings, colour, MAX_ROWS)]
     if len(verifications) > 1:
         lines.append(_counts(verifications))
@@ -176,7 +178,7 @@ def _tells(name: str, status: Status) -> bool:
 
 def _verdict(verification: Verification) -> tuple[str, str]:
     if not verification.is_valid:
-        return "INVALID", "red"
+        return ("NOT RUN" if verification.is_owed else "INVALID"), "red"
     if verification.safety is Safety.UNSAFE:
         return "UNSAFE", "red"
     return ("valid", "green") if verification.safety is Safety.SAFE else ("valid?", "yellow")
@@ -186,9 +188,9 @@ def _counts(verifications: list[Verification]) -> str:
     words = [_verdict(verification)[0] for verification in verifications]
     counted = ", ".join(
         f"{words.count(word):,} {word.rstrip('?').lower()}"
-        for word in ("valid", "INVALID", "UNSAFE")
+        for word in ("valid", "INVALID", "NOT RUN", "UNSAFE")
         if word in words
     )
     unknown = words.count("valid?")
-    doubt = f"{', ' if counted else ''}{unknown:,} valid with unknown classes" if unknown else ""
+    doubt = f"{', ' if counted else ''}{unknown:,} valid, safety unknown" if unknown else ""
     return f"{len(verifications):,} checkpoints: {counted}{doubt}"

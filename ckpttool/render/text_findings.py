@@ -24,29 +24,34 @@ def finding_lines(findings: Iterable[Finding], colour: bool, limit: int | None =
 
 def _alike(findings: Iterable[Finding]) -> Iterator[Sequence[Finding]]:
     """Yield findings that are told in one line, in the order of their first ones."""
-    groups: dict[tuple[Severity, str], list[Finding]] = {}
+    groups: dict[tuple[Severity, str, str | None], list[Finding]] = {}
     told = list(findings)
     for one in told:
         if one.where:
-            groups.setdefault((one.severity, one.code), []).append(one)
+            groups.setdefault(_kind(one), []).append(one)
     for one in told:
-        many = groups.get((one.severity, one.code), [])
+        many = groups.get(_kind(one), [])
         if not one.where or len(many) <= _MAX_ALIKE:
             yield [one]
         elif many[0] is one:
             yield many
 
 
+def _kind(one: Finding) -> tuple[Severity, str, str | None]:
+    return one.severity, one.code, one.ignored
+
+
 def _line(alike: Sequence[Finding], colour: bool) -> str:
     first = alike[0]
     mark = _MARKS[first.severity]
-    start = f"{styled(mark, _COLOURS[mark], colour)} {first.code}"
+    ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
+    start = f"{styled(mark, _COLOURS[mark], colour and not ignored)} {first.code}"
     if len(alike) == 1:
         place = f" [{printable(first.where)}]" if first.where else ""
-        return f"{start}{place}: {printable(first.message)}"
+        return f"{start}{place}: {printable(first.message)}{ignored}"
     places = ", ".join(printable(one.where or "") for one in alike[:_MAX_ALIKE])
     which = "" if all(one.message == first.message for one in alike) else "the first: "
-    return f"{start} in {len(alike):,} places [{places}, …]: {which}{printable(first.message)}"
+    return f"{start} in {len(alike):,} places [{places}, …]: {which}{printable(first.message)}{ignored}"
 
 
 def styled(text: str, colour_name: str, colour: bool) -> str:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 
 from ckpttool.formats import tf_state
 from ckpttool.series.order import Group
+from ckpttool.wire.tomltext import parse_toml
 
 PINS = ".ckpttool.toml"
 
@@ -100,7 +99,7 @@ def _pins(directory: str, names: Names) -> Iterator[Pointer]:
         return
     path = os.path.join(directory, PINS)
     try:
-        pinned = _toml(_text(path, MAX_STATE) or "").get("pinned", [])
+        pinned = parse_toml(_text(path, MAX_STATE) or "").get("pinned", [])
     except ValueError:
         yield Pointer("pinned", path, None)
         return
@@ -154,13 +153,6 @@ def noted_name(file: os.DirEntry[str]) -> str | None:
 
 def _is_line(text: str) -> bool:
     return bool(text) and text.isprintable()
-
-
-def _toml(text: str) -> Mapping[str, object]:
-    # The package has the same words as the standard library's module since Python 3.11.
-    loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
-    told: Mapping[str, object] = loads(text)
-    return told
 
 
 def names_in(directory: str) -> Names:

@@ -18,7 +18,8 @@ from ckpttool.errors import CheckpointError
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.inspect import inspect
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 from ckpttool.render.json import dumps, finite, inspect_document
 from ckpttool.testing.damage import (
     DAMAGES,

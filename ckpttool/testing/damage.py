@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError
-from ckpttool.ops.verify import Verification, verify
+from ckpttool.ops.verdict import Verification
+from ckpttool.ops.verify import verify
 
 SMALL = 2400
 """A file of up to so many bytes is damaged at every byte; a larger one where it hurts, and at random."""

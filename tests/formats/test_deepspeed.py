@@ -11,7 +11,8 @@ import pytest
 from ckpttool.checkpoint import Checkpoint, Role
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 from ckpttool.series.survey import survey
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"

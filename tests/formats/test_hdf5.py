@@ -17,7 +17,8 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.interface import Probe
-from ckpttool.ops.verify import Safety, Status, verify
+from ckpttool.ops.verdict import Safety, Status
+from ckpttool.ops.verify import verify
 from ckpttool.wire import h5worker
 from ckpttool.wire.h5values import slabs
 from ckpttool.wire.h5worker import WORKER

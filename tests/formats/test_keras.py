@@ -15,7 +15,8 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.keras_config import judge
-from ckpttool.ops.verify import Safety, Status, Verification, verify
+from ckpttool.ops.verdict import Safety, Status, Verification
+from ckpttool.ops.verify import verify
 
 Config = dict[str, object]
 

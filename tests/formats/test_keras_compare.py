@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 
 CODES = {"weight-missing", "weight-extra", "weight-shape"}
 Edit = Callable[[Any], None]

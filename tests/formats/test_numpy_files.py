@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotACheckpoint, Truncated
 from ckpttool.formats import open_checkpoint
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 from ckpttool.wire.npy import itemsize, read_npy_header
 from ckpttool.wire.source import Buffer
 

@@ -20,7 +20,8 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import paddle_program
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.paddle_program import looks_like_program, read_program
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth
 from ckpttool.wire.lodtensor import read_all, read_file
 from ckpttool.wire.source import Buffer, Source

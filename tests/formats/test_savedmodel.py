@@ -22,7 +22,8 @@ from ckpttool.formats.pbtext import encode
 from ckpttool.formats.savedmodel_graph import read_model
 from ckpttool.formats.savedmodel_types import type_name
 from ckpttool.formats.savedmodel_walk import message_in
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Buffer

@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 
 
 def _messages() -> ModuleType:

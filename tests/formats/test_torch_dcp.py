@@ -18,7 +18,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-dcp"
 STEP = 11

@@ -13,7 +13,8 @@ import pytest
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.torch_expressions import objection
-from ckpttool.ops.verify import Safety, verify
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files" / "torch-export"
 PROGRAM, OLD = FILES / "program.pt2", FILES / "program_old.pt2"

@@ -21,7 +21,8 @@ from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
 from ckpttool.ops import sealing
 from ckpttool.ops.sealing import Sealed, verify_and_seal
-from ckpttool.ops.verify import Check, Status, Verification, verify
+from ckpttool.ops.verdict import Check, Status, Verification
+from ckpttool.ops.verify import verify
 from ckpttool.wire.sums import MAX_NAME, Line, dumps_manifest, parse_manifest
 
 ZERO = "0" * 64

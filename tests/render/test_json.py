@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Role, Tensor, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.inspect import Inspection, Statistics
-from ckpttool.ops.verify import Check, Safety, Status, Verification
+from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.json import dumps, finite, inspect_document, verify_document
 from ckpttool.report import error, note, warning
 

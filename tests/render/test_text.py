@@ -10,7 +10,7 @@ import pytest
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.inspect import Inspection, Statistics
-from ckpttool.ops.verify import Check, Safety, Status, Verification
+from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.text import file_size, inspect_text, number, verify_text
 from ckpttool.report import Finding, error, note, warning
 
@@ -255,9 +255,9 @@ def test_several_are_counted() -> None:
         verification(),
     ]
     assert lines(verify_text(found))[-1] == (
-        "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid with unknown classes"
+        "5 checkpoints: 2 valid, 1 invalid, 1 unsafe, 1 valid, safety unknown"
     )
-    assert lines(verify_text(found[1:2] * 2))[-1] == "2 checkpoints: 2 valid with unknown classes"
+    assert lines(verify_text(found[1:2] * 2))[-1] == "2 checkpoints: 2 valid, safety unknown"
 
 
 def test_findings_of_one_code_in_many_places_are_one_line() -> None:

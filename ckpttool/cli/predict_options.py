@@ -1,0 +1,137 @@
+"""The options of ``verify --predict``, and the wishes that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(name: str, metavar: str, text: str, **more: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False, **more)
+
+
+Predict = Annotated[bool, typer.Option("--predict", help="Load it with its framework and run it, apart.")]
+Model = Annotated[
+    str | None, _option("--model", "REF", "Its class or factory: pkg.module:Name or file.py:Name.")
+]
+ModelArgs = Annotated[str | None, _option("--model-args", "JSON", "The factory's keyword arguments.")]
+Optimizer = Annotated[str | None, _option("--optimizer", "REF", "Load its state too: torch.optim:Adam.")]
+OptimizerArgs = Annotated[str | None, _option("--optimizer-args", "JSON", "Its keyword arguments.")]
+StateKey = Annotated[
+    str | None, _option("--state-key", "KEY", "Where the state dict lies, if there are several.")
+]
+Input = Annotated[str | None, _option("--input", "FILE", "What to run it on: an .npz by names, or an .npy.")]
+InputShapes = Annotated[
+    list[str] | None,
+    _option("--input-shape", "[NAME=]SHAPE", "Make up an input: 1,3,224,224:float32. May be repeated."),
+]
+Signature = Annotated[
+    str | None, _option("--signature", "NAME", "Of a SavedModel. [default: serving_default]")
+]
+BatchSize = Annotated[
+    int | None, _option("--batch-size", "N", "What an unknown dimension is. [default: 1]", min=1)
+]
+Seed = Annotated[int | None, _option("--seed", "N", "For made-up inputs. [default: 0]", min=0)]
+Expect = Annotated[str | None, _option("--expect", "FILE", "Require the outputs that are recorded there.")]
+Record = Annotated[str | None, _option("--record", "FILE", "Record inputs and outputs there, as an .npz.")]
+Rtol = Annotated[float | None, _option("--rtol", "X", "Relative tolerance. [default: by dtype]", min=0)]
+Atol = Annotated[float | None, _option("--atol", "X", "Absolute tolerance. [default: by dtype]", min=0)]
+Labels = Annotated[str | None, _option("--labels", "FILE", "What the first output should say for --input.")]
+MinAccuracy = Annotated[
+    float | None, _option("--min-accuracy", "X", "Require this share of right answers.", min=0, max=1)
+]
+MaxError = Annotated[float | None, _option("--max-error", "X", "Allow this mean absolute error.", min=0)]
+ResumeStep = Annotated[
+    bool, typer.Option("--resume-step", help="Make one training step: forward, backward, optimizer.")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Let code that is in the checkpoint run.")]
+Timeout = Annotated[float | None, _option("--timeout", "S", "Seconds that it may take. [default: 300]")]
+Memory = Annotated[str | None, _option("--memory", "SIZE", "Memory that it may use: 8GB.")]
+
+
+def wishes(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a ``Request`` that the command line gave.
+
+    Args:
+        parameters: All options by name; those that were not given are None, False or empty.
+
+    Raises:
+        UsageError: A value is none that its option can have.
+    """
+    given = {name: parameters[name] for name in _WISHES if _is_given(parameters.get(name))}
+    return {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
+
+
+def flag_of(wish: str) -> str:
+    """Return the option that gives an attribute of a ``Request``."""
+    return "--input-shape" if wish == "input_shapes" else f"--{wish.replace('_', '-')}"
+
+
+def _is_given(value: Any) -> bool:
+    """Tell whether an option was given: a number that is 0 was, though it equals False."""
+    return value is not None and value is not False and value not in ([], ())
+
+
+def _object(text: str) -> dict[str, Any]:
+    import json
+
+    from ckpttool.errors import UsageError
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as failure:
+        raise UsageError(f"no JSON: {text!r:.80} ({failure})") from failure
+    if not isinstance(value, dict):
+        raise UsageError(f'{text!r:.80} is no JSON object (like {{"depth": 18}})')
+    return value
+
+
+def _shapes(texts: list[str]) -> tuple[Any, ...]:
+    from ckpttool.predict.request import parse_input
+
+    return tuple(map(parse_input, texts))
+
+
+def _bytes(text: str) -> int:
+    from ckpttool.cli.rules import Wrong, parse_bytes
+    from ckpttool.errors import UsageError
+
+    try:
+        return parse_bytes(text, "--memory")
+    except Wrong as failure:
+        raise UsageError(str(failure)) from failure
+
+
+_WISHES = (
+    "model",
+    "model_args",
+    "optimizer",
+    "optimizer_args",
+    "state_key",
+    "input",
+    "input_shapes",
+    "signature",
+    "batch_size",
+    "seed",
+    "expect",
+    "record",
+    "rtol",
+    "atol",
+    "labels",
+    "min_accuracy",
+    "max_error",
+    "resume_step",
+    "trust",
+    "timeout",
+    "memory",
+)
+"""The options that are attributes of a ``Request``, named alike; importing it would cost each start."""
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "model_args": _object,
+    "optimizer_args": _object,
+    "input_shapes": _shapes,
+    "memory": _bytes,
+}
+"""What reads those whose text is not the value yet."""

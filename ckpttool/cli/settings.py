@@ -1,0 +1,136 @@
+"""What is asked of one checkpoint: all rules that match it, later ones over earlier ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from ckpttool.cli.config import Config
+from ckpttool.cli.rules import Rule
+from ckpttool.errors import UsageError
+from ckpttool.ops.ignoring import Ignore, is_used
+from ckpttool.ops.verdict import Verification
+from ckpttool.predict.request import Request
+
+_ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
+"""Wishes that replace each other: a later rule with one of them drops the other."""
+
+
+class Settings(NamedTuple):
+    """What is asked of one checkpoint, and by which rules; a ``request`` of None asks for no prediction."""
+
+    request: Request | None
+    ignores: tuple[Ignore, ...]
+    rules: tuple[Rule, ...]
+
+
+def settings_for(
+    config: Config, path: str, *, predict: bool = False, given: Mapping[str, Any] | None = None
+) -> Settings:
+    """Return what is asked of a checkpoint.
+
+    Args:
+        config: Its rules are taken in order; each key has the value that was said last.
+        path: The checkpoint's, as discovery knows it.
+        predict: Whether a prediction was asked for on the command line.
+        given: Attributes of a ``Request`` that stood there; they come after all rules.
+
+    Raises:
+        UsageError: The rules contradict each other, or say how to predict and not whether.
+    """
+    rules = tuple(rule for rule in config.rules if matches(rule.glob, _relative(path, config.directory)))
+    wishes = _merged([*(rule.wishes for rule in rules), given or {}])
+    said = [rule.predict for rule in rules if rule.predict is not None]
+    ignores = [rule.ignores for rule in rules if rule.ignores is not None]
+    request = None
+    if predict or (said and said[-1]):
+        request = _request(config.path, path, rules, wishes)
+    elif not said and any(rule.wishes for rule in rules):
+        origin = next(rule.origin for rule in rules if rule.wishes)
+        raise UsageError(f"{origin}: it says how to predict, and not whether (predict = true or false)")
+    return Settings(request, ignores[-1] if ignores else (), rules)
+
+
+def _relative(path: str, directory: str) -> str:
+    """Return a path as globs know it; links are not followed, since people write the names that they see."""
+    try:
+        return os.path.relpath(os.path.abspath(path), directory).replace(os.sep, "/")
+    except ValueError:  # on another drive
+        return os.pardir
+
+
+def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name in layer:
+            merged.pop(_ONE_OF.get(name, ""), None)
+        merged.update(layer)
+    return merged
+
+
+def _request(config: str, path: str, rules: Sequence[Rule], wishes: Mapping[str, Any]) -> Request:
+    try:
+        return Request(**wishes)
+    except UsageError as failure:
+        origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config
+        raise UsageError(f"{origin}: for {path}: {failure}") from failure
+
+
+def doubts(config: Config, judged: Sequence[tuple[Settings, Verification]]) -> list[str]:
+    """Return a sentence for each rule that no checkpoint matched, and each ignore that meant no finding.
+
+    Args:
+        config: Whose own paths were looked at, with all checks; otherwise there is nothing to wonder about.
+        judged: What was asked of each checkpoint, and what came of it.
+    """
+    matched = {rule.origin for settings, _ in judged for rule in settings.rules}
+    met = {
+        ignore.origin
+        for settings, verification in judged
+        for ignore in settings.ignores
+        if is_used(ignore, verification)
+    }
+    told = []
+    for rule in config.rules:
+        if rule.origin not in matched:
+            told.append(f"{rule.origin}: no checkpoint matches {rule.glob!r}")
+            continue
+        unmet = (ignore for ignore in rule.ignores or () if ignore.origin not in met)
+        told += [f"{ignore.origin}: there is no finding {_meant(ignore)}" for ignore in unmet]
+    return told
+
+
+def _meant(ignore: Ignore) -> str:
+    return ignore.code if ignore.where is None else f"{ignore.code} at {ignore.where!r}"
+
+
+# Globs ----------------------------------------------------------------------------------------------
+
+
+def matches(glob: str, path: str) -> bool:
+    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories.
+
+    Args:
+        glob: As ``read_rule`` accepts it.
+        path: Relative, with slashes.
+    """
+    parts = glob.split("/")
+    names = path.split("/")
+    if os.pardir in names:
+        return False
+    reached = _skipped({0}, parts)
+    for name in names:
+        stays = {at for at in reached if at < len(parts) and parts[at] == "**"}
+        moves = {at + 1 for at in reached - stays if at < len(parts) and fnmatchcase(name, parts[at])}
+        reached = _skipped(stays | moves, parts)
+    return len(parts) in reached
+
+
+def _skipped(reached: set[int], parts: Sequence[str]) -> set[int]:
+    """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
+    for at, part in enumerate(parts):
+        if at in reached and part == "**":
+            reached = reached | {at + 1}
+    return reached

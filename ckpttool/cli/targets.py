@@ -1,0 +1,103 @@
+"""What ``verify`` writes to: nothing that somebody would want back may lie there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from ckpttool.errors import UsageError, from_os_error
+
+_HEAD = 4096
+_TAIL = 1 << 16
+_MARKS = {"--junit": (b"<?xml", b"<testsuite"), "--sarif": (b"{", b"sarif")}
+"""What the report of an earlier run begins with, and what stands among its first bytes."""
+_RECORDING = (b"PK", b"ckpttool.npy")
+"""What a recording begins with, and what stands among its last bytes."""
+
+
+def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, force: bool = False) -> None:
+    """Require that what will be written replaces nothing but an earlier report, and nothing that is read.
+
+    Args:
+        written: The path that each option names: of a recording, and of reports.
+        read: Files and directories that are looked at.
+        force: Whether a recording may be replaced.
+
+    Raises:
+        UsageError: A path stands for something else.
+        AccessDenied: It can't be looked at.
+    """
+    places: dict[str, str] = {}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in places:
+            raise UsageError(f"{places[place]} and {option} name the same file")
+        places[place] = option
+        _check_is_apart(option, path, read)
+        _check_is_ours(option, path, force)
+
+
+def _check_is_apart(option: str, path: str, read: Sequence[str]) -> None:
+    if not os.path.exists(path):
+        return
+    for one in read:
+        if os.path.exists(one) and os.path.samefile(one, path):
+            raise UsageError(f"{option} {path}: that file is read")
+
+
+def _check_is_ours(option: str, path: str, force: bool) -> None:
+    """Require that what is there is an earlier report, a recording that may go, or no regular file."""
+    if not os.path.lexists(path):
+        return
+    if option == "--record":
+        if not os.path.isfile(path):
+            raise UsageError(f"--record {path}: it is there, and no regular file")
+        if not force:
+            raise UsageError(f"--record {path}: it is there already; --force replaces a recording")
+        if not _is_recording(path):
+            raise UsageError(f"--record {path}: what is there is no recording; it is not replaced")
+    elif os.path.isfile(path):
+        head = _bytes(path, 0, _HEAD)
+        if head and not _is_report(option, head):
+            raise UsageError(f"{option} {path}: what is there is no such report; it is not replaced")
+
+
+def _is_report(option: str, head: bytes) -> bool:
+    if option == "--summary":  # it is appended to whatever text is there
+        return b"\0" not in head and _is_text(head)
+    begin, mark = _MARKS[option]
+    return head.startswith(begin) and mark in head
+
+
+def _is_recording(path: str) -> bool:
+    begin, mark = _RECORDING
+    return _bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4  # a character that the end cuts in two
+    return True
+
+
+def _bytes(path: str, start: int, count: int) -> bytes:
+    """Return bytes of a file, counted from its end where ``start`` is negative."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size + start) if start < 0 else start)
+            return file.read(count)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def files_read(paths: Sequence[str], wishes: Mapping[str, object]) -> list[str]:
+    """Return what the command line names to be read: checkpoints, inputs, and the models' sources."""
+    named = (str(wishes[name]) for name in ("input", "expect", "labels") if wishes.get(name))
+    sources = (str(wishes[name]).rpartition(":")[0] for name in ("model", "optimizer") if wishes.get(name))
+    return [*chain(paths, named, sources)]

@@ -1,0 +1,205 @@
+"""The checkpoints that ``verify`` is given, what is asked of each, and the verdicts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.cli.output import progress, say_error
+from ckpttool.cli.predict_options import flag_of
+from ckpttool.errors import CheckpointError, MissingPackage, UsageError
+from ckpttool.ops.verdict import Status, Verification
+from ckpttool.ops.verify import unreadable
+
+if TYPE_CHECKING:
+    from ckpttool.cli.config import Config
+    from ckpttool.cli.settings import Settings
+    from ckpttool.formats.interface import Unit
+    from ckpttool.ops.sealing import Sealed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked for.
+
+    Attributes:
+        checks: The names of the checks to run, without those of a prediction.
+        predict: Whether a prediction was asked for on the command line.
+        wishes: Attributes of a prediction's ``Request`` that were given there.
+        config: The configuration that applies.
+        seal: Whether manifests are written.
+        force: Whether they replace those that say something else.
+    """
+
+    checks: tuple[str, ...]
+    strict: bool = False
+    jobs: int | None = None
+    exclude: Sequence[str] = ()
+    max_depth: int | None = None
+    predict: bool = False
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    config: Config | None = None
+    seal: bool = False
+    force: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it, in the order of the paths.
+
+    Attributes:
+        verifications: The verdicts.
+        failures: Paths that could not be looked at, and packages that are missing.
+        judged: What the configuration asks of each checkpoint, with its verdict before anything was ignored.
+        sealed: What became of the manifests, by the checkpoints' paths.
+        seconds: How long each took, by its path.
+    """
+
+    verifications: list[Verification] = field(default_factory=list)
+    failures: list[CheckpointError] = field(default_factory=list)
+    judged: list[tuple[Settings, Verification]] = field(default_factory=list)
+    sealed: dict[str, Sealed] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def passes(self, strict: bool) -> bool:
+        """Tell whether all is as anybody would wish; unknown classes are not, where warnings fail."""
+        refused = any(one.refused for one in self.sealed.values())
+        return not refused and all(_passes(one, strict) for one in self.verifications)
+
+
+def _passes(verification: Verification, strict: bool) -> bool:
+    doubtful = any(one.name == "safety" and one.status is Status.FAILED for one in verification.checks)
+    return verification.is_fine and not (strict and doubtful)
+
+
+def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
+    """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
+
+    Raises:
+        UsageError: What is asked of one of them contradicts itself, or of all; none was looked at.
+    """
+    outcome = Outcome()
+    targets = [target for path in paths for target in _targets(path, wanted, outcome)]
+    _check_wishes(targets, wanted)
+    for target in targets:
+        try:
+            _verify(target, wanted, outcome)
+        except CheckpointError as error:
+            if isinstance(error, MissingPackage) or target.is_named:
+                _fail(error, outcome)
+            else:
+                outcome.verifications.append(unreadable(error))
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A checkpoint, what is asked of it, and whether the user named it himself; or what can't be read."""
+
+    unit: Unit | CheckpointError
+    settings: Settings | None
+    is_named: bool
+
+
+def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
+    """Require that somebody is there to fulfil the wishes for a prediction.
+
+    Raises:
+        UsageError: Nobody is, or a recording would be written over.
+    """
+    if wanted.wishes.get("record") and len(targets) > 1:
+        raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
+    is_asked = wanted.predict or any(one.settings and one.settings.request for one in targets)
+    if wanted.wishes and targets and not is_asked:
+        flag = flag_of(next(iter(wanted.wishes)))
+        raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
+
+
+def _targets(path: str, wanted: Wanted, outcome: Outcome) -> Iterator[_Target]:
+    from ckpttool.formats import unrecognised
+    from ckpttool.formats.discovery import Walk, discover
+    from ckpttool.formats.interface import Probe
+
+    lost: list[CheckpointError] = []
+    walk = Walk(exclude=list(wanted.exclude), max_depth=wanted.max_depth, on_error=lost.append)
+    try:
+        units = sorted(discover(path, walk), key=lambda unit: unit.path)
+        if not units:
+            with Probe(path) as probe:
+                raise lost[0] if lost else unrecognised(probe)
+    except CheckpointError as error:
+        _fail(error, outcome)
+        return
+    for unit in units:
+        yield _Target(unit, _settings(unit.path, wanted), unit.path == path)
+    for one in lost:
+        yield _Target(one, None, False)
+
+
+def _settings(path: str, wanted: Wanted) -> Settings | None:
+    """Return what is asked of a checkpoint besides the usual checks."""
+    if wanted.config is None and not wanted.predict:
+        return None
+    from ckpttool.cli.settings import Settings, settings_for
+    from ckpttool.predict.request import Request
+
+    if wanted.config is None:
+        return Settings(Request(**wanted.wishes), (), ())
+    return settings_for(wanted.config, path, predict=wanted.predict, given=wanted.wishes)
+
+
+def _fail(error: CheckpointError, outcome: Outcome) -> None:
+    say_error(str(error))
+    outcome.failures.append(error)
+
+
+def _verify(target: _Target, wanted: Wanted, outcome: Outcome) -> None:
+    if isinstance(target.unit, CheckpointError):
+        raise target.unit
+    started = time.perf_counter()
+    found = _sealed(target.unit, wanted, outcome) if wanted.seal else _verified(target, target.unit, wanted)
+    outcome.seconds[found.path] = time.perf_counter() - started
+    if target.settings is not None:
+        outcome.judged.append((target.settings, found))
+        found = _accepted(found, target.settings, wanted.strict)
+    outcome.verifications.append(found)
+
+
+def _verified(target: _Target, unit: Unit, wanted: Wanted) -> Verification:
+    from ckpttool.ops.verify import verify as verify_one
+
+    settings = target.settings
+    with progress(unit.path, unit.nbytes) as advance:
+        return verify_one(
+            unit,
+            only=wanted.checks,
+            strict=wanted.strict,
+            jobs=wanted.jobs,
+            advance=advance,
+            prediction=settings.request if settings else None,
+            ignores=settings.ignores if settings else (),
+        )
+
+
+def _sealed(unit: Unit, wanted: Wanted, outcome: Outcome) -> Verification:
+    from ckpttool.ops.sealing import verify_and_seal
+
+    with progress(unit.path, unit.nbytes) as advance:
+        found, sealed = verify_and_seal(
+            unit, force=wanted.force, strict=wanted.strict, jobs=wanted.jobs, advance=advance
+        )
+    outcome.sealed[unit.path] = sealed
+    return found
+
+
+def _accepted(found: Verification, settings: Settings, strict: bool) -> Verification:
+    """Return a verdict in which the configuration's expected findings fail nothing."""
+    if not settings.ignores:
+        return found
+    from ckpttool.ops.ignoring import apply_ignores, refusals
+
+    for sentence in refusals(found, settings.ignores):
+        say_error(sentence)
+    return apply_ignores(found, settings.ignores, strict=strict)

@@ -1,0 +1,115 @@
+"""Findings that somebody has looked at and accepted: they fail nothing, and stay in the answer with a reason.
+
+Three kinds can't be accepted. Dangerous code is not made harmless by a line in a file; and of a checkpoint
+that could not be opened, or not be loaded, nothing further was looked at, so that nothing further could pass.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from ckpttool.ops.verdict import OWED, Check, Status, Verification, fatal
+from ckpttool.report import Finding, Severity, counted
+
+_COUNT = re.compile(r"[\d,]+ findings? in ")
+"""What a failed check's detail begins with, before what was looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """A finding that is expected.
+
+    Attributes:
+        code: The finding's code.
+        reason: Why it is of no matter; it stands in every answer beside the finding.
+        where: A glob of the finding's place; None for any place.
+        origin: Where this was said, for messages.
+    """
+
+    code: str
+    reason: str
+    where: str | None = None
+    origin: str = ""
+
+    def matches(self, finding: Finding) -> bool:
+        """Tell whether a finding is meant."""
+        if finding.code != self.code:
+            return False
+        return self.where is None or (finding.where is not None and fnmatchcase(finding.where, self.where))
+
+
+def apply_ignores(
+    verification: Verification, ignores: Sequence[Ignore], *, strict: bool = False
+) -> Verification:
+    """Return a verdict in which the findings that are meant have a reason, and fail no check any more.
+
+    The verdict on safety stays what it was: an unknown class that is accepted is still unknown.
+
+    Args:
+        verification: As ``verify`` returned it.
+        ignores: The first that means a finding gives the reason.
+        strict: Whether warnings failed their check.
+    """
+    findings = tuple(_marked(finding, verification, ignores) for finding in verification.findings)
+    if findings == verification.findings:
+        return verification
+    failing = fatal(strict=strict)
+    checks = tuple(
+        _judged_again(check, [finding for finding in findings if finding.check == check.name], failing)
+        for check in verification.checks
+    )
+    return replace(verification, checks=checks, findings=findings)
+
+
+def refusals(verification: Verification, ignores: Iterable[Ignore]) -> tuple[str, ...]:
+    """Return a sentence for each finding that is meant and may not be ignored."""
+    return tuple(
+        f"{ignore.origin}: {finding.code} in {verification.path} can't be ignored: {reason}"
+        for ignore in ignores
+        for finding in verification.findings
+        if ignore.matches(finding) and (reason := _refusal(finding, verification)) is not None
+    )
+
+
+def is_used(ignore: Ignore, verification: Verification) -> bool:
+    """Tell whether any finding is meant, accepted or not."""
+    return any(ignore.matches(finding) for finding in verification.findings)
+
+
+def _marked(finding: Finding, verification: Verification, ignores: Iterable[Ignore]) -> Finding:
+    meant = next((ignore for ignore in ignores if ignore.matches(finding)), None)
+    if meant is None or _refusal(finding, verification) is not None:
+        return finding
+    return replace(finding, ignored=meant.reason)
+
+
+def _refusal(finding: Finding, verification: Verification) -> str | None:
+    """Return why a finding may not be ignored, or None."""
+    if finding.check == "safety" and finding.severity is Severity.ERROR:
+        return "loading the file would run code that is known to be dangerous"
+    if finding.code in OWED:
+        return "it says that what was asked for was not done"
+    if finding.check == "load" and finding.severity is Severity.ERROR:
+        return "the model could not be loaded, so it was not run"
+    if not verification.was_opened:
+        return "the checkpoint could not be opened, so nothing else in it was checked"
+    return None
+
+
+def _judged_again(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
+    """Return a failed check with what its findings come to now that some are ignored."""
+    ignored = sum(finding.ignored is not None and finding.severity in failing for finding in own)
+    if check.status is not Status.FAILED or not ignored:
+        return check
+    left = sum(finding.ignored is None and finding.severity in failing for finding in own)
+    scope, has_scope = _COUNT.subn("", check.detail, count=1)
+    if left:
+        detail = f"{counted(left, 'finding')} in {scope}" if has_scope else check.detail
+        return replace(check, detail=f"{detail}, {ignored:,} ignored")
+    if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):
+        return Check(check.name, Status.SKIPPED, f"{counted(parts, 'part')} could not be searched")
+    detail = f"{scope}, {ignored:,} ignored" if has_scope else f"{counted(ignored, 'finding')} ignored"
+    return Check(check.name, Status.PASSED, detail)

@@ -1,0 +1,71 @@
+"""The checks ``load`` and ``predict``: a checkpoint in its framework's hands, when all else is well.
+
+The child process is started first, so that it imports the framework while this one reads the file; it is
+told what to load only when nothing that was found forbids it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from ckpttool.predict.choice import job_for
+from ckpttool.predict.jobs import NotPredictable
+from ckpttool.predict.run import Answer, Child, Stage
+from ckpttool.report import has_errors
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.predict.request import Request
+
+
+class Prediction(AbstractContextManager["Prediction"]):
+    """One checkpoint's prediction, from the child's start to its answer; leaving it ends the child.
+
+    Raises:
+        MissingPackage: The framework is not installed.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
+        self._child: Child | None = None
+        self.refusal = _refusal(checkpoint, request)
+        if self.refusal is None:
+            try:
+                self._job = job_for(checkpoint, request)
+            except NotPredictable as reason:
+                self.refusal = str(reason)
+            else:
+                self._child = Child(checkpoint.path, self._job.framework)
+
+    def answer(self, *, has_failed: bool) -> Answer:
+        """Return how loading and predicting went, or why neither was tried.
+
+        Args:
+            has_failed: Whether a check failed, so that it must not be loaded.
+
+        Raises:
+            MissingPackage: The framework could not be imported.
+        """
+        if self._child is None:
+            return _refused(self.refusal or "")
+        return _refused("a check before failed") if has_failed else self._child.ask(self._job)
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.stop()
+
+
+def _refused(reason: str) -> Answer:
+    """Return the answer for what is not loaded at all."""
+    return Answer(
+        Stage("load", reason, is_skipped=True), Stage("predict", "it was not loaded", is_skipped=True)
+    )
+
+
+def _refusal(checkpoint: Checkpoint, request: Request) -> str | None:
+    """Return why a checkpoint must not be loaded, or None."""
+    if has_errors(checkpoint.findings):
+        return "its structure is damaged"
+    if has_errors(checkpoint.safety) and not request.trust:
+        return "loading it could run code that came with it (--trust loads it all the same)"
+    return None

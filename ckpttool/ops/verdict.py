@@ -1,0 +1,78 @@
+"""The verdict on one checkpoint: its checks, how each went, and what they found."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ckpttool.report import Finding, Severity
+
+CHECKS = ("structure", "checksum", "values", "safety", "manifest")
+PREDICTION = ("load", "predict")
+"""The checks that a request for a prediction brings; both stand in the answer, or none."""
+QUICK_CHECKS = ("structure", "safety")
+NOTHING_CHECKED = "nothing-checked"
+NOT_PREDICTED = "not-predicted"
+OWED = (NOTHING_CHECKED, NOT_PREDICTED)
+"""Findings which say that what was asked for was not done."""
+
+
+class Status(str, enum.Enum):
+    """How a check went; skipped is not passed."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class Safety(str, enum.Enum):
+    """What loading it with its own framework could run."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: ``detail`` says what was looked at, or why nothing was."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The verdict on one checkpoint; ``nbytes`` is the size of its files, in bytes."""
+
+    path: str
+    format: str | None
+    variant: str | None
+    safety: Safety
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
+    nbytes: int = 0
+    was_opened: bool = True
+
+    @property
+    def is_valid(self) -> bool:
+        """Tell whether all that was asked for was checked and passed; safety has a verdict of its own."""
+        return not self.is_owed and all(
+            check.status is not Status.FAILED for check in self.checks if check.name != "safety"
+        )
+
+    @property
+    def is_owed(self) -> bool:
+        """Tell whether something that was asked for was not done, though no check failed."""
+        return any(finding.code in OWED and finding.ignored is None for finding in self.findings)
+
+    @property
+    def is_fine(self) -> bool:
+        """Tell whether it is valid, and nothing dangerous is in it."""
+        return self.is_valid and self.safety is not Safety.UNSAFE
+
+
+def fatal(*, strict: bool) -> tuple[Severity, ...]:
+    """Return what fails the check that found it."""
+    return (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)

@@ -1,0 +1,154 @@
+"""The child process itself: imports one framework, loads one checkpoint, runs it, and answers.
+
+Orders come by what was its stdin, answers go to what was its stdout, a line each; whatever the framework or
+the model prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
+from typing import BinaryIO
+
+from ckpttool.predict.failures import lacking, place_of_syntax
+from ckpttool.predict.interface import Loaded, LoadFailed
+from ckpttool.predict.judging import NoInputs, predicted
+from ckpttool.predict.request import Job, from_json
+from ckpttool.report import Finding, counted, error, has_errors
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_LONGEST = 1 << 16
+"""Characters of an error's text that are looked at."""
+
+
+def main(name: str) -> None:
+    """Import one of our modules, and a framework with it; read one job, answer it, and wait to be ended."""
+    orders, answers = _private_pipes()
+    _end_first()
+    try:
+        module = import_module(name)
+    except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
+        _tell(answers, {"broken": f"{type(failure).__name__}: {_text(failure)}"})
+        return
+    if not (line := orders.readline()):
+        return
+    threading.Thread(target=_watch_parent, args=(orders,), daemon=True).start()
+    job = from_json(json.loads(line))
+    if job.request.model or job.request.optimizer:
+        with suppress(OSError):
+            # The user's own modules may lie there, but nothing there may stand in for what is installed.
+            sys.path.append(os.getcwd())
+    answer(module, job, answers)
+    # Whatever the model started is ended with this process, as long as this process is there.
+    threading.Event().wait()
+
+
+def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
+    """Load and run what a job says, and tell of both."""
+    loaded = _load(module.LOADERS[job.loader], job, answers)
+    if loaded is not None:
+        _predict(loaded, job, answers)
+
+
+def _load(loader: Callable[[Job], Loaded], job: Job, answers: BinaryIO) -> Loaded | None:
+    try:
+        loaded = loader(job)
+    except LoadFailed as failure:
+        _tell_stage(answers, "load", _first(failure.findings), failure.findings)
+    except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
+        finding = _told(failure, "load-failed")
+        _tell_stage(answers, "load", finding.message, [finding])
+    else:
+        _tell_stage(answers, "load", loaded.detail, loaded.findings)
+        if not has_errors(loaded.findings):
+            return loaded
+    _tell_stage(answers, "predict", "it was not loaded", is_skipped=True)
+    return None
+
+
+def _first(findings: Sequence[Finding]) -> str:
+    """Return the first of some findings in words, and how many more there are."""
+    place = f"{findings[0].where}: " if findings[0].where else ""
+    more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
+    return f"{place}{findings[0].message}{more}"
+
+
+def _predict(loaded: Loaded, job: Job, answers: BinaryIO) -> None:
+    try:
+        detail, findings = predicted(loaded, job)
+    except NoInputs as failure:
+        _tell_stage(answers, "predict", str(failure), is_skipped=True)
+    except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
+        finding = _told(failure, "predict-failed")
+        _tell_stage(answers, "predict", finding.message, [finding])
+    else:
+        _tell_stage(answers, "predict", detail, findings)
+
+
+def _told(failure: BaseException, code: str) -> Finding:
+    """Return what other people's code raised, in one line, with the place in it."""
+    if isinstance(failure, MemoryError):
+        return error("child-out-of-memory", "there was no memory left")
+    codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
+    places = [(file, line) for file, line in codes if not file.startswith(_HERE)]
+    last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
+    where = place_of_syntax(failure) or last
+    if isinstance(failure, ModuleNotFoundError) and failure.name:
+        return error(code, lacking(failure.name), where)
+    text, name = _text(failure), type(failure).__name__
+    return error(code, f"{name}: {text}" if text else name, where)
+
+
+def _text(failure: BaseException) -> str:
+    try:
+        told = failure.msg if isinstance(failure, SyntaxError) else failure
+        return " ".join(str(told)[:_LONGEST].split())[:500]
+    except BaseException as another:  # noqa: BLE001 - other people's code may raise anything
+        return f"(its text raises {type(another).__name__})"
+
+
+def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Return what were stdin and stdout; from now on prints go to stderr, and nothing is to be read."""
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders, answers
+
+
+def _tell(answers: BinaryIO, message: dict[str, object]) -> None:
+    answers.write(json.dumps(message).encode() + b"\n")
+    answers.flush()
+
+
+def _tell_stage(
+    answers: BinaryIO, stage: str, detail: str, findings: Sequence[Finding] = (), *, is_skipped: bool = False
+) -> None:
+    told = [(one.code, one.severity.value, one.message, one.where) for one in findings]
+    _tell(answers, {"stage": stage, "detail": detail, "findings": told, "is_skipped": is_skipped})
+
+
+def _end_first() -> None:
+    """Ask the system to take this process first when memory ends."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+
+
+def _watch_parent(orders: BinaryIO) -> None:
+    """End this process when its orders end: whoever started it is gone."""
+    try:
+        orders.read()
+    except (OSError, ValueError):  # the model's code closed it, and the parent may be there
+        return
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # and what it started
+    os._exit(1)

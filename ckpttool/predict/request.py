@@ -1,0 +1,209 @@
+"""What is to be loaded and run, in plain data that travels to the child process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+from ckpttool.errors import UsageError
+
+TIMEOUT = 300.0
+"""Seconds that loading and running may take, where nobody says."""
+
+_SHAPE = re.compile(
+    r"(?:(?P<name>[^=]+)=)?(?P<shape>(?:\d{1,18}(?:,\d{1,18})*)?)(?::(?P<dtype>[a-z][a-z0-9]*))?"
+    r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
+)
+DTYPES = frozenset(
+    [
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
+        "complex64",
+        "complex128",
+        "string",
+    ]
+)
+
+
+class InputSpec(NamedTuple):
+    """One input of a model.
+
+    Attributes:
+        name: As the model calls it; None for the next one by position.
+        shape: Outermost axis first.
+        dtype: NumPy's name, ``bfloat16`` or ``string``.
+        low: The least value to make up, or None for what suits the dtype.
+        high: The value that is greater than all that are made up.
+    """
+
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+
+
+def parse_input(text: str) -> InputSpec:
+    """Return an input as the command line has it: ``[NAME=]1,3,224,224[:float32][:0..1]``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    found = _SHAPE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(
+            f"no input shape: {text!r} (like 1,3,224,224 or ids=1,16:int64 or ids=1,16:int64:0..100)"
+        )
+    dtype = found["dtype"] or "float32"
+    if dtype not in DTYPES:
+        raise UsageError(f"no dtype {dtype!r} in {text!r}: there are {', '.join(sorted(DTYPES))}")
+    shape = tuple(int(size) for size in found["shape"].split(",") if size)
+    low, high = (None if found[side] is None else float(found[side]) for side in ("low", "high"))
+    if low is not None and high is not None and low >= high:
+        raise UsageError(f"no value lies in {low:g}..{high:g} of {text!r}")
+    _require_range(text, dtype, low, high)
+    return InputSpec(found["name"], shape, dtype, low, high)
+
+
+def _require_range(text: str, dtype: str, low: float | None, high: float | None) -> None:
+    if low is None or high is None:
+        return
+    kind, bits = dtype.rstrip("0123456789"), int("0" + dtype.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    if kind not in ("int", "uint"):
+        if dtype in ("bool", "string"):
+            raise UsageError(f"a {dtype} has no range, as in {text!r}")
+        return
+    first = -(2 ** (bits - 1)) if kind == "int" else 0
+    if low != int(low) or high != int(high) or low < first or high > first + 2**bits:
+        raise UsageError(f"no range of whole numbers that {dtype} has: {text!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """How a checkpoint is to be loaded and run, and what is expected of it.
+
+    Attributes:
+        model: Where the model's class or factory is: ``package.module:Factory`` or ``dir/file.py:Factory``.
+        model_args: Its keyword arguments.
+        optimizer: The optimizer's class, likewise; it is called with the model's parameters.
+        optimizer_args: Its keyword arguments.
+        state_key: Where the model's state dict lies, keys joined by dots, where there are several.
+        input: An ``.npz`` of named inputs, or an ``.npy`` of the only one.
+        input_shapes: Inputs to make up from ``seed``.
+        signature: Which signature of a SavedModel is called.
+        batch_size: What an unknown dimension becomes.
+        seed: What made-up inputs are made from.
+        expect: A recording that the outputs must equal.
+        record: Where inputs and outputs are recorded.
+        rtol: Relative tolerance; by default what suits each output's dtype.
+        atol: Absolute tolerance, likewise.
+        labels: An ``.npy`` or ``.npz`` with what the first output should say.
+        min_accuracy: The least share of right answers, 0 to 1.
+        max_error: The largest mean absolute error.
+        resume_step: Whether one training step is to be made.
+        trust: Whether code in the checkpoint may run.
+        timeout: Seconds that it all may take.
+        memory: Bytes that the child may use, or None.
+    """
+
+    model: str | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str | None = None
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    state_key: str | None = None
+    input: str | None = None
+    input_shapes: tuple[InputSpec, ...] = ()
+    signature: str | None = None
+    batch_size: int = 1
+    seed: int = 0
+    expect: str | None = None
+    record: str | None = None
+    rtol: float | None = None
+    atol: float | None = None
+    labels: str | None = None
+    min_accuracy: float | None = None
+    max_error: float | None = None
+    resume_step: bool = False
+    trust: bool = False
+    timeout: float = TIMEOUT
+    memory: int | None = None
+
+    def __post_init__(self) -> None:
+        """Require that the wishes go together.
+
+        Raises:
+            UsageError: They don't.
+        """
+        given = [name for name, value in (("input", self.input), ("input-shape", self.input_shapes)) if value]
+        if len(given) > 1:
+            raise UsageError("--input and --input-shape: give one of them")
+        judged = self.min_accuracy is not None or self.max_error is not None
+        if judged != (self.labels is not None):
+            raise UsageError("--labels goes with --min-accuracy or --max-error")
+        if self.labels is not None and self.input is None:
+            raise UsageError("--labels needs the --input that it labels")
+        names = [spec.name for spec in self.input_shapes if spec.name is not None]
+        if len(set(names)) < len(names):
+            raise UsageError("--input-shape: two inputs have one name")
+        if not self.timeout > 0:
+            raise UsageError("--timeout must be more than 0 seconds")
+        _require_not_below("--rtol", self.rtol, 0)
+        _require_not_below("--atol", self.atol, 0)
+        _require_not_below("--max-error", self.max_error, 0)
+        _require_not_below("--min-accuracy", self.min_accuracy, 0)
+        _require_not_below("--seed", self.seed, 0)
+        _require_not_below("--batch-size", self.batch_size, 1)
+        if self.min_accuracy is not None and self.min_accuracy > 1:
+            raise UsageError("--min-accuracy is a share, 0 to 1")
+
+
+def _require_not_below(option: str, value: float | None, least: int) -> None:
+    if value is not None and not value >= least:
+        raise UsageError(f"{option} must not be below {least}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the child does: which loader of which framework, on which path.
+
+    Attributes:
+        path: The file, directory or prefix that the framework is given.
+        framework: A key of ``frameworks.FRAMEWORKS``.
+        loader: A key of the ``LOADERS`` of that framework's module.
+        options: What this loader needs to know besides, from our own reading of the checkpoint.
+        request: What the user asked for.
+    """
+
+    path: str
+    framework: str
+    loader: str
+    request: Request
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def to_json(job: Job) -> dict[str, Any]:
+    """Return a job as data that JSON can hold."""
+    request = {one.name: getattr(job.request, one.name) for one in fields(Request)}
+    return {**{one.name: getattr(job, one.name) for one in fields(Job)}, "request": request}
+
+
+def from_json(data: Mapping[str, Any]) -> Job:
+    """Return the job that ``to_json`` wrote."""
+    request = dict(data["request"])
+    request["input_shapes"] = tuple(
+        InputSpec(name, tuple(shape), *rest) for name, shape, *rest in request["input_shapes"]
+    )
+    return Job(**{**data, "request": Request(**request)})

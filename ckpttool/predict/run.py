@@ -1,0 +1,290 @@
+"""The child process, seen from outside: started early, given a time limit, never left behind.
+
+It is started while the checkpoint is still being checked, so that the framework's import costs no time of its
+own, and told what to load only when the checks have passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ckpttool.errors import MissingPackage
+from ckpttool.predict.frameworks import FRAMEWORKS, Framework
+from ckpttool.predict.processes import end_family, has_exited, resident
+from ckpttool.predict.request import Job, Request, to_json
+from ckpttool.report import Finding, Severity, error, has_errors
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from ckpttool.predict.supervisor import supervise; supervise(); "
+    "from ckpttool.predict.child import main; main(sys.argv[2])"
+)
+_LOOK = 0.05
+"""Seconds between two looks at the child."""
+_GRACE = 5.0
+"""Seconds for a child to end that has closed its pipe."""
+_TAIL, _TAIL_BYTES = 40, 1 << 14
+"""Lines of the child's own output that are kept, and bytes of them."""
+_ANSWERS, _ANSWER_BYTES = 4, 1 << 24
+"""Answers that are read, and bytes of one; a child runs other people's code and may say anything."""
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How loading or predicting went: ``detail`` says what was done, or why nothing was."""
+
+    name: str
+    detail: str
+    findings: tuple[Finding, ...] = ()
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a job; ``said`` is the end of what the child printed."""
+
+    load: Stage
+    predict: Stage
+    said: tuple[str, ...] = ()
+
+    def owed(self) -> Iterator[Finding]:
+        """Yield a finding where a prediction was asked for and not made, though nothing is wrong."""
+        for stage in (self.load, self.predict):
+            if has_errors(stage.findings):
+                return
+            if stage.is_skipped:
+                yield replace(error("not-predicted", stage.detail), check=stage.name)
+                return
+
+
+class Child:
+    """A process that imports a framework, then waits for a job.
+
+    Use it as a context manager: leaving it ends the process and all that it started. Linux ends it as well
+    when the thread ends that made it.
+
+    Raises:
+        MissingPackage: The framework is not installed.
+    """
+
+    def __init__(self, path: str, framework: str) -> None:
+        self._path = path
+        self._framework = FRAMEWORKS[framework]
+        self._framework.require(path)
+        self._process = _start(self._framework)
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._said = [b""]
+        self._phase = "load"
+        assert self._process.stdout is not None and self._process.stderr is not None  # both are pipes
+        self._reader = _started(_read_answers, self._process.stdout, self._lines)
+        self._drainer = _started(_drain, self._process.stderr, self._said)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def ask(self, job: Job) -> Answer:
+        """Return what came of a job; whatever becomes of the child, there is an answer.
+
+        Raises:
+            MissingPackage: The framework could not be imported.
+        """
+        deadline = time.monotonic() + job.request.timeout
+        assert self._process.stdin is not None  # a pipe
+        # It may be longer than a pipe holds, and the child may never come to read it.
+        _started(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
+        stages: dict[str, Stage] = {}
+        while len(stages) < 2:
+            try:
+                message = self._next(deadline, job.request)
+                if self._phase == "load" and "broken" in message:
+                    why = f"importing {self._framework.package} failed: {_clean(message['broken'])}"
+                    raise MissingPackage(self._path, why)
+                stages[self._phase] = _stage(message, self._phase)
+            except _Ended as end:
+                return self._broken_off(stages, self._ended(end))
+            self._phase = "predict"
+        return Answer(stages["load"], stages["predict"], self._lines_said())
+
+    def _next(self, deadline: float, request: Request) -> dict[str, Any]:
+        """Return the child's next message.
+
+        Raises:
+            _Ended: There will be none.
+        """
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise _Ended("timeout", f"{request.timeout:g} s")
+            ended = has_exited(self._process)  # looked at before the queue: what it said last is there
+            with suppress(queue.Empty):
+                line = self._lines.get(timeout=min(left, _LOOK))
+                if line is None:
+                    raise _Ended("exit")
+                return _parsed(line)
+            if ended:  # and a process that it left behind keeps the pipe open
+                raise _Ended("exit")
+            if request.memory and resident(self._process.pid) > request.memory:
+                raise _Ended("memory", f"{request.memory / (1 << 20):,.0f} MiB")
+
+    def _ended(self, end: _Ended) -> Finding:
+        doing = "loading it" if self._phase == "load" else "running it"
+        if end.why == "timeout":
+            return error("child-timeout", f"{doing} took longer than the {end.limit} of --timeout")
+        if end.why == "memory":
+            return error("child-out-of-memory", f"{doing} took more memory than the {end.limit} of --memory")
+        if end.why == "nonsense":
+            return error("child-crashed", f"the process gave an answer that is none while {doing}")
+        how = _how(self._exit_code())
+        last = [f": {line[:300]}" for line in self._lines_said()[-1:]]
+        return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
+
+    def _exit_code(self) -> int | None:
+        """Return how the child ended by itself, or None; what it left behind is ended."""
+        until = time.monotonic() + _GRACE
+        while not (ended := has_exited(self._process)) and time.monotonic() < until:
+            time.sleep(_LOOK / 5)
+        end_family(self._process)
+        code = self._process.wait()
+        self._drainer.join(1)
+        return code if ended else None
+
+    def _lines_said(self) -> tuple[str, ...]:
+        lines = self._said[0].decode("utf-8", "replace").splitlines()
+        return tuple(line for line in map(str.strip, lines) if line)[-_TAIL:]
+
+    def _broken_off(self, stages: dict[str, Stage], finding: Finding) -> Answer:
+        failed = Stage(self._phase, finding.message, (finding,))
+        if self._phase == "load":
+            return Answer(failed, Stage("predict", "it was not loaded", is_skipped=True), self._lines_said())
+        return Answer(stages["load"], failed, self._lines_said())
+
+    def stop(self) -> None:
+        """End the process and all that it started."""
+        end_family(self._process)
+        self._process.wait()
+        for thread in (self._reader, self._drainer):
+            thread.join(1)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class _Ended(Exception):
+    """The child will say nothing more; ``why`` is timeout, memory, exit or nonsense, beyond a ``limit``."""
+
+    def __init__(self, why: str, limit: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+        self.limit = limit
+
+
+def _start(framework: Framework) -> subprocess.Popen[bytes]:
+    # Whoever stands in a directory that came with a checkpoint must not import from it.
+    here, root = "", str(Path(__file__).parents[2])
+    with suppress(OSError):  # it may have been removed
+        here = os.getcwd()
+    places = [place for place in sys.path if os.path.isabs(place) and (place != here or place == root)]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", _BOOT, json.dumps([*places, root]), framework.module],
+        bufsize=0,  # a buffered pipe can't be closed while a thread waits for it
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**framework.environment, **os.environ, **framework.forced},
+    )
+
+
+def _started(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _write(stream: IO[bytes], line: bytes) -> None:
+    rest = memoryview(line)
+    with suppress(OSError, ValueError):  # the child is gone, which is told of elsewhere
+        while rest:
+            rest = rest[stream.write(rest) :]
+
+
+def _read_answers(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
+    """Put each line of a child in a queue, and None at the end."""
+    held, count = bytearray(), 0
+    with suppress(OSError, ValueError):  # the pipe is closed when the child is ended
+        while count < _ANSWERS and len(held) < _ANSWER_BYTES and (block := stream.read(_BLOCK)):
+            *whole, rest = block.split(b"\n")
+            for end in whole:
+                lines.put(bytes(held + end))
+                held.clear()
+            held += rest
+            count += len(whole)
+    lines.put(bytes(held) or None)  # what no line ends is nonsense
+
+
+def _drain(stream: IO[bytes], said: list[bytes]) -> None:
+    """Keep the end of what a child prints, as the one item of a list."""
+    with suppress(OSError, ValueError):
+        while block := stream.read(_BLOCK):
+            said[0] = (said[0] + block)[-_TAIL_BYTES:]
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as failure:
+        raise _Ended("nonsense") from failure
+    if not isinstance(message, dict):
+        raise _Ended("nonsense")
+    return message
+
+
+def _stage(message: dict[str, Any], name: str) -> Stage:
+    try:
+        findings = tuple(
+            Finding(_clean(code), Severity(severity), _clean(text), None if where is None else _clean(where))
+            for code, severity, text, where in message["findings"]
+        )
+        told, detail = _clean(message["stage"]), _clean(message["detail"])
+        stage = Stage(told, detail, findings, bool(message["is_skipped"]))
+    except (KeyError, ValueError, TypeError) as failure:
+        raise _Ended("nonsense") from failure
+    if stage.name != name:
+        raise _Ended("nonsense")
+    return stage
+
+
+def _clean(text: object) -> str:
+    """Return a text that can be printed: half of a surrogate pair can't be encoded."""
+    return str(text).encode("utf-8", "replace").decode()
+
+
+def _how(code: int | None) -> str:
+    """Return how a process ended, in words."""
+    if code is None:
+        return "closed its answer"
+    if code >= 0:
+        return f"ended by itself with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    out_of_memory = " (the system kills so when memory runs out)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{out_of_memory}"

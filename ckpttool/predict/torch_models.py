@@ -1,0 +1,278 @@
+"""What PyTorch loads: state dicts in a model of the user's, whole modules, TorchScript, exported programs.
+
+Only the child process imports this module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
+from ckpttool.predict.models import factory
+from ckpttool.predict.request import InputSpec, Job
+from ckpttool.predict.torch_content import at_path, content, optimizer_state, trusted
+from ckpttool.predict.torch_state import load_optimizer, load_strictly, trainer_groups
+from ckpttool.predict.torch_values import (
+    Arguments,
+    arguments,
+    arrays_in,
+    filled,
+    leaves,
+    require_callable_with,
+    tensors_of,
+)
+from ckpttool.report import Finding, counted, error
+
+_IN_TORCHSCRIPT = "failed in the TorchScript interpreter"
+"""How a long story begins that has what happened in its last line."""
+
+
+class TorchModel(Loaded):
+    """A module, run in evaluation mode and without gradients.
+
+    Args:
+        module: What is called.
+        detail: What it is, in words.
+        seed: What a model that draws numbers begins from, at the first run.
+        optimizer: What makes a training step, or None for plain gradient descent.
+        template: Arguments of the kind that it takes, where the checkpoint has any.
+    """
+
+    def __init__(
+        self, module: Any, detail: str, seed: int, *, optimizer: Any = None, template: Arguments | None = None
+    ) -> None:
+        self.detail = f"PyTorch {torch.__version__}: {detail}"
+        self.versions: Mapping[str, str] = {"torch": torch.__version__}
+        self._module = module
+        self._optimizer = optimizer
+        self._template = template
+        torch.manual_seed(seed)
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        found = tensors_of(self._template) if self._template else ()
+        return tuple(InputSpec(name, tuple(one.shape), _dtype_name(one)) for name, one in found)
+
+    def examples(self) -> Arrays:
+        found = [] if self._template is None else list(tensors_of(self._template))
+        return {} if any(one.is_meta for _, one in found) else arrays_in(dict(found))
+
+    def run(self, inputs: Arrays) -> Arrays:
+        given = self._arguments(inputs)
+        try:
+            with torch.no_grad():  # not inference_mode: models that differentiate inside would break
+                output = self._module(*given.by_place, **given.by_name)
+        except RuntimeError as failure:
+            if _IN_TORCHSCRIPT not in str(failure):
+                raise
+            last = str(failure).strip().splitlines()[-1]
+            raise LoadFailed(error("predict-failed", last)) from failure
+        found = arrays_in(output)
+        if not found:
+            raise LoadFailed(
+                error("no-output", f"the model gives {type(output).__name__}, and no tensor in it")
+            )
+        return found
+
+    def train(self, inputs: Arrays) -> str:
+        given = self._arguments(inputs)
+        try:
+            return train_one_step(self._module, self._optimizer, given)
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as failure:
+            text = " ".join(str(failure).split())
+            raise CannotTrain(f"{type(failure).__name__}: {text:.500}") from failure
+
+    def _arguments(self, inputs: Arrays) -> Arguments:
+        if self._template is not None:
+            return filled(self._template, inputs)
+        given = arguments(inputs)
+        require_callable_with(getattr(self._module, "forward", self._module), given)
+        return given
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
+    """Make a step forward, backward and with the optimizer; the child ends afterwards.
+
+    The loss is the mean square of all floating outputs, which any model has a gradient of.
+
+    Raises:
+        CannotTrain: No parameter wants a gradient.
+        LoadFailed: A gradient or a parameter is not finite afterwards, or nothing moved.
+    """
+    trained = [one for one in module.parameters() if one.requires_grad]
+    if not trained:
+        raise CannotTrain("no parameter wants a gradient")
+    optimizer = optimizer or torch.optim.SGD(trained, lr=1e-3)
+    before = [one.detach().clone() for one in trained]
+    module.train()
+    output = module(*given.by_place, **given.by_name)
+    losses: list[Any] = [one.float().square().mean() for one in _differentiable(output)]
+    if not losses:
+        raise CannotTrain("no output has a gradient")
+    optimizer.zero_grad()
+    sum(losses).backward()
+    _require_finite(
+        [one.grad for one in trained if one.grad is not None], "a gradient of the training step is not finite"
+    )
+    optimizer.step()
+    _require_finite(trained, "a parameter is not finite after the training step")
+    moved = sum(not torch.equal(old, new) for old, new in zip(before, trained, strict=True))
+    is_moving = any(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+    if not moved and not is_moving:  # where a schedule ends
+        return f"one step of {type(optimizer).__name__}, whose learning rate is 0"
+    if not moved:
+        raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
+    return f"one step of {type(optimizer).__name__} moved {moved} of {counted(len(trained), 'parameter')}"
+
+
+def _differentiable(output: object) -> list[torch.Tensor]:
+    tensors = [one for _, one in leaves(output) if isinstance(one, torch.Tensor)]
+    return [one for one in tensors if one.requires_grad and one.is_floating_point()]
+
+
+def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
+    for one in tensors:
+        values = one.coalesce().values() if one.is_sparse else one
+        if not bool(torch.isfinite(values).all()):
+            raise LoadFailed(error("training-step-failed", message))
+
+
+# Loaders --------------------------------------------------------------------------------------------
+
+
+def _state(job: Job) -> Loaded:
+    """A state dict in a model of the user's."""
+    request = job.request
+    module = factory(request.model or "")(**request.model_args)
+    if not isinstance(module, torch.nn.Module):
+        raise LoadFailed(
+            error("no-such-model", f"{request.model} gave a {type(module).__name__}, no nn.Module")
+        )
+    found = content(job)
+    state = at_path(found, job.options["state_path"])
+    notes = load_strictly(module, state)
+    detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_among_others(found, job)}"
+    return _with_optimizer(job, module, found, detail, notes)
+
+
+def _among_others(found: Any, job: Job) -> str:
+    """Return in words where a state dict lay, if another one lies beside it."""
+    place = job.options["state_path"]
+    beside = at_path(found, place[:-1]) if place else None
+    others = [key for key, one in beside.items() if _is_state(one)] if isinstance(beside, Mapping) else []
+    return f" of {'.'.join(map(str, place))!r}" if len(others) > 1 else ""
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def _with_optimizer(
+    job: Job, module: Any, found: Any, detail: str, notes: tuple[Finding, ...] = ()
+) -> TorchModel:
+    """Return a module with the optimizer that was asked for, and its state."""
+    optimizer, more = make_optimizer(job, module, found)
+    notes += more
+    if optimizer is not None:
+        detail += f"; {type(optimizer).__name__}, state of {counted(len(optimizer.state), 'parameter')}"
+    loaded = TorchModel(module.eval(), detail, job.request.seed, optimizer=optimizer)
+    loaded.findings = notes
+    return loaded
+
+
+def make_optimizer(job: Job, module: Any, found: Any) -> tuple[Any, tuple[Finding, ...]]:
+    """Return the user's optimizer with the checkpoint's state, if one was asked for, and what is remarkable.
+
+    Raises:
+        LoadFailed: There is no state, or it doesn't fit.
+    """
+    request = job.request
+    if request.optimizer is None:
+        return None, ()
+    state = optimizer_state(job, found)
+    given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
+    optimizer = factory(request.optimizer)(given, **request.optimizer_args)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        told = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
+        raise LoadFailed(error("no-such-model", told))
+    return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
+
+
+def _module(job: Job) -> Loaded:
+    """A whole module, which the user trusts."""
+    if job.request.model is not None:
+        _lend_to_main(job.request.model)
+    try:
+        whole = trusted(job)
+    except (AttributeError, ModuleNotFoundError) as failure:
+        told = f"{failure}: a whole-model pickle needs its classes (--model lends those of a script)"
+        raise LoadFailed(error("load-failed", told)) from failure
+    module = at_path(whole, job.options["state_path"])
+    if not isinstance(module, torch.nn.Module):
+        raise LoadFailed(error("no-state-dict", f"a {type(module).__name__} lies there, no nn.Module"))
+    return _with_optimizer(job, module, whole, type(module).__name__)
+
+
+def _lend_to_main(reference: str) -> None:
+    """Let a pickle find classes in ``__main__`` that its script defined, and that the user's module has."""
+    import __main__
+
+    found = factory(reference)
+    for name, value in vars(sys.modules[found.__module__]).items():
+        if not hasattr(__main__, name):
+            setattr(__main__, name, value)
+
+
+def _torchscript(job: Job) -> Loaded:
+    load: Any = torch.jit.load
+    module = load(job.path, map_location="cpu").eval()
+    template = None
+    if hasattr(module, "get_all_bundled_inputs") and (bundled := module.get_all_bundled_inputs()):
+        template = Arguments(tuple(bundled[0]), {})
+    detail = f"TorchScript, {getattr(module, 'original_name', 'a module')}"
+    return TorchModel(module, detail, job.request.seed, template=template)
+
+
+def _export(job: Job) -> Loaded:
+    program = torch.export.load(job.path)
+    return _Exported(program.module(), "exported program", job.request.seed, template=_template(program, job))
+
+
+class _Exported(TorchModel):
+    """A program whose graph is the one for evaluation."""
+
+    def train(self, inputs: Arrays) -> str:
+        raise CannotTrain("an exported program is for inference")
+
+
+def _template(program: Any, job: Job) -> Arguments:
+    """Return arguments of the kind that a program takes: its own examples, or tensors without values."""
+    if program.example_inputs is not None:
+        by_place, by_name = program.example_inputs
+        return Arguments(tuple(by_place), by_name)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    wanted = [_without_values(values.get(name, name), job) for name in program.graph_signature.user_inputs]
+    by_place, by_name = torch.utils._pytree.tree_unflatten(wanted, program.call_spec.in_spec)
+    return Arguments(tuple(by_place), by_name)
+
+
+def _without_values(value: Any, job: Job) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    shape = [size if isinstance(size, int) else job.request.batch_size for size in value.shape]
+    return torch.empty(shape, dtype=value.dtype, device="meta")
+
+
+LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
+    "state": _state,
+    "module": _module,
+    "torchscript": _torchscript,
+    "export": _export,
+}

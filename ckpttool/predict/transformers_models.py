@@ -1,0 +1,126 @@
+"""What transformers loads: a directory with ``config.json``, by the class that the configuration names.
+
+Only the child process imports this module. Nothing is downloaded, and no code beside the weights runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+
+from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
+from ckpttool.predict.matching import at_most, missing, other_shape, unexpected
+from ckpttool.predict.request import Job
+from ckpttool.predict.torch_models import TorchModel, make_optimizer
+from ckpttool.predict.torch_values import arrays_in
+from ckpttool.report import Finding, Severity, counted, error
+
+# A configuration may name a repository of compiled code, which transformers fetches and runs by this package;
+# it looks for it with the first model's class, and finds none.
+sys.modules["kernels"] = None  # type: ignore[assignment]  # which makes its import fail
+
+
+class Pretrained(TorchModel):
+    """A model of transformers, with the inputs that it makes up for itself."""
+
+    def __init__(self, model: Any, seed: int, optimizer: Any) -> None:
+        detail = f"{type(model).__name__}, {counted(model.num_parameters(), 'parameter')}"
+        if optimizer is not None:
+            detail += f"; {type(optimizer).__name__}, state of {counted(len(optimizer.state), 'parameter')}"
+        super().__init__(model.eval(), detail, seed, optimizer=optimizer)
+        self.detail = f"transformers {transformers.__version__}, {self.detail}"
+        self.versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+
+    def examples(self) -> Arrays:
+        model = self._module
+        if model.main_input_name == "pixel_values":
+            return arrays_in({"pixel_values": _image(model)})
+        kinds = getattr(model, "input_modalities", "text")
+        if model.main_input_name != "input_ids" or kinds not in ("text", ("text",), ["text"]):
+            return {}
+        words = getattr(model.config.get_text_config(), "vocab_size", None)
+        taken = inspect.signature(model.forward).parameters
+        found = {name: one for name, one in model.dummy_inputs.items() if name in taken}
+        return arrays_in({name: _in_vocabulary(one, words) for name, one in found.items()})
+
+
+def _image(model: Any) -> torch.Tensor:
+    """Return a picture of the size that a model is configured for."""
+    size = getattr(model.config, "image_size", 224)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    channels = getattr(model.config, "num_channels", 3)
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(1, channels, height, width, generator=generator, dtype=torch.float32).to(model.dtype)
+
+
+def _in_vocabulary(value: torch.Tensor, words: int | None) -> torch.Tensor:
+    return value % words if words and not value.is_floating_point() else value
+
+
+def _pretrained(job: Job) -> Loaded:
+    """The model that a directory's configuration names, with the directory's weights."""
+    directory = job.options["directory"]
+    model, told = _class_of(directory).from_pretrained(
+        directory,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they come out as findings, all at once
+        # Whatever the configuration names: the usual ones, by PyTorch alone.
+        attn_implementation=None,
+        experts_implementation=None,
+        use_safetensors=job.options["files"][0].endswith(".safetensors"),
+    )
+    findings = list(_misfits(told))
+    if any(finding.code != "unexpected-key" for finding in findings):
+        raise LoadFailed(*at_most(findings))
+    optimizer, notes = make_optimizer(job, model, {})
+    loaded = Pretrained(model, job.request.seed, optimizer)
+    loaded.findings = (*findings, *notes)
+    return loaded
+
+
+def _class_of(directory: str) -> Any:
+    """Return the class that a configuration names.
+
+    Raises:
+        LoadFailed: It names none that transformers has.
+    """
+    path = os.path.join(directory, "config.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except (OSError, ValueError) as failure:
+        raise LoadFailed(error("config-unreadable", f"it can't be read: {failure}", path)) from failure
+    names = config.get("architectures") if isinstance(config, dict) else None
+    name = names[0] if isinstance(names, list) and names else None
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        told = (
+            f"transformers {transformers.__version__} has no model {name!r}"
+            if name
+            else "it names no architecture"
+        )
+        raise LoadFailed(error("no-such-model", f"{told}: --model names your own", "config.json"))
+    return found
+
+
+def _misfits(told: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what transformers left as it was made up, or left out."""
+    for key in sorted(told["missing_keys"]):
+        yield missing(key)
+    for key, theirs, own in sorted(told["mismatched_keys"]):
+        yield other_shape(key, theirs, own)
+    for key in sorted(told["unexpected_keys"]):
+        yield replace(unexpected(key), severity=Severity.WARNING)
+
+
+LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"pretrained": _pretrained}

@@ -1,0 +1,260 @@
+"""The configuration: where it is found, when it is believed, and what it may say."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ckpttool.cli import config as reading
+from ckpttool.cli.config import Config, find_config, read_config, read_document
+from ckpttool.cli.rules import KEYS
+from ckpttool.errors import CheckpointError, NotFound, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing above the test's own directory is looked at."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), "utf-8")
+    path.chmod(0o644)
+    return path
+
+
+def told(text: str) -> Config:
+    """Return what a configuration in the current directory says."""
+    write(Path("ckpttool.toml"), text)
+    return read_config("ckpttool.toml")
+
+
+# Finding --------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    assert find_config() is None
+
+
+def test_the_nearest_one_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ckpttool.toml", "")
+    write(tmp_path / "a" / "ckpttool.toml", "")
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    assert find_config(str(tmp_path / "a" / "b" / "c")) == str(tmp_path / "a" / "ckpttool.toml")
+    for directory, found in {
+        ".": "ckpttool.toml",
+        "a": "ckpttool.toml",
+        "a/b/c": "../../ckpttool.toml",
+    }.items():
+        monkeypatch.chdir(tmp_path / directory)
+        assert find_config() == found.replace("/", os.sep)
+
+
+def test_a_project_counts_only_with_our_table(tmp_path: Path) -> None:
+    write(tmp_path / "ckpttool.toml", "")
+    project = write(tmp_path / "a" / "pyproject.toml", "[tool.other]\n")
+    assert find_config(str(tmp_path / "a")) == str(tmp_path / "ckpttool.toml")
+    write(project, "[tool.ckpttool.verify]\nstrict = true\n")
+    assert find_config(str(tmp_path / "a")) == str(project)
+    write(tmp_path / "a" / "ckpttool.toml", "")
+    assert find_config(str(tmp_path / "a")) == str(tmp_path / "a" / "ckpttool.toml")
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["clone", "worktree"])
+def test_the_search_ends_with_the_repository(tmp_path: Path, is_file: bool) -> None:
+    write(tmp_path / "ckpttool.toml", "")
+    inner = tmp_path / "repository" / "models"
+    inner.mkdir(parents=True)
+    mark = inner.parent / ".git"
+    mark.write_text("gitdir: elsewhere") if is_file else mark.mkdir()
+    assert find_config(str(inner)) is None
+    own = write(inner.parent / "ckpttool.toml", "")
+    assert find_config(str(inner)) == str(own)
+
+
+def test_the_search_ends_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ckpttool.toml", "")
+    home = tmp_path / "home"
+    (home / "work").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USERPROFILE", str(home))
+    assert find_config(str(home / "work")) is None
+
+
+def test_the_search_ends_with_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "ckpttool.toml", "")
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    monkeypatch.setattr(reading, "_device", lambda directory: int(Path(directory) == mounted))
+    assert find_config(str(mounted)) is None
+
+
+def test_a_broken_project_on_the_way_is_told(tmp_path: Path) -> None:
+    write(tmp_path / "pyproject.toml", "[tool")
+    with pytest.raises(UsageError, match=r"^pyproject.toml: no TOML: "):
+        find_config()
+
+
+# Believing ------------------------------------------------------------------------------------------
+
+_POSIX = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners")
+
+
+@_POSIX
+@pytest.mark.parametrize(
+    ("mode", "told"), [(0o666, "every user may write it"), (0o602, "every user may write it")]
+)
+def test_what_others_may_write_is_not_believed_unless_named(mode: int, told: str) -> None:
+    path = write(Path("ckpttool.toml"), "[verify]\nstrict = true\n")
+    path.chmod(mode)
+    with pytest.raises(UsageError) as failure:
+        read_config("ckpttool.toml")
+    assert str(failure.value) == (
+        f"ckpttool.toml: {told}, so it is not believed (--config ckpttool.toml uses it all the same)"
+    )
+    assert read_config("ckpttool.toml", is_named=True).strict
+
+
+def status(*, mode: int = 0o100644, user: int | None = None, group: int = 0) -> os.stat_result:
+    owner = os.geteuid() if user is None else user
+    return os.stat_result((mode, 0, 0, 1, owner, group, 0, 0, 0, 0))
+
+
+@_POSIX
+def test_only_this_user_and_root_are_believed() -> None:
+    assert reading.doubted(status()) is None
+    assert reading.doubted(status(user=0)) is None
+    assert reading.doubted(status(user=os.geteuid() + 4321)) == "it belongs to another user"
+    assert reading.doubted(status(mode=0o120777)) is None  # a link
+    assert reading.doubted(status(mode=0o120777, user=4321)) == "it belongs to another user"
+    nobodys = 987_654
+    assert reading.doubted(status(mode=0o100664, group=nobodys)) == "other users of its group may write it"
+
+
+@_POSIX
+def test_a_group_of_ones_own_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import grp
+    import pwd
+
+    name = pwd.getpwuid(os.geteuid()).pw_name
+    members: list[str] = []
+    monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
+    assert reading.doubted(status(mode=0o100664, group=1234)) is None
+    members.append("somebody")
+    assert reading.doubted(status(mode=0o100664, group=1234)) == "other users of its group may write it"
+
+
+@_POSIX
+def test_a_pipe_is_no_configuration_and_makes_nobody_wait() -> None:
+    os.mkfifo("ckpttool.toml")
+    with pytest.raises(UsageError, match=r"^ckpttool.toml: no configuration"):
+        read_config("ckpttool.toml", is_named=True)
+
+
+def test_a_huge_file_is_no_configuration() -> None:
+    Path("c.toml").write_bytes(b"#" * (reading.MAX_BYTES + 1))
+    with pytest.raises(UsageError, match=r"^c.toml: no configuration \(a file of at most 1,048,576 bytes\)"):
+        read_config("c.toml", is_named=True)
+
+
+def test_a_missing_file_is_told() -> None:
+    with pytest.raises(NotFound, match=r"^c.toml: no such file or directory"):
+        read_config("c.toml", is_named=True)
+    Path("ckpttool.toml").symlink_to("nowhere")
+    assert find_config() == "ckpttool.toml"
+    with pytest.raises(CheckpointError, match=r"a link to nowhere, which does not exist"):
+        read_config("ckpttool.toml")
+
+
+# Reading --------------------------------------------------------------------------------------------
+
+
+def test_an_empty_one_asks_for_the_directory_it_lies_in() -> None:
+    assert told("") == Config("ckpttool.toml", (".",))
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[verify]\npaths = ["models/", "../other"]\nexclude = ["*.tmp"]\nstrict = true\n'
+    config = told(text)
+    assert config == Config("ckpttool.toml", ("models", os.path.join("..", "other")), ("*.tmp",), True)
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    found = find_config()
+    assert found is not None
+    assert read_config(found).paths == (os.path.join("..", "models"), os.path.join("..", "..", "other"))
+    assert read_config(found).directory == str(tmp_path)
+
+
+def test_a_project_has_the_same_tables(tmp_path: Path) -> None:
+    write(
+        Path("pyproject.toml"),
+        '[tool.ckpttool.verify]\nstrict = true\n[[tool.ckpttool.verify.rule]]\npath = "a"\n',
+    )
+    config = read_config("pyproject.toml")
+    assert config.strict
+    assert [one.origin for one in config.rules] == ["pyproject.toml[tool.ckpttool.verify.rule 1]"]
+
+
+def test_room_is_left_for_other_commands() -> None:
+    write(Path("ckpttool.toml"), "[retention]\nkeep-last = 3\n")
+    assert read_config("ckpttool.toml").rules == ()
+    assert read_document("ckpttool.toml").tables["retention"] == {"keep-last": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[verify", "ckpttool.toml: no TOML: Expected"),
+        ("a = " + "[" * 5000, "ckpttool.toml: no TOML: "),
+        ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention])"),
+        ("verify = 1", "ckpttool.toml[verify]: 1 (a table)"),
+        (
+            "[verify]\npath = 1",
+            "ckpttool.toml[verify]: unknown key path (there are paths, exclude, strict, [[rule]])",
+        ),
+        ("[verify]\npaths = 'a'", "ckpttool.toml[verify]: paths is 'a' (a list of at least one text)"),
+        ("[verify]\npaths = []", "ckpttool.toml[verify]: paths is [] (a list of at least one text)"),
+        ("[verify]\nstrict = 1", "ckpttool.toml[verify]: strict is 1 (true or false)"),
+        (
+            "[verify.rule]\npath = 'a'",
+            "ckpttool.toml[verify.rule]: it is no list of tables (write [[verify.rule]])",
+        ),
+    ],
+)
+def test_a_wrong_table_is_one_clear_error(text: str, error: str) -> None:
+    with pytest.raises(UsageError) as failure:
+        told(text)
+    assert str(failure.value).startswith(error)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_wrong_project_is_one_clear_error() -> None:
+    write(Path("pyproject.toml"), "[tool]\nckpttool = 3\n")
+    with pytest.raises(UsageError, match=r"^pyproject.toml\[tool.ckpttool\]: 3 \(a table\)$"):
+        read_config("pyproject.toml")
+    write(Path("pyproject.toml"), "[project]\n")
+    with pytest.raises(UsageError, match=r"^pyproject.toml: it has no table \[tool.ckpttool\]$"):
+        read_config("pyproject.toml", is_named=True)
+
+
+# The page -------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text("utf-8")
+
+
+def test_the_example_on_the_page_is_read() -> None:
+    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    config = told(example)
+    assert (config.paths, config.exclude, config.strict) == (("models",), ("*.tmp",), True)
+    assert [rule.glob for rule in config.rules] == ["models/resnet*.pth", "models/**/encoder*"]
+
+
+def test_every_key_stands_on_the_page() -> None:
+    assert [key for key in (*KEYS, "path", "predict", "ignore", "trust") if f"{key}`" not in PAGE] == []

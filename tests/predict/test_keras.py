@@ -1,0 +1,156 @@
+"""Keras's models, whole and in parts, loaded and run as the child does; the values are Keras's own."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckpttool.ops.verify import verify
+from ckpttool.predict.request import Request
+
+MODELS = Path(__file__).parent / "models"
+NETS = f"{MODELS / 'keras_nets.py'}"
+OWN = f"{MODELS / 'own_layers.py'}"
+TAKEN = "the checkpoint has it, nothing in the model takes it"
+GIVEN = "the model has it, the checkpoint doesn't"
+
+pytestmark = [
+    pytest.mark.framework,
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("keras", "tf_keras", "tensorflow")),
+        reason="no Keras of each kind",
+    ),
+]
+
+KINDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("dense{}.keras", "dense.npz", {}),
+    ("dense{}.h5", "dense.npz", {}),
+    ("dense{}.weights.h5", "dense.npz", {"model": f"{NETS}:dense"}),
+    ("old{}.h5", "old.npz", {}),
+    ("oldweights{}.h5", "old.npz", {"model": f"{NETS}:old"}),
+]
+
+
+@pytest.mark.parametrize(("name", "recording", "wishes"), KINDS, ids=[kind[0] for kind in KINDS])
+def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
+    predict_apart, name, recording, wishes
+) -> None:
+    told = predict_apart(name.format(""), expect=recording, **wishes)
+    assert [code for code in told.codes if code != "optimizer-mismatch"] == []
+    assert "as recorded" in told.predict.detail
+    assert predict_apart(name.format("-off"), expect=recording, **wishes).predict.codes == ["outputs-changed"]
+    assert "output-not-finite" in predict_apart(name.format("-nan"), **wishes).predict.codes
+
+
+def test_inputs_and_outputs_have_the_names_of_the_model(predict_apart) -> None:
+    told = predict_apart("heads.keras", expect="heads.npz", resume_step=True)
+    assert told.codes == []
+    assert told.predict.detail.startswith("one 4×2, two 4×1 from the recorded input; ")
+    assert "one step of SGD moved 4 of 4 weights" in told.predict.detail
+
+
+def test_unknown_dimensions_are_the_batch(predict_apart) -> None:
+    assert (
+        predict_apart("dense.keras", batch_size=5).predict.detail == "output 5×2 from made-up input, seed 0"
+    )
+
+
+@pytest.mark.parametrize("model", [OWN, f"{OWN}:Doubled"])
+def test_classes_of_the_user_are_imported(predict_apart, model) -> None:
+    told = predict_apart("doubled.keras", model=model, expect="doubled.npz")
+    assert told.codes == []
+
+
+def test_sharded_weights(predict_apart) -> None:
+    assert predict_apart("dense.weights.json", model=f"{NETS}:dense", expect="dense.npz").codes == []
+    told = predict_apart("dense.weights.json", model=f"{NETS}:shallow")
+    assert told.load.findings == [["not-consumed", "error", TAKEN, name] for name in ("last.0", "last.1")]
+
+
+@pytest.mark.parametrize(
+    ("factory", "findings"),
+    [
+        ("shallow", [("not-consumed", TAKEN, "last.0"), ("not-consumed", TAKEN, "last.1")]),
+        ("deep", [("missing-key", GIVEN, "more.0"), ("missing-key", GIVEN, "more.1")]),
+        ("fails", [("load-failed", "RuntimeError: no such luck", "keras_nets.py:60")]),
+    ],
+)
+def test_other_models_are_told_by_name(predict_apart, factory, findings) -> None:
+    told = predict_apart("dense.weights.h5", model=f"{NETS}:{factory}")
+    assert [(code, text, where) for code, _, text, where in told.load.findings] == findings
+    assert told.predict.is_skipped
+
+
+def test_other_shapes_are_told_by_name(predict_apart) -> None:
+    told = predict_apart("dense.weights.h5", model=f"{NETS}:dense", model_args={"units": 5})
+    assert [(code, text, where) for code, _, text, where in told.load.findings] == [
+        ("shape-mismatch", "3×4 in the checkpoint, 3×5 in the model", "first.0"),
+        ("shape-mismatch", "4 in the checkpoint, 5 in the model", "first.1"),
+        ("shape-mismatch", "4×2 in the checkpoint, 5×2 in the model", "last.0"),
+    ]
+
+
+def test_a_model_that_was_never_called_needs_a_shape(predict_apart) -> None:
+    told = predict_apart("dense.weights.h5", model=f"{NETS}:unbuilt")
+    assert told.load.codes == ["model-not-built"]
+    assert predict_apart("dense.weights.h5", model=f"{NETS}:unbuilt", shapes="1,3").codes == []
+    assert predict_apart("dense.weights.h5", model=f"{NETS}:unbuilt", expect="dense.npz").codes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "detail"),
+    [
+        ("dense.keras", {}, "one step of Adam moved 4 of 4 weights"),
+        ("dense.keras", {"optimizer": "keras.optimizers:Adam"}, "one step of Adam moved 4 of 4 weights"),
+        ("fresh.keras", {"optimizer": "keras.optimizers:SGD"}, "one step of SGD moved 4 of 4 weights"),
+        ("old.h5", {}, "one step of Adam moved 4 of 4 weights"),
+        (
+            "dense.weights.h5",
+            {"model": f"{NETS}:dense", "optimizer": "keras.optimizers:Adam"},
+            "one step of Adam moved 4 of 4 weights",
+        ),
+    ],
+)
+def test_a_step_of_training(predict_apart, name, wishes, detail) -> None:
+    told = predict_apart(name, resume_step=True, **wishes)
+    assert told.codes == []
+    assert detail in told.predict.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "code"),
+    [
+        ("fresh.keras", {"resume_step": True}, "cannot-train"),
+        ("dense.keras", {"optimizer": "keras.optimizers:SGD"}, "optimizer-mismatch"),
+        (
+            "dense.weights.h5",
+            {"model": f"{NETS}:dense", "optimizer": "keras.optimizers:SGD"},
+            "optimizer-mismatch",
+        ),
+        (
+            "oldweights.h5",
+            {"model": f"{NETS}:old", "optimizer": "tf_keras.optimizers:Adam"},
+            "optimizer-mismatch",
+        ),
+        ("unknown.keras", {}, "load-failed"),
+        ("unknown.keras", {"model": f"{NETS}:dense"}, "load-failed"),
+        ("heads.keras", {"shapes": "1,2"}, "input-missing"),
+        ("dense.keras", {"shapes": "1,7"}, "predict-failed"),
+        ("lambda.keras", {}, "load-failed"),
+    ],
+)
+def test_what_does_not_go_is_one_short_finding(predict_apart, name, wishes, code) -> None:
+    told = predict_apart(name, **wishes)
+    assert told.codes == [code]
+    text = [*told.load.findings, *told.predict.findings][0][2]
+    assert len(text) < 400
+    assert "\n" not in text
+
+
+def test_code_in_a_model_is_never_loaded(keras_files) -> None:
+    verdict = verify(keras_files / "lambda.keras", prediction=Request())
+    checks = {check.name: check.detail for check in verdict.checks}
+    assert checks["load"] == "loading it could run code that came with it (--trust loads it all the same)"

@@ -1,0 +1,146 @@
+"""SavedModels and TensorFlow's checkpoints, loaded and run as the child does, against its own values."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NETS = f"{Path(__file__).parent / 'models' / 'keras_nets.py'}"
+TAKEN = "the checkpoint has it, nothing in the model takes it"
+GIVEN = "the model has it, the checkpoint doesn't"
+ADAM = "keras.optimizers:Adam"
+LEGACY = "tf_keras.optimizers.legacy:Adam"
+
+pytestmark = [
+    pytest.mark.framework,
+    pytest.mark.skipif(
+        any(find_spec(name) is None for name in ("keras", "tf_keras", "tensorflow")),
+        reason="no Keras of each kind",
+    ),
+]
+
+KINDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("saved{}", "saved.npz", {}),
+    ("module{}/ckpt-1", "module.npz", {"model": f"{NETS}:Module"}),
+    ("module{}/ckpt-1", "module.npz", {"model": f"{NETS}:as_saved"}),
+    ("variables{}/ckpt-1", "dense.npz", {"model": f"{NETS}:dense"}),
+    ("oldvariables{}/ckpt", "old.npz", {"model": f"{NETS}:old"}),
+]
+
+
+@pytest.mark.parametrize(("name", "recording", "wishes"), KINDS)
+def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
+    predict_apart, name, recording, wishes
+) -> None:
+    told = predict_apart(name.format(""), expect=recording, **wishes)
+    assert told.codes == []
+    assert "as recorded" in told.predict.detail
+    assert predict_apart(name.format("-off"), expect=recording, **wishes).predict.codes == ["outputs-changed"]
+    assert "output-not-finite" in predict_apart(name.format("-nan"), **wishes).predict.codes
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes"),
+    [
+        ("version1", {"expect": "version1.npz"}),
+        ("names/model", {"model": f"{NETS}:Module", "expect": "module.npz"}),
+        ("words", {"signature": "look_up", "expect": "words.npz"}),
+        ("one", {"expect": "words.npz"}),
+        ("root", {"model": f"{NETS}:dense", "expect": "dense.npz"}),
+        ("exported", {}),
+    ],
+)
+def test_other_ways_to_save(predict_apart, name, wishes) -> None:
+    assert predict_apart(name, **wishes).codes == []
+
+
+def test_inputs_are_made_up_as_the_signature_says(predict_apart) -> None:
+    told = predict_apart("words", signature="add", batch_size=3)
+    assert told.load.detail.endswith("signature add, 2 inputs, 1 output")
+    assert told.predict.detail == "sum 3×2 from made-up input, seed 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "state", "step"),
+    [
+        (
+            "variables/ckpt-1",
+            {"model": f"{NETS}:dense", "optimizer": ADAM},
+            "; Adam with its state",
+            "of Adam moved 4",
+        ),
+        ("root", {"model": f"{NETS}:dense", "optimizer": ADAM}, "; Adam with its state", "of Adam moved 4"),
+        (
+            "oldvariables/ckpt",
+            {"model": f"{NETS}:old", "optimizer": LEGACY},
+            "; Adam with its state",
+            "of Adam moved 4",
+        ),
+        ("module/ckpt-1", {"model": f"{NETS}:Module"}, "1 variable", "of SGD moved 1"),
+    ],
+)
+def test_the_optimizer_is_restored_and_makes_a_step(predict_apart, name, wishes, state, step) -> None:
+    told = predict_apart(name, resume_step=True, **wishes)
+    assert told.codes == []
+    assert told.load.detail.endswith(state)
+    assert step in told.predict.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "factory", "findings"),
+    [
+        ("module/ckpt-1", "Biased", [("missing-key", GIVEN, "b")]),
+        ("module/ckpt-1", "Renamed", [("missing-key", GIVEN, "v"), ("not-consumed", TAKEN, "net.w")]),
+        ("names/model", "Renamed", [("missing-key", GIVEN, "v"), ("not-consumed", TAKEN, "w")]),
+        (
+            "variables/ckpt-1",
+            "shallow",
+            [
+                ("not-consumed", TAKEN, "net._functional._operations.2._kernel"),
+                ("not-consumed", TAKEN, "net._functional._operations.2.bias"),
+            ],
+        ),
+    ],
+)
+def test_other_models_are_told_by_name(predict_apart, name, factory, findings) -> None:
+    told = predict_apart(name, model=f"{NETS}:{factory}")
+    assert [(code, text, where) for code, _, text, where in told.load.findings] == findings
+
+
+@pytest.mark.parametrize(("name", "where"), [("module/ckpt-1", "net.w"), ("names/model", "w")])
+def test_other_shapes_are_told_by_name(predict_apart, name, where) -> None:
+    told = predict_apart(name, model=f"{NETS}:Module", model_args={"width": 5})
+    text = "3×2 in the checkpoint, 3×5 in the model"
+    assert told.load.findings == [["shape-mismatch", "error", text, where]]
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "code"),
+    [
+        ("words", {}, "no-such-signature"),
+        ("saved", {"signature": "other"}, "no-such-signature"),
+        ("saved", {"resume_step": True}, "cannot-train"),
+        ("saved", {"shapes": "1,7"}, "predict-failed"),
+        ("variables/ckpt-1", {"model": f"{NETS}:dense", "resume_step": True}, "cannot-train"),
+        ("variables/ckpt-1", {"model": f"{NETS}:unbuilt"}, "model-not-built"),
+        ("module/ckpt-1", {"model": f"{NETS}:Module", "optimizer": ADAM}, "optimizer-mismatch"),
+        ("module/ckpt-1", {"model": f"{NETS}:fails"}, "load-failed"),
+        ("module/ckpt-1", {"model": f"{NETS}:Nobody"}, "no-such-model"),
+        ("module/ckpt-1", {"model": "builtins:dict"}, "no-such-model"),
+    ],
+)
+def test_what_does_not_go_is_one_short_finding(predict_apart, name, wishes, code) -> None:
+    told = predict_apart(name, **wishes)
+    assert told.codes == [code]
+    text = [*told.load.findings, *told.predict.findings][0][2]
+    assert len(text) < 400
+    assert "\n" not in text
+
+
+def test_another_optimizer_does_not_take_the_state(predict_apart) -> None:
+    told = predict_apart("variables/ckpt-1", model=f"{NETS}:dense", optimizer="keras.optimizers:SGD")
+    assert {code for code, *_ in told.load.findings} == {"not-consumed"}
+    assert len(told.load.findings) == 8
