@@ -15,7 +15,7 @@ from tests.benchmarks.claims import FULL, QUICK, Scale
 from tests.benchmarks.groups import groups
 from tests.benchmarks.measure import measure_in_turn
 from tests.benchmarks.report import dumps, markdown, print_table
-from tests.benchmarks.rows import Row, imports_row, row
+from tests.benchmarks.rows import Row, imports_rows, row
 
 _FOLDER = "ckpttool-benchmarks-"
 _INTERRUPTED = 130
@@ -81,7 +81,7 @@ def _rows(scale: Scale, rounds: int, only: str | None, notes: Console) -> Iterat
             yield from (row(claim, measured, group.skipped) for claim in group.claims)
     if only in (None, _IMPORTS):
         with TemporaryDirectory(prefix=_FOLDER) as folder:
-            yield imports_row(Path(folder))
+            yield from imports_rows(Path(folder))
 
 
 if __name__ == "__main__":

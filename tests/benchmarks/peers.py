@@ -65,3 +65,44 @@ from torch.distributed.checkpoint import FileSystemReader
 for name, entry in FileSystemReader(sys.argv[1]).read_metadata().state_dict_metadata.items():
     print(name, entry.size, entry.properties.dtype)
 """
+
+RUN_STATE = """
+import os, sys, torch
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+from net import Net
+net = Net()
+net.load_state_dict(torch.load(sys.argv[1]))
+net.eval()
+with torch.inference_mode():
+    print(net(torch.rand(1, 1024)).isfinite().all())
+"""
+
+RUN_TORCHSCRIPT = """
+import sys, torch
+net = torch.jit.load(sys.argv[1]).eval()
+with torch.inference_mode():
+    print(net(torch.rand(1, 1024)).isfinite().all())
+"""
+
+RUN_SAVEDMODEL = """
+import sys, numpy as np, tensorflow as tf
+net = tf.saved_model.load(sys.argv[1])
+outputs = net.signatures["serving_default"](x=tf.random.uniform((1, 1024)))
+print({name: np.isfinite(output.numpy()).all() for name, output in outputs.items()})
+"""
+
+RUN_KERAS = """
+import sys, keras, numpy as np
+net = keras.models.load_model(sys.argv[1])
+print(np.isfinite(np.asarray(net(np.random.rand(1, 1024).astype("float32")))).all())
+"""
+
+RUN_PADDLE = """
+import sys, numpy as np, paddle
+paddle.enable_static()
+executor = paddle.static.Executor(paddle.CPUPlace())
+prefix = sys.argv[1].removesuffix(".pdmodel")
+program, feeds, fetches = paddle.static.load_inference_model(prefix, executor)
+batch = np.random.rand(1, 1024).astype("float32")
+print([np.isfinite(output).all() for output in executor.run(program, {feeds[0]: batch}, fetches)])
+"""

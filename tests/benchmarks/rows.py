@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from tests.benchmarks import data
 from tests.benchmarks.claims import PYTHON, Claim
 from tests.benchmarks.measure import Measurement
 
-_NOT_IMPORTED = ("torch", "tensorflow", "numpy")
+_NOT_IMPORTED = {
+    "inspect": ("torch", "tensorflow", "numpy"),
+    "verify": ("torch", "tensorflow", "keras", "paddle", "ckpttool.predict"),
+}
 _MEGABYTE = 1_000_000
 
 
@@ -62,16 +65,20 @@ def _bars(claim: Claim) -> tuple[str, ...]:
     return tuple("≤ " + text.format(limit) for limit, text in limits if limit is not None)
 
 
-def imports_row(folder: Path) -> Row:
-    """Return the verdict on what ``inspect`` imports to show a checkpoint."""
+def imports_rows(folder: Path) -> Iterator[Row]:
+    """Yield the verdicts on what commands import for a checkpoint, without what is asked for only."""
     path = folder / "model.pth"
     data.write_many_tensors(path, 4)
-    command = [PYTHON, "-X", "importtime", "-m", "ckpttool", "inspect", str(path)]
+    for name, unwanted in _NOT_IMPORTED.items():
+        yield _imports_row(name, path, unwanted)
+
+
+def _imports_row(name: str, path: Path, unwanted: Sequence[str]) -> Row:
+    command = [PYTHON, "-X", "importtime", "-m", "ckpttool", name, str(path)]
     ended = subprocess.run(command, capture_output=True, text=True)
     imported = re.findall(r"^import time:.*\| +(\S+)$", ended.stderr, re.MULTILINE)
-    tops = {name.partition(".")[0] for name in imported}
-    found = sorted(tops.intersection(_NOT_IMPORTED))
-    job = f"inspect imports none of {', '.join(_NOT_IMPORTED)}"
-    if ended.returncode != 0 or "ckpttool" not in tops:
+    found = [one for one in unwanted if any(f"{each}.".startswith(f"{one}.") for each in imported)]
+    job = f"{name} imports none of {', '.join(unwanted)}"
+    if ended.returncode != 0 or "ckpttool" not in imported:
         return Row(job, is_met=False, note=f"exit {ended.returncode}")
     return Row(job, is_met=not found, note=f"{', '.join(found)} imported" if found else None)
