@@ -105,6 +105,7 @@ class _Directory:
 
     def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
+        self._sources: dict[str, Source] = {}
         self._files: dict[str, _File] = {}
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
@@ -126,6 +127,7 @@ class _Directory:
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
+            self._sources[name] = self._opened.enter_context(Source(entry.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         self._note_transformed()
@@ -143,9 +145,8 @@ class _Directory:
 
     def spans(self, parts: Gathered) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
-        for entry in _metadata_files(self._probe.entries).values():
-            extent = Extent(entry.path, 0, entry.stat().st_size)
-            yield Span(extent, entry.name, Source(entry.path).read_into)
+        for name, source in self._sources.items():
+            yield Span(Extent(source.path, 0, source.size), name, source.read_into)
         for name, file in self._files.items():
             for offset in sorted(file.items):
                 yield from file.items[offset].spans(name)
