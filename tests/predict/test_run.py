@@ -278,12 +278,15 @@ def test_a_child_that_is_never_asked_is_ended() -> None:
 
 
 def test_an_interrupt_leaves_no_child() -> None:
+    # A shell starts what runs in the background with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Named, so that it lives longer: an interrupt is lost in the callback of its weak reference.
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
     with pytest.raises(KeyboardInterrupt), Child("m", "fake_framework") as child:
         timer.start()
         child.ask(job("hang"))
 
+    signal.signal(signal.SIGINT, before)
     assert child._process.returncode is not None
     timer.join()
 
