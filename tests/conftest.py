@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -28,6 +30,16 @@ Run = Callable[..., Answer]
 def files() -> Path:
     """Return the directory of the fixtures."""
     return FIXTURES
+
+
+@pytest.fixture(scope="session")
+def raw() -> ModuleType:
+    """Return what writes tables and bundles byte by byte."""
+    spec = importlib.util.spec_from_file_location("table_raw", FIXTURES.parent / "table_raw.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -163,10 +163,9 @@ def _whole(least: int) -> Callable[[object, str], int]:
 
 
 def _number(value: object, key: str) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type, operator]  # a number
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise Wrong(key, value, "a number of 0 or more")
-    return float(value)  # type: ignore[arg-type]  # a number
+    return float(value)
 
 
 def _share(value: object, key: str) -> float:

@@ -49,7 +49,7 @@ class Opened:
     base: int
     tree: Tree
     in_place: bool
-    tensors: dict[Path, Tensor] = field(default_factory=dict)
+    tensors: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     others: dict[str, object] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Opened:
 
     def _stored(self) -> Iterator[tuple[Tensor, Dataset]]:
         for path, tensor in self.tensors.items():
-            dataset = self.tree.datasets.get(path)  # type: ignore[arg-type]
+            dataset = self.tree.datasets.get(path)
             if dataset is not None and tensor.values is not None and self.in_place:
                 yield tensor, dataset
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckpttool.formats.h5_tensors import Opened
 from ckpttool.formats.keras_layers import Layer, Shape, layer_of, listed, weights_of
 from ckpttool.report import Finding, counted, error
+from ckpttool.wire.jsontext import objects
 
 Group = tuple[str, ...]
 
@@ -53,20 +54,9 @@ def compare_grouped(config: object, opened: Opened) -> Iterator[Finding]:
     groups = opened.tree.groups
     if model is None or not model.is_model or any(path[:1] and _ODD_TOP in path[0] for path in groups):
         return
-    names = Counter(layer.name for layer in _all_layers(config))
+    layers = filter(None, map(layer_of, objects(config)))
+    names = Counter(layer.name for layer in layers if layer.name)
     yield from _Grouped(opened, {name for name, count in names.items() if count > 1}).compare(model, ())
-
-
-def _all_layers(config: object) -> Iterator[Layer]:
-    pending = [config]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, Mapping):
-            pending += node.values()
-            if (layer := layer_of(node)) is not None and layer.name:
-                yield layer
 
 
 class _Grouped:

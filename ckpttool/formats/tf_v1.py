@@ -73,7 +73,7 @@ class Stored(NamedTuple):
             Buffer(table.path, self._decoded(part, one, table))
             for part, one, table in zip(self.parts, self.told.slices, self.told.tables, strict=True)
         )
-        return Sliced(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)  # type: ignore[arg-type]
+        return Sliced(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)
 
     def once(self) -> Stored:
         return self

@@ -20,7 +20,7 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.tf_bundle import BundleEntry
 from ckpttool.formats.tf_slices import Part, runs
 from ckpttool.wire.protobuf import varint
-from ckpttool.wire.readable import swapped
+from ckpttool.wire.readable import Readable, swapped
 from ckpttool.wire.source import Source
 
 MAX_STRINGS = 20_000_000
@@ -39,7 +39,7 @@ class Sliced(NamedTuple):
     shape: tuple[int, ...]
     itemsize: int
     parts: tuple[Part, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[Readable, ...]
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.torch_expressions import objects
 from ckpttool.report import Finding, error, warning
+from ckpttool.wire.jsontext import objects
 
 _SCALAR_TYPES = {
     1: "uint8",

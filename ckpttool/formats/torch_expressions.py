@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from ckpttool.report import Finding, error
+from ckpttool.wire.jsontext import objects
 
 MAX_TEXT = 20_000
 MAX_NESTING = 50
@@ -58,18 +58,6 @@ def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
         for key in _EVALUATED & node.keys():
             texts = node[key] if isinstance(node[key], list) else [node[key]]
             yield from _judged([text for text in texts if isinstance(text, str)], where)
-
-
-def objects(tree: object) -> Iterator[dict[str, Any]]:
-    """Yield every object in a program's JSON, wherever it stands."""
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending += node
-        elif isinstance(node, dict):
-            pending += node.values()
-            yield node
 
 
 def _judged(texts: list[str], where: str) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def _side_by_side(
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(items)))) as pool:
         try:
             return list(pool.map(partial(_unless_stopped, digest, stop), items))
-        except BaseException:
+        except BaseException:  # Ctrl-C above all: leaving the pool waits for its threads
             stop.set()
             raise
 

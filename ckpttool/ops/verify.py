@@ -82,8 +82,7 @@ def verify(
         MissingPackage: A prediction needs a framework that is not installed.
         CheckpointError: It can't be read at all.
     """
-    unit = path if isinstance(path, Unit) else None
-    name = unit.path if unit else os.fspath(path)  # type: ignore[arg-type]
+    unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
     format = unit.format if unit else None
     try:
         format = format or _format_of(name)

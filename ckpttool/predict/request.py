@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckpttool.errors import UsageError
@@ -160,6 +161,8 @@ class Request:
             raise UsageError("--input-shape: two inputs have one name")
         if not self.timeout > 0:
             raise UsageError("--timeout must be more than 0 seconds")
+        if self.memory is not None and not Path("/proc/self/statm").exists():
+            raise UsageError("--memory needs Linux: this system doesn't tell what a process uses")
         _require_not_below("--rtol", self.rtol, 0)
         _require_not_below("--atol", self.atol, 0)
         _require_not_below("--max-error", self.max_error, 0)

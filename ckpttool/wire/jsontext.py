@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
@@ -99,3 +100,15 @@ def _is_deeper(tree: Any, limit: int) -> bool:
             if type(child) in _CONTAINERS
         ]
     return bool(level)
+
+
+def objects(tree: object) -> Iterator[dict[str, Any]]:
+    """Yield every object in a tree of JSON, wherever it stands."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            pending += node.values()
+            yield node

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,9 @@ from ckpttool.cli import config as reading
 from ckpttool.cli.config import Config, find_config, read_config, read_document
 from ckpttool.cli.rules import KEYS
 from ckpttool.errors import CheckpointError, NotFound, UsageError
+from tests.cli.conftest import told, write
 
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing above the test's own directory is looked at."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text), "utf-8")
-    path.chmod(0o644)
-    return path
-
-
-def told(text: str) -> Config:
-    """Return what a configuration in the current directory says."""
-    write(Path("ckpttool.toml"), text)
-    return read_config("ckpttool.toml")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 # Finding --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.config import Config, find_config, read_config
+from ckpttool.cli.config import find_config, read_config
 from ckpttool.cli.rules import KEYS, Wrong, parse_bytes
 from ckpttool.cli.settings import doubts, matches, settings_for
 from ckpttool.errors import UsageError
@@ -16,27 +16,9 @@ from ckpttool.ops.ignoring import Ignore
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.predict.request import InputSpec, Request
 from ckpttool.report import Finding, Severity
+from tests.cli.conftest import told
 
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing above the test's own directory is looked at."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text), "utf-8")
-    path.chmod(0o644)
-    return path
-
-
-def told(text: str) -> Config:
-    """Return what a configuration in the current directory says."""
-    write(Path("ckpttool.toml"), text)
-    return read_config("ckpttool.toml")
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rule(lines: str) -> str:

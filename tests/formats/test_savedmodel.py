@@ -7,9 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -27,17 +25,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Buffer
-
-
-def _messages() -> ModuleType:
-    spec = spec_from_file_location("savedmodel_messages", Path(__file__).with_name("savedmodel_messages.py"))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pb = _messages()
+from tests.formats import savedmodel_messages as pb
 
 
 @pytest.fixture

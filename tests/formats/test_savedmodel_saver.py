@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
-
-
-def _messages() -> ModuleType:
-    spec = spec_from_file_location("savedmodel_messages", Path(__file__).with_name("savedmodel_messages.py"))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pb = _messages()
+from tests.formats import savedmodel_messages as pb
 
 SAVE = "__inference__traced_save_12"
 SAVER = pb.part(3, pb.part(1, "saver_filename:0") + pb.part(2, "call:0") + pb.part(3, "call_1"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -24,20 +23,8 @@ from ckpttool.formats.tf_objects import read_graph
 from ckpttool.ops.verify import verify
 from ckpttool.series.state_file import rewritten
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 DATA = "data-00000-of-00001"
 FLIPS = 1000
-
-
-@pytest.fixture(scope="module")
-def raw() -> ModuleType:
-    """Return what writes bundles byte by byte."""
-    spec = importlib.util.spec_from_file_location("table_raw", FIXTURES / "table_raw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

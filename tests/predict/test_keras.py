@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ OWN = f"{MODELS / 'own_layers.py'}"
 TAKEN = "the checkpoint has it, nothing in the model takes it"
 GIVEN = "the model has it, the checkpoint doesn't"
 
-pytestmark = [
-    pytest.mark.framework,
-    pytest.mark.skipif(
-        any(find_spec(name) is None for name in ("keras", "tf_keras", "tensorflow")),
-        reason="no Keras of each kind",
-    ),
-]
+pytestmark = pytest.mark.framework
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("dense{}.keras", "dense.npz", {}),

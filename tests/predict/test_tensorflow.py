@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,7 @@ GIVEN = "the model has it, the checkpoint doesn't"
 ADAM = "keras.optimizers:Adam"
 LEGACY = "tf_keras.optimizers.legacy:Adam"
 
-pytestmark = [
-    pytest.mark.framework,
-    pytest.mark.skipif(
-        any(find_spec(name) is None for name in ("keras", "tf_keras", "tensorflow")),
-        reason="no Keras of each kind",
-    ),
-]
+pytestmark = pytest.mark.framework
 
 KINDS: list[tuple[str, str, dict[str, Any]]] = [
     ("saved{}", "saved.npz", {}),

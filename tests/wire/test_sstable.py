@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import struct
 from pathlib import Path
@@ -17,19 +16,7 @@ from ckpttool.wire.scan import combined_crc32
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
 WORDS = {f"key-{number:03}".encode(): bytes([number % 256]) * (number % 40) for number in range(60)}
-
-
-@pytest.fixture(scope="module")
-def raw() -> ModuleType:
-    """Return what writes tables byte by byte."""
-    spec = importlib.util.spec_from_file_location("table_raw", FIXTURES / "table_raw.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def read(path: Path) -> dict[bytes, bytes]:
