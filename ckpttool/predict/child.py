@@ -42,7 +42,7 @@ def main(name: str) -> None:
         return
     threading.Thread(target=_watch_parent, args=(orders,), daemon=True).start()
     job = from_json(json.loads(line))
-    if job.request.model or job.request.optimizer:
+    if job.request.model or job.request.optimizer or job.request.trust:
         with suppress(OSError):
             # The user's own modules may lie there, but nothing there may stand in for what is installed.
             sys.path.append(os.getcwd())

@@ -222,7 +222,7 @@ def test_harmless_habits_do_no_harm(act: str) -> None:
     assert answer.load.findings == answer.predict.findings == ()
 
 
-def test_modules_that_lie_around_are_imported_for_a_model_only(
+def test_modules_that_lie_around_are_imported_for_whom_the_user_named_or_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lying_here.py").write_text("VALUE = 1", encoding="utf-8")
@@ -232,6 +232,7 @@ def test_modules_that_lie_around_are_imported_for_a_model_only(
 
     assert ask("import-local").load.detail == "it needs the package lying_here, which is not installed"
     assert ask("import-local", model="lying_here:Net").load.detail == "Fake 1.0"
+    assert ask("import-local", trust=True).load.detail == "Fake 1.0"
 
 
 def test_a_broken_installation_is_told() -> None:
