@@ -254,6 +254,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         spans: Callable[[], Iterator[Span]],
         metadata: Callable[[], Mapping[str, object]] = dict,
         training: Callable[[], TrainingState] = TrainingState,
+        layers: Callable[[], Mapping[str, str]] = dict,
+        own_names: Callable[[], Mapping[str, str]] = dict,
         producer: Producer = Producer(),
         findings: tuple[Finding, ...] = (),
         safety: tuple[Finding, ...] = (),
@@ -275,6 +277,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         """Give the open files back; tensors can't be read any more."""
         self._metadata = metadata
         self._training = training
+        self._layers = layers
+        self._own_names = own_names
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -306,6 +310,23 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     def training(self) -> TrainingState:
         """Return epoch, step, loss and the like, with where each came from."""
         return self._training()
+
+    @cached_property
+    def layers(self) -> Mapping[str, str]:
+        """Return the type of the layer of each weight whose layer the files tell, as its framework calls it.
+
+        Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
+        flattened counts; Paddle's have that of the operator or of the parameter: ``linear``, ``conv2d``.
+        """
+        return self._layers()
+
+    @cached_property
+    def own_names(self) -> Mapping[str, str]:
+        """Return what variables were called when they were made, where the files say it, by tensor.
+
+        TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
+        """
+        return self._own_names()
 
     @property
     def nbytes(self) -> int:

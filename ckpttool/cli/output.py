@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
-    from ckpttool.ops.verify import Advance
+    from ckpttool.work import Advance
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role, Span, Tensor, TrainingState
+from ckpttool.formats.digests import told_below
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.formats.torch_objects import TensorParts
@@ -27,10 +28,17 @@ def assemble(
     producer: Producer,
     findings: tuple[Finding, ...] = (),
     safety: tuple[Finding, ...] = (),
+    records: Mapping[str, str] = {},
 ) -> Checkpoint:
-    """Return the checkpoint that a tree of objects makes."""
+    """Return the checkpoint that a tree of objects makes.
+
+    Args:
+        records: How other records of the archive are told, by name.
+    """
     tensors = named(flat.tensors, flat.plain)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
+    if records:
+        metadata = {**metadata, **told_below(records, metadata)}
     return Checkpoint(
         path=probe.path,
         format=format,

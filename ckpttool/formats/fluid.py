@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor, TrainingState
@@ -33,6 +34,7 @@ from ckpttool.formats.fluid_siblings import SERIAL, check_neighbour, siblings_ha
 from ckpttool.formats.fluid_tables import add_tables
 from ckpttool.formats.fluid_trainers import add_trainer, check_trainers
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
+from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.paddle_program import looks_like_program
 from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.report import note
@@ -197,11 +199,7 @@ def _check_marker(parts: Parts, entries: Entries, *, has_variables: bool) -> Non
 def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer) -> Checkpoint:
     tensors = tuple(parts.tensors)
     match = SERIAL.fullmatch(os.path.basename(os.path.abspath(probe.path)))
-    metadata: dict[str, object] = {"serial": int(match[1])} if match and kind == "checkpoint" else {}
-    if parts.trainers:
-        metadata["trainers"] = parts.trainers
-    if parts.tables:
-        metadata["lookup_tables"] = parts.tables
+    serial = int(match[1]) if match and kind == "checkpoint" else None
     return Checkpoint(
         path=probe.path,
         format=Fluid.name,
@@ -209,14 +207,25 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: in_order(parts.spans),
-        metadata=lambda: metadata,
+        metadata=cache(lambda: _metadata(parts, serial)),
         training=lambda: _training(parts.trainers, tensors),
+        layers=lambda: layers_of(tensors, parts.kinds()),
         producer=producer,
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),
         complete=parts.complete,
         close=parts.opened.pop_all().close,
     )
+
+
+def _metadata(parts: Parts, serial: int | None) -> dict[str, object]:
+    told = {
+        "serial": serial,
+        "trainers": parts.trainers or None,
+        "lookup_tables": parts.tables or None,
+        "program": parts.program(),
+    }
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _training(trainers: Mapping[str, Mapping[str, object]], tensors: tuple[Tensor, ...]) -> TrainingState:

@@ -44,7 +44,11 @@ def role_of(name: str) -> Role:
 
 @dataclass(slots=True)
 class Parts:
-    """What was read of a checkpoint so far; ``root`` is the directory that nothing may lead out of."""
+    """What was read of a checkpoint so far.
+
+    ``root`` is the directory that nothing may lead out of; ``kinds`` gives the kinds of layers that the
+    program's operators tell.
+    """
 
     root: str
     tensors: list[Tensor] = field(default_factory=list)
@@ -55,6 +59,8 @@ class Parts:
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
     safety: list[Finding] = field(default_factory=list)
     complete: bool = True
+    kinds: Callable[[], Mapping[str, str]] = dict
+    program: Callable[[], object] = lambda: None
     opened: ExitStack = field(default_factory=ExitStack)
 
     def fault(self, code: str, message: str, where: str | None = None) -> None:

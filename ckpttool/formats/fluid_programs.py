@@ -36,6 +36,7 @@ def add_inference(parts: Parts, entries: Entries) -> Producer:
             message = f"{len(lacking):,} variables of the program have no file, like {lacking[0]!r}"
             parts.fault("variable-missing", message)
     check_program(parts, program)
+    parts.kinds, parts.program = program.kinds, program.told
     return Producer("paddle", program.release)
 
 

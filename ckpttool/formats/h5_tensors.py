@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpttool.checkpoint import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.h5_types import dtype_of
+from ckpttool.formats.telling import MAX_SUMMED, hexadecimal
 from ckpttool.report import Finding, error, note, warning
-from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks
+from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
 from ckpttool.wire.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
@@ -30,6 +33,9 @@ _INFLATION = 1100
 _UNSTORED = 1 << 26
 """How many bytes that aren't stored, but filled in when they are read, a file may announce."""
 
+_MAX_SUMS, _SUM_SECONDS = 4096, 5.0
+"""Of how many datasets without numbers the checksums are told, and how long that may take."""
+
 _READ = 0xD202EF8D
 """The CRC-32 of one zero byte: what reading a chunk gives whose own checksum libhdf5 found right."""
 _ANY_FLOAT = BY_NAME["float8_e5m2"]
@@ -41,7 +47,8 @@ class Opened:
 
     Attributes:
         tensors: By their path in the file.
-        others: What holds no numbers: texts, or descriptions.
+        described: What holds no numbers: texts, or descriptions.
+        unsummed: The datasets whose descriptions still lack the checksum.
     """
 
     location: Location
@@ -50,11 +57,25 @@ class Opened:
     tree: Tree
     in_place: bool
     tensors: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
-    others: dict[str, object] = field(default_factory=dict)
+    described: dict[str, object] = field(default_factory=dict)
+    unsummed: list[Dataset] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
     unstored: int = 0
     _chunks: dict[Path, tuple[Chunk, ...]] = field(default_factory=dict)
+
+    @property
+    def others(self) -> dict[str, object]:
+        """Return what holds no numbers; where it is only described, with its checksum, if that is cheap."""
+        left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
+        for dataset in self.unsummed[:_MAX_SUMS]:
+            found = None if time.monotonic() > deadline else summed(self.location, dataset, left)
+            if found is not None:
+                left -= found.nbytes
+                told: Any = self.described[dataset.name]
+                self.described[dataset.name] = {**told, "CRC-32": hexadecimal(found.crc32)}
+        self.unsummed.clear()
+        return self.described
 
     @property
     def complete(self) -> bool:
@@ -176,14 +197,15 @@ def take_apart(
 
 def _describe(opened: Opened, dataset: Dataset) -> None:
     if dataset.values is not None:
-        opened.others[dataset.name] = dataset.values
+        opened.described[dataset.name] = dataset.values
         return
-    _storage(opened, dataset)
+    if _storage(opened, dataset) and dataset.shape is not None:
+        opened.unsummed.append(dataset)
     shape = None if dataset.shape is None else list(dataset.shape)
     told: dict[str, object] = {"<dataset>": dataset.kind.what, "shape": shape}
     if dataset.kind.members:
         told["members"] = list(dataset.kind.members)
-    opened.others[dataset.name] = told
+    opened.described[dataset.name] = told
     if dataset.kind.family == "other" and dataset.shape is not None:
         message = f"elements of type {dataset.kind.what} are described and not read"
         opened.findings.append(note("hdf5-type", message, dataset.name))
@@ -234,7 +256,7 @@ def _is_stored(opened: Opened, dataset: Dataset) -> bool:
     """Compare what a dataset declares with what is stored of it."""
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
-    if dataset.layout != "chunked" and is_allocated and stored != nbytes:
+    if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
         message = f"{stored:,} bytes are stored, and its shape needs {nbytes:,}"
         opened.findings.append(error("hdf5-size", message, name))
         return False

@@ -5,6 +5,7 @@ Source: the HDF5 file format specification; h5py for its booleans, complex numbe
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from ckpttool.formats.h5_tensors import Opened
 
 _STARTS = (0, 512, 1024, 2048)
+
+_LINKS = {
+    "external": "a link to another file, {}",
+    "soft": "a link to {}",
+    "again-group": "the same group as {}",
+    "again-dataset": "the same dataset as {}",
+}
 
 _opened: WeakKeyDictionary[Probe, Opened | CheckpointError] = WeakKeyDictionary()
 
@@ -66,7 +74,10 @@ class Hdf5(Format):
 
         opened = looked_at(probe)
         tensors = _with_roles(opened)
-        metadata = metadata_of(opened)
+
+        @functools.cache
+        def metadata() -> dict[str, object]:
+            return metadata_of(opened)
 
         return Checkpoint(
             path=probe.path,
@@ -75,8 +86,8 @@ class Hdf5(Format):
             tensors=tensors,
             files=(FileEntry(probe.path, probe.source.size),),
             spans=opened.spans,
-            metadata=lambda: metadata,
-            training=lambda: training_of(metadata, tensors, probe.name),
+            metadata=metadata,
+            training=lambda: training_of(metadata(), tensors, probe.name),
             findings=tuple(opened.findings),
             safety=tuple(opened.safety),
             complete=opened.complete,
@@ -88,7 +99,7 @@ def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
     """Return the tensors with what they serve; where no name tells, they are weights, as in ``.npz``."""
     roles = {path: role_of(path, tensor.shape) for path, tensor in opened.tensors.items()}
     is_flat = all(len(path) <= 1 for path in roles)
-    if not opened.others and (is_flat or set(roles.values()) == {Role.OTHER}):
+    if not opened.described and (is_flat or set(roles.values()) == {Role.OTHER}):
         for path, role in roles.items():
             if role is not Role.TRAINING or opened.tensors[path].size != 1:
                 roles[path] = Role.WEIGHTS
@@ -96,13 +107,26 @@ def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
 
 
 def metadata_of(opened: Opened) -> dict[str, object]:
-    """Return the attributes of the root, then those of all else, and what datasets hold but numbers."""
+    """Return the attributes of the root, those of all else, what datasets hold but numbers, and links."""
     tree = opened.tree
     told: dict[str, object] = dict(tree.groups.get((), {}))
     attributes = {"/" + "/".join(path): dict(found) for path, found in tree.groups.items() if path and found}
     attributes |= {one.name: dict(one.attributes) for one in tree.datasets.values() if one.attributes}
     if attributes:
         told["attributes"] = attributes
-    if opened.others:
+    if opened.described:
         told["datasets"] = opened.others
+    if links := _links(opened):
+        told["links"] = links
     return told
+
+
+def _links(opened: Opened) -> dict[str, str]:
+    """Return where the names and the values lead that lie elsewhere."""
+    found = {
+        "/" + "/".join(path): _LINKS[kind].format(target or "/")
+        for path, kind, target in opened.tree.links
+        if kind in _LINKS and path not in opened.tensors
+    }
+    elsewhere = [one for one in opened.tree.datasets.values() if one.layout == "external"]
+    return found | {one.name: f"values in another file, {one.target}" for one in elsewhere}

@@ -20,7 +20,7 @@ Group = tuple[str, ...]
 _MAX_COMPARED = 100
 """The most different shapes in one layer that are compared, each with each."""
 _SEEDS = "seed_generator"
-_LAYERS = "layers"
+LAYERS = "layers"
 _CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
 """What Keras calls a class in its source, where a configuration calls it differently."""
 _ODD_TOP = "_layer_checkpoint_dependencies"
@@ -69,10 +69,10 @@ class _Grouped:
         self._shared = shared
 
     def compare(self, model: Layer, place: Group) -> Iterator[Finding]:
-        top = (*place, _LAYERS)
+        top = (*place, LAYERS)
         filled = {path[len(top)] for path in self._below(top) if len(path) > len(top)}
         is_built = bool(place) or _is_built(model) or bool(filled)
-        for layer, candidates in _grouped(model):
+        for layer, candidates in grouped(model):
             name = next((name for name in candidates if (*top, name) in self._groups), candidates[0])
             filled.discard(name)
             group = (*top, name)
@@ -94,19 +94,20 @@ class _Grouped:
                 yield path
 
 
-def _grouped(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
+def grouped(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
     """Yield each layer with the names that Keras 3 and Keras 2 give to its group."""
     used: tuple[Counter[str], Counter[str]] = Counter(), Counter()
     for layer in listed(model):
         names = []
         for counter, words in zip(used, ("[a-z]+", "[a-z0-9]+"), strict=True):
-            name = _snake_case(_CLASSES.get(layer.kind, layer.kind.rpartition(">")[2]), words)
+            name = snake_case(_CLASSES.get(layer.kind, layer.kind.rpartition(">")[2]), words)
             names.append(f"{name}_{counter[name]}" if counter[name] else name)
             counter[name] += 1
         yield layer, (names[0], names[1])
 
 
-def _snake_case(name: str, words: str) -> str:
+def snake_case(name: str, words: str) -> str:
+    """Return what Keras names a group after a class; ``words`` is a pattern, in which Keras 2 has digits."""
     name = re.sub(rf"(.)([A-Z]{words})", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 

@@ -5,9 +5,10 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.hdf5 import Hdf5, is_hdf5, looked_at
 from ckpttool.formats.interface import Format, Probe
@@ -58,12 +59,22 @@ class KerasH5(Format):
             spans=opened.spans,
             metadata=lambda: told,
             training=lambda: training_of(told, tensors, probe.name),
+            layers=lambda: _layers(opened, told, tensors),
             producer=Producer("keras", _text(told.get("keras_version"))),
             findings=(*dict.fromkeys(opened.findings), *findings),
             safety=(*opened.safety, *safety),
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
+
+
+def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
+    from ckpttool.formats.keras_kinds import kinds_grouped, kinds_listed
+
+    if "model_config" in told:
+        return kinds_listed(told["model_config"], tensors)
+    return kinds_grouped(None, opened.tree.groups, tensors)
 
 
 def _text(value: object) -> str | None:

@@ -81,7 +81,7 @@ def weights_of(layer: Layer) -> list[Shape] | None:
     """Return the shapes of the weights that a layer has once it is built, or None where nobody can tell."""
     if layer.is_model:
         return _of_model(layer)
-    rule = _RULES.get(layer.kind)
+    rule = RULES.get(layer.kind)
     if rule is None or not layer.is_known or not _is_plain(layer.config):
         return None
     built = layer.node.get("build_config")
@@ -299,7 +299,7 @@ def _one(config: Config, given: Given) -> Iterator[Shape]:
     yield None
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "AdditiveAttention": _scaled,
     "Attention": _scaled,
     "BatchNormalization": _batch,

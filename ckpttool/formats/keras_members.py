@@ -5,11 +5,12 @@ Source: Keras ``src/saving/saving_lib.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.digests import described_members, told_below
 from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras_compare import compare_grouped
@@ -78,7 +79,19 @@ class Model:
         self._read_config()
         for member in self._by_name.values():
             self._look_at(member)
+        self.told |= told_below(self._others(), self.told)
         return self._read_weights()
+
+    def _others(self) -> dict[str, str]:
+        """Return how assets are told, and whatever else nothing here reads."""
+        return described_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS))
+
+    def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+        """Return what the layers of weights are."""
+        from ckpttool.formats.keras_kinds import kinds_grouped
+
+        groups = () if self.weights is None else self.weights.tree.groups
+        return kinds_grouped(self.told.get("model_config"), groups, tensors)
 
     def _text(self, name: str) -> bytes:
         member = self._by_name[name]

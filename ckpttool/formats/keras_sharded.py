@@ -161,6 +161,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
             spans=shards.spans,
             metadata=lambda: told,
             training=lambda: training_of(told, tensors, name),
+            layers=lambda: {key: kind for part in shards.parts.values() for key, kind in part.layers.items()},
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),

@@ -48,6 +48,7 @@ class KerasZip(Format):
             spans=lambda: spans_of(model.archive, probe.path),
             metadata=lambda: model.told,
             training=lambda: training_of(model.told, tensors, probe.name),
+            layers=lambda: model.layers(tensors),
             producer=Producer("keras", model.version),
             findings=tuple(dict.fromkeys(model.findings)),
             safety=tuple(dict.fromkeys(model.safety)),

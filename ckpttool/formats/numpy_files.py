@@ -7,21 +7,24 @@ Source: NumPy ``numpy/lib/_format_impl.py``, ``numpy/lib/_npyio_impl.py``.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Path, Producer, Role, Span, Values
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.formats.assembly import assemble
+from ckpttool.formats.assembly import assemble, training_of
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.telling import Sums, hexadecimal
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.roles import role_of
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
+from ckpttool.wire.pickled import Payload
 from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
 from ckpttool.wire.source import Source
 from ckpttool.wire.strided import Strided, is_contiguous
@@ -41,20 +44,35 @@ class _Arrays:
     def __init__(self, path: str) -> None:
         self.path = path
         self.tensors: list[tuple[Path, TensorParts]] = []
-        self.told: dict[str, object] = {}
+        self.told: dict[str, dict[str, object]] = {}
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
 
     def add(
-        self, source: Readable, start: int, end: int, name: str, *, extent: bool, where: str | None
+        self,
+        source: Readable,
+        start: int,
+        end: int,
+        name: str,
+        *,
+        extent: bool,
+        where: str | None,
+        crc32: int | None = None,
     ) -> int:
         """Add the array between two offsets in bytes; return where it ends.
+
+        Args:
+            source: What its bytes are read from; ``start`` and ``end`` are offsets in it.
+            name: Its name in the checkpoint; ``where`` is that of its record, for errors.
+            extent: Whether its elements lie in the file as they are.
+            crc32: The checksum of all between the two offsets, where it is known.
 
         Raises:
             DamagedCheckpoint: Its header can't be read, or it is longer than its place.
         """
         header = read_npy_header(source, start, end, where)
         if header.has_objects:
+            self.told[name] = described(header, crc32)
             return self._add_objects(source, header, end, name, where)
         nbytes = self._nbytes(header, where)
         if header.data + nbytes > end:
@@ -62,7 +80,7 @@ class _Arrays:
             raise Truncated(self.path, found, where=where)
         dtype, order = element_type(header.descr)
         if dtype is None:
-            self.told[name] = described(header)
+            self.told[name] = described(header, crc32)
             return header.data + nbytes
         if dtype.kind == "bits":
             message = (
@@ -85,7 +103,6 @@ class _Arrays:
 
     def _add_objects(self, source: Readable, header: Header, end: int, name: str, where: str | None) -> int:
         """Judge the pickle of an array of objects."""
-        self.told[name] = described(header)
         try:
             judged = read_pickles(source, header.data, end, where)
         except DamagedCheckpoint as failure:
@@ -139,10 +156,11 @@ def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
     return None, order
 
 
-def described(header: Header) -> dict[str, object]:
-    """Return what is known of an array that is no tensor."""
+def described(header: Header, crc32: int | None) -> dict[str, object]:
+    """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
     shown = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
-    return {"<class>": "numpy.ndarray", "dtype": shown, "shape": list(header.shape)}
+    told: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": shown, "shape": list(header.shape)}
+    return told if crc32 is None else {**told, "CRC-32": hexadecimal(crc32)}
 
 
 class Npy(Format):
@@ -163,6 +181,8 @@ class Npy(Format):
             what = "another array" if follows else "which nothing declares"
             message = f"{trailing:,} bytes behind the array, {what}"
             arrays.findings.append((warning if follows else error)("trailing-bytes", message))
+        if arrays.told:
+            return _told(probe, arrays)
         return assemble(
             probe=probe,
             format=self.name,
@@ -174,6 +194,34 @@ class Npy(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
+
+
+def _told(probe: Probe, arrays: _Arrays) -> Checkpoint:
+    """Return the checkpoint of an array that is no tensor, which is read only to tell what it is."""
+    source, place = probe.source, Payload(probe.source, 0, probe.source.size, "bytes")
+
+    @functools.cache
+    def metadata() -> Mapping[str, object]:
+        found = Sums().of(place)
+        if found is None:
+            return arrays.told
+        ((name, told),) = arrays.told.items()
+        return {name: {**told, "CRC-32": hexadecimal(found[1])}}
+
+    return Checkpoint(
+        path=probe.path,
+        format="numpy",
+        variant="npy",
+        tensors=(),
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: iter(()),
+        metadata=metadata,
+        training=lambda: training_of(arrays.told, (), probe.name),
+        producer=Producer("numpy"),
+        findings=tuple(arrays.findings),
+        safety=tuple(arrays.safety),
+        close=probe.close,
+    )
 
 
 def _spans(source: Source, arrays: _Arrays) -> Iterator[Span]:
@@ -238,7 +286,8 @@ def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
     content, start = archive.content(member), archive.offset(member)
     name, end = member.name.removesuffix(_SUFFIX), start + member.size
     try:
-        behind = arrays.add(content, start, end, name, extent=member.method == STORED, where=member.name)
+        in_place = member.method == STORED
+        behind = arrays.add(content, start, end, name, extent=in_place, where=member.name, crc32=member.crc32)
     except DamagedCheckpoint as failure:
         arrays.findings.append(error(failure.code, failure.reason, member.name))
         arrays.safety += failure.safety

@@ -10,12 +10,14 @@ import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.checkpoint import Extent, Values
-from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.numpy_types import ByteOrder, element_type, spelled
 from ckpttool.formats.scalars import shortest
+from ckpttool.formats.telling import Sums, described_bytes
 from ckpttool.formats.trees import Leaf, plain
 from ckpttool.wire.pickled import Call, Global, Payload
 from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
@@ -25,7 +27,6 @@ from ckpttool.wire.strided import Strided, is_contiguous
 _MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
 _MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
 _NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
-_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 _MAX_AXES = 32
 _BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
 _BOOL = Call(Global("numpy", "dtype"), ("b1",))
@@ -43,8 +44,6 @@ _SCALARS = {
     "uint64": "Q",
     "bool": "?",
 }
-
-ByteOrder = Literal["little", "big"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +103,32 @@ class Reordered:
         return self
 
 
-def numpy_leaf(call: Call, path: str, make: Callable[..., Any]) -> Leaf[Any] | None:
+def numpy_leaf(call: Call, path: str, make: Callable[..., Any], sums: Sums | None = None) -> Leaf[Any] | None:
     """Return the array or scalar that a call stands for, or None where it is neither.
 
     Args:
         call: What the interpreter recorded.
         path: The file, for errors.
         make: Builds the tensor from ``dtype, shape, values, extent, storage, byteorder``.
+        sums: What reads checksums of arrays that are no tensors.
 
     Raises:
         DamagedCheckpoint: Its description and its bytes disagree.
     """
-    function = call.function
+    function, sums = call.function, sums or Sums()
     if not isinstance(function, Global):
         return None
     try:
         if function.name == "scalar" and function.module in _MULTIARRAY:
-            return Leaf(plain=_scalar(call))
+            return Leaf(plain=_scalar(call, sums))
         if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
-            return _masked(path, call.state, make)
+            return _masked(path, call.state, make, sums)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
             shape, dtype, fortran, data = tuple(call.state)[-4:]
-            return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make)
+            return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
         if function.name == "_frombuffer" and function.module in _NUMERIC:
             data, dtype, *layout = call.args
-            return _array(path, dtype, *_layout(*layout), data, make)
+            return _array(path, dtype, *_layout(*layout), data, make, sums)
         return None
     except (IndexError, TypeError, ValueError, struct.error) as error:
         message = f"arguments that make no array: {error}"
@@ -164,11 +164,17 @@ def _array(
     axes: tuple[int, ...],
     data: object,
     make: Callable[..., Any],
+    sums: Sums,
 ) -> Leaf[Any] | None:
-    described = _described(dtype)
+    described = element_type(dtype)
     if described is None:
         # An array of objects holds them in a list, for whoever walks the tree.
-        return None if isinstance(data, list) else Leaf(plain=f"<a NumPy array of {_spelled(dtype)}>")
+        if isinstance(data, list):
+            return None
+        shape = tuple(stored_shape[axis] for axis in axes)
+        return Leaf(
+            plain=_described_array(dtype, shape, "C" if axes == tuple(range(len(axes))) else axes, data, sums)
+        )
     element, byteorder = described
     content = _content(data)
     nbytes = element.nbytes(math.prod(stored_shape))
@@ -183,16 +189,26 @@ def _array(
     return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
 
 
-def _masked(path: str, state: Any, make: Callable[..., Any]) -> Leaf[Any] | None:
+def _described_array(dtype: object, shape: tuple[int, ...], order: object, data: object, sums: Sums) -> str:
+    """Return what an array is that is no tensor, with the checksum of its bytes."""
+    content = _content(data)
+    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+    ordered = "" if order == "C" else f", stored by axes {order}"
+    return f"<NumPy array of {spelled(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
+
+
+def _masked(path: str, state: Any, make: Callable[..., Any], sums: Sums) -> Leaf[Any] | None:
     """Return a masked array: its values, and which of them are hidden."""
-    _, shape, dtype, fortran, data, mask, _ = state
+    _, shape, dtype, fortran, data, mask, fill = state
     layout = _layout(shape, "F" if fortran else "C")
-    values = _array(path, dtype, *layout, data, make)
-    if values is None or not values.tensors:
-        return values
-    hidden = _array(path, _BOOL, *layout, mask, make)
+    values = _array(path, dtype, *layout, data, make, sums)
+    if values is None:
+        return None
+    hidden = _array(path, _BOOL, *layout, mask, make, sums)
     below = hidden.tensors if hidden is not None else ()
-    return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)))
+    told = {"values": values.plain, "fill_value": None if fill is None else plain(fill)}
+    left = {name: form for name, form in told.items() if form is not None}
+    return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)), left or None)
 
 
 def _values(
@@ -249,17 +265,27 @@ def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple
     return in_order
 
 
-def _scalar(call: Call) -> object:
+def _scalar(call: Call, sums: Sums) -> object:
     """Return a NumPy scalar as a number, or described where Python has none like it."""
-    described = _described(call.args[0])
+    described = element_type(call.args[0])
     if described is None:
-        return f"<a NumPy scalar of {_spelled(call.args[0])}>"
+        return f"<NumPy scalar of {spelled(call.args[0])}: {_told(call.args[1], sums)}>"
     element, byteorder = described
     code = _SCALARS.get(element.name)
     if code is None:
-        return f"<a NumPy scalar of {element.name}>"
+        return f"<NumPy scalar of {element.name}: {_told(call.args[1], sums)}>"
     (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _scalar_bytes(call.args[1]))
     return shortest(number) if element.name in ("float16", "float32") else number
+
+
+def _told(data: object, sums: Sums) -> str:
+    """Return what the content of a scalar is; that of the type ``object`` is any object."""
+    try:
+        content = _content(data)
+    except TypeError:
+        return str(plain(data))
+    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+    return told[1:-1]
 
 
 def _scalar_bytes(data: object) -> bytes:
@@ -267,32 +293,3 @@ def _scalar_bytes(data: object) -> bytes:
     if isinstance(content, Payload):
         raise TypeError(f"{content.nbytes:,} bytes of a scalar")
     return content
-
-
-def _described(dtype: object) -> tuple[DType, ByteOrder] | None:
-    """Return the element type and byte order of a pickled ``numpy.dtype``; None for what holds no numbers."""
-    if not isinstance(dtype, Call) or not dtype.is_of("numpy", "dtype") or not dtype.args:
-        return _extension(dtype)
-    text = dtype.args[0]
-    order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
-    if isinstance(text, Global):
-        return _extension(text)
-    if text == "b1":
-        return BY_NAME["bool"], "little"
-    if not isinstance(text, str) or text[:1] not in _KINDS or not text[1:].isdigit():
-        return None
-    element = BY_NAME.get(f"{_KINDS[text[0]]}{8 * int(text[1:])}")
-    return None if element is None else (element, "big" if order == ">" else "little")
-
-
-def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
-    """Return a type of ml_dtypes, which is pickled by name."""
-    if isinstance(dtype, Global) and dtype.module == "ml_dtypes" and dtype.name in BY_NAME:
-        return BY_NAME[dtype.name], "little"
-    return None
-
-
-def _spelled(dtype: object) -> str:
-    if isinstance(dtype, Call) and dtype.args and isinstance(dtype.args[0], str):
-        return dtype.args[0]
-    return "objects"

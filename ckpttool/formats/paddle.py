@@ -28,6 +28,7 @@ from ckpttool.formats.assembly import named, training_of
 from ckpttool.formats.fluid_parts import role_of
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.numpy_objects import numpy_leaf
+from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.plain_pickle import PlainPickle
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat, Leaf, flatten
@@ -99,6 +100,7 @@ class PaddlePickle(Format):
             spans=lambda: _spans(source, stored),
             metadata=lambda: metadata,
             training=lambda: _with_rate(training_of(metadata, tensors, probe.name), metadata),
+            layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
             producer=Producer("paddle"),
             findings=tuple(findings),
             safety=judged.safety,
@@ -116,6 +118,22 @@ def _with_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingSta
             origin = {**state.origin, "learning_rate": f"key {place}{_SCHEDULER}.last_lr"}
             state = replace(state, learning_rate=rate, origin=origin)
     return state
+
+
+def _parameters(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names that Paddle made up for parameters, by those of tensors; at any level of a dict."""
+    found: dict[str, str] = {}
+    pending: list[tuple[str, Mapping[str, Any]]] = [("", metadata)]
+    while pending:
+        place, level = pending.pop()
+        for key, one in level.items():
+            if not isinstance(one, Mapping):
+                continue
+            if key == NAMES:
+                found |= {f"{place}{name}": own for name, own in one.items() if isinstance(own, str)}
+            else:
+                pending.append((f"{place}{key}.", one))
+    return found
 
 
 def open_pickle(path: str) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
@@ -16,6 +17,7 @@ from ckpttool.formats.fluid_parts import Parts, in_order, role_of
 from ckpttool.formats.fluid_programs import add_combined, check_program
 from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
 from ckpttool.formats.paddle import open_pickle
+from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.paddle_pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle_program import Program, looks_like_program, read_program
 from ckpttool.formats.parts import placed
@@ -195,8 +197,10 @@ def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint
         tensors=tensors,
         files=tuple(parts.files),
         spans=lambda: in_order(parts.spans),
+        metadata=cache(lambda: {} if program is None else {"program": program.told()}),
         # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
         training=lambda: training_state({}, {}, "" if is_single else probe.name),
+        layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         producer=Producer("paddle", program.release if program is not None else None),
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),

@@ -6,12 +6,15 @@ Source: PaddlePaddle/Paddle ``paddle/fluid/pir/serialize_deserialize``, ``python
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.paddle_operators import Operator, kinds_by_operator
 from ckpttool.formats.paddle_program import LOD_TENSOR, SHOWN, TOUCHING, Program, Variable
+from ckpttool.formats.paddle_wiring import Step, pir_steps, told_program
 from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.readable import Readable
@@ -39,6 +42,22 @@ ELEMENTS = {
         "c128": "complex128",
     }.items()
 }
+
+
+_SLOTS = {
+    "matmul": ("matmul", ("X", "Y")),
+    "embedding": ("lookup_table_v2", ("Ids", "W")),
+    "batch_norm": ("batch_norm", ("X", "Mean", "Variance", "Scale", "Bias")),
+    "layer_norm": ("layer_norm", ("X", "Scale", "Bias")),
+    "group_norm": ("group_norm", ("X", "Scale", "Bias")),
+    "instance_norm": ("instance_norm", ("X", "Scale", "Bias")),
+    **{
+        f"{kind}{ending}": (f"{kind}{ending}", ("Input", "Filter"))
+        for kind in ("conv2d", "conv3d", "depthwise_conv2d")
+        for ending in ("", "_transpose")
+    },
+}
+"""What older programs call an operator and its inputs, which are in order here."""
 
 
 def looks_like_pir(head: bytes) -> bool:
@@ -73,7 +92,46 @@ def read_pir(source: Readable) -> Program:
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         what = f"operator {operators:,} is malformed"
         raise DamagedCheckpoint(source.path, what, expected="a program") from failure
-    return Program(variables, 0, operators, tuple(safety))
+    computed = partial(told_program, source, partial(_steps, source), list(variables))
+    return Program(variables, 0, operators, tuple(safety), partial(_kinds, source), computed)
+
+
+def _steps(source: Readable) -> Iterator[Step]:
+    told = parse_json(source.path, source.read(0, source.size), "program")
+    return pir_steps(_operators(told["program"]))
+
+
+def _kinds(source: Readable) -> Mapping[str, str]:
+    """Return the kinds of layers that take parameters; operators that are malformed tell nothing.
+
+    The program is read once more: kept, it would take many times its bytes.
+    """
+    told = parse_json(source.path, source.read(0, source.size), "program")
+    try:
+        return kinds_by_operator(_with_names(_operators(told["program"])))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return {}
+
+
+def _with_names(operators: Iterable[Any]) -> Iterator[Operator]:
+    """Yield operators as older programs describe them: with names in place of numbers, by slots."""
+    names: dict[object, str] = {}
+    for one in operators:
+        kind = _bare(one["#"]).removesuffix("_")
+        if kind == _PARAMETER:
+            names[one["O"]["%"]] = _variable(one).name
+            continue
+        taken = [names.get(value.get("%"), f"%{value.get('%')}") for value in one.get("I", ())]
+        given = [f"%{value.get('%')}" for value in one.get("O", ())]
+        settings = {setting["N"]: setting["AT"].get("D") for setting in one["A"]}
+        kind, slots = _SLOTS.get(kind, (kind, ()))
+        slots = slots or tuple(str(at) for at in range(len(taken)))
+        takes: dict[str, tuple[str, ...]] = {slot: (name,) for slot, name in zip(slots, taken, strict=False)}
+        if kind == "rnn":
+            takes["WeightList"] = tuple(taken)
+        yield Operator(
+            kind, takes, tuple(given), settings.get("transpose_y") is True, str(settings.get("mode", ""))
+        )
 
 
 def _doubled(tree: Any) -> str | None:

@@ -6,11 +6,14 @@ Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``python
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.paddle_operators import kinds_by_operator, operators_in
+from ckpttool.formats.paddle_wiring import steps_in, told_program
 from ckpttool.report import Finding, error
 from ckpttool.wire.lodtensor import ELEMENTS, described
 from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
@@ -48,12 +51,18 @@ class Variable(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program: its variables by name, its version, and what running it could do."""
+    """A program: its variables by name, its version, and what running it could do.
+
+    ``kinds`` reads it once more, for the kinds of layers that take its variables, and ``told`` for what
+    it computes.
+    """
 
     variables: dict[str, Variable]
     version: int
     operators: int
     safety: tuple[Finding, ...]
+    kinds: Callable[[], Mapping[str, str]] = dict
+    told: Callable[[], object] = lambda: None
 
     @property
     def stored(self) -> list[Variable]:
@@ -174,4 +183,20 @@ def read_program(source: Readable, where: str | None = None) -> Program:
             version = next(told, 0)
         elif outer.number not in (2, 3, 5):
             raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
-    return Program(variables, version, operators, tuple(safety))
+    kinds = partial(_kinds, source)
+    kept = [one.name for one in variables.values() if one.is_persistable and one.kind == LOD_TENSOR]
+    computed = partial(told_program, source, partial(steps_in, source), kept, partial(_type, variables))
+    return Program(variables, version, operators, tuple(safety), kinds, computed)
+
+
+def _type(variables: Mapping[str, Variable], name: str) -> str:
+    one = variables.get(name)
+    return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
+
+
+def _kinds(source: Readable) -> Mapping[str, str]:
+    """Return the kinds of layers that take parameters; operators that can't be read tell nothing."""
+    try:
+        return kinds_by_operator(operators_in(source))
+    except DamagedCheckpoint:
+        return {}

@@ -45,4 +45,5 @@ class PytorchZip(Format):
             producer=Producer("pytorch"),
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
+            records=records.unknown(lambda name: name == "data.pkl" or resolve.holds(name)),
         )

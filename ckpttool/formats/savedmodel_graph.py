@@ -23,9 +23,10 @@ from ckpttool.formats.savedmodel_saver import (
     nodes_of,
     tensors_of,
 )
-from ckpttool.formats.savedmodel_types import read_shape, type_name
+from ckpttool.formats.savedmodel_signatures import entry_of, signature_of
 from ckpttool.formats.savedmodel_values import HARMLESS, Body, function_body, graph_body
 from ckpttool.formats.savedmodel_walk import Message
+from ckpttool.formats.savedmodel_wiring import Attribute, Unread, Wires, Wiring, attribute_of
 
 MAX_OPS = 20_000
 MAX_BROKEN = 20  # that are told
@@ -49,6 +50,10 @@ class MetaGraph:
         called: Functions that are referred to, with the function, ``""`` for the graph, that does so first.
         constant_bytes: Size of the values of constants, in the graph and in all functions.
         objects: The nodes of the object graph, which TensorFlow 1 doesn't write.
+        bodies: What functions compute, each by itself, and the functions that they call.
+        initial: Nodes that initialise the model.
+        fed: Nodes that assets are given to, with these.
+        unread: How many bytes of constants were not looked at.
     """
 
     tags: list[str] = field(default_factory=list)
@@ -67,6 +72,11 @@ class MetaGraph:
     broken: list[tuple[str, str]] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)
     objects: list[Object] | None = None
+    wires: Wires = field(default_factory=Wires)
+    bodies: dict[str, tuple[bytes, list[str]]] = field(default_factory=dict)
+    initial: list[str] = field(default_factory=list)
+    fed: dict[str, str] = field(default_factory=dict)
+    unread: Unread = field(default_factory=Unread)
 
     def as_json(self) -> dict[str, object]:
         """Return it as plain data."""
@@ -80,6 +90,12 @@ class MetaGraph:
             "functions": len(self.functions),
             "ops": dict(sorted(self.ops.items())),
         }
+
+    def computes(self) -> dict[str, object]:
+        """Return what is computed, as checksums."""
+        own_nodes, own_functions = self.saver.own()
+        wiring = Wiring(self.wires, self.bodies, own_nodes, own_functions, self.fed, self.unread)
+        return wiring.told(self.signatures, self.initial)
 
 
 @dataclass(slots=True)
@@ -129,17 +145,20 @@ def _meta_info(graph: MetaGraph, message: Message) -> None:
 
 
 def _collection(graph: MetaGraph, entry: Message) -> None:
-    name, _ = _entry(entry)
+    name, _ = entry_of(entry)
     graph.collections.append(name)
     if name in _INIT_COLLECTIONS:
         graph.has_init = True
         for node in nodes_of(entry):
             graph.saver.ask(node)
+            graph.initial.append(node)
 
 
 def _asset(graph: MetaGraph, message: Message) -> None:
-    names = [part.kept() for number, _, part in message.fields() if number == 2]
-    graph.assets.append(names[-1] if names else "")
+    parts = {number: part for number, _, part in message.fields()}
+    graph.assets.append(parts[2].kept() if 2 in parts else "")
+    if 1 in parts:
+        graph.fed |= {part.kept(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1}
 
 
 # Ops ------------------------------------------------------------------------------------------------
@@ -150,7 +169,7 @@ def _graph_def(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 1:
             graph.nodes += 1
-            _node(graph, part, "", body, links)
+            _node(graph, part, "", body, links, graph.wires)
         elif number == 2:
             _library(graph, part)
     graph.links = links
@@ -169,21 +188,22 @@ def _library(graph: MetaGraph, message: Message) -> None:
 def _function(graph: MetaGraph, message: Message) -> None:
     """Take in a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
     name, nodes = "", []
-    body, links = function_body(message), Links(message, 3)
+    body, links, wires = function_body(message), Links(message, 3), Wires()
     for number, _, part in message.fields():
         if number == 1:
             name = _function_name(graph, part, name)
-            _arguments(links, part)
+            _arguments(links, part, wires)
         elif number == 4:
-            for inner, _, text in part.fields():
-                if inner == 2:
-                    links.take(text.text())
+            result, reference = _pair(part)
+            links.take(reference)
+            wires.results[result] = reference
         elif number == 3 and name:
-            _node(graph, part, name, body, links)
+            _node(graph, part, name, body, links, wires)
         elif number == 3:
             nodes.append(part)
     for part in nodes:
-        _node(graph, part, name or _UNNAMED, body, links)
+        _node(graph, part, name or _UNNAMED, body, links, wires)
+    graph.bodies[name or _UNNAMED] = wires.of_body(), wires.calls
     _broken(graph, name or _UNNAMED, links)
 
 
@@ -204,15 +224,23 @@ def _broken(graph: MetaGraph, function: str, links: Links) -> None:
         graph.broken.append((function, reference))
 
 
-def _arguments(links: Links, signature: Message) -> None:
+def _pair(entry: Message) -> tuple[str, str]:
+    """Return key and value of an entry of a map from texts to texts."""
+    texts = {number: part.text() for number, _, part in entry.fields() if number in (1, 2)}
+    return texts.get(1, ""), texts.get(2, "")
+
+
+def _arguments(links: Links, signature: Message, wires: Wires) -> None:
     for number, _, argument in signature.fields():
-        if number == 2:
-            for inner, _, text in argument.fields():
-                if inner == 1:
-                    links.node(text.text(), "")
+        for inner, _, text in argument.fields() if number in (2, 3) else ():
+            if inner == 1 and number == 2:
+                links.node(text.text(), "")
+                wires.argument(text.text())
+            elif inner == 1:
+                wires.order.append(text.text())
 
 
-def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links) -> None:
+def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links, wires: Wires) -> None:
     name, op = "", ""
     attributes, inputs = [], []
     for number, _, part in message.fields():
@@ -234,7 +262,9 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
         graph.saver.node(name, inputs)
-    _calls(graph, name, op, function, attributes)
+    told = [attribute_of(attribute, functions_in(attribute)) for attribute in attributes]
+    wires.node(name, op, inputs, told, graph.unread)
+    _calls(graph, name, op, function, told)
     if op in SAVER_OPS:
         message.window.keep(len(name))
         graph.saver.touch(SaverOp(op, name, function))
@@ -242,11 +272,11 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
 
 
-def _calls(graph: MetaGraph, name: str, op: str, function: str, attributes: list[Message]) -> None:
+def _calls(graph: MetaGraph, name: str, op: str, function: str, attributes: list[Attribute]) -> None:
     """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
-    called = {one for attribute in attributes for one in functions_in(attribute)}
+    called = {one for attribute in attributes for one in attribute.functions}
     for one in called - graph.called.keys():
-        attributes[0].window.keep(len(one))
+        attributes[0].message.window.keep(len(one))
         graph.called[one] = function
     for one in called if op in known_ops() else called | {op}:
         graph.saver.call(name, function, one)
@@ -268,51 +298,14 @@ def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: boo
 
 
 def _signature(graph: MetaGraph, entry: Message) -> None:
-    name, told = _entry(entry)
+    name, told = entry_of(entry)
     for reference in tensors_of(entry):
         graph.saver.ask(reference)
     if name == INIT_SIGNATURE:
         graph.has_init = True
+        graph.initial += tensors_of(entry)
     else:
-        graph.signatures[name] = _signature_def(told) if told else {}
-
-
-def _signature_def(message: Message) -> dict[str, Any]:
-    sides: dict[int, dict[str, Any]] = {1: {}, 2: {}}
-    method = ""
-    for number, _, part in message.fields():
-        if number in sides:
-            name, told = _entry(part)
-            sides[number][name] = _tensor_info(told) if told else {}
-        elif number == 3:
-            method = part.kept()
-    inputs, outputs = (dict(sorted(sides[number].items())) for number in (1, 2))
-    return {"inputs": inputs, "outputs": outputs, "method_name": method}
-
-
-def _entry(message: Message) -> tuple[str, Message | None]:
-    """Return key and value of an entry of a map."""
-    name, told = "", None
-    for number, _, part in message.fields():
-        if number == 1:
-            name = part.kept()
-        elif number == 2:
-            told = part
-    return name, told
-
-
-def _tensor_info(message: Message) -> dict[str, object]:
-    told: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
-    for number, value, part in message.fields():
-        if number == 1:
-            told["name"] = part.kept()
-        elif number == 2:
-            told["dtype"] = type_name(value)
-        elif number == 3:
-            told["shape"] = read_shape(part)
-        elif number in (4, 5):
-            told["encoding"] = "sparse" if number == 4 else "composite"
-    return told
+        graph.signatures[name] = signature_of(told) if told else {}
 
 
 def _object_graph(graph: MetaGraph, message: Message) -> None:

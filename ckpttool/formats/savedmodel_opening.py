@@ -10,11 +10,15 @@ Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/sa
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import chain
+from zlib import crc32
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.digests import described
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
 from ckpttool.formats.savedmodel_graph import MetaGraph, SavedModel, read_model
@@ -36,12 +40,16 @@ from ckpttool.formats.tf_training import training_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.wire.source import Source
 
+MAX_ASSETS = 1 << 26
+"""The most bytes of all assets of which checksums are made."""
+
 KERAS = "keras_metadata.pb"
 ASSETS = "assets"
 
 _FORMAT = "savedmodel"
 _BUNDLE = "tensorflow"
 _SCHEMA = 1
+_ASSETS_BELOW = (f"{ASSETS}{os.sep}", f"{ASSETS}.extra{os.sep}")
 _FROZEN_BYTES = 4096  # fewer are axes, shapes and file names
 
 
@@ -72,7 +80,6 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         if INDEX in parts.parts:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
         parts.findings += _extra(file, entries)
-        told = _told(model, file, fingerprint)
         return Checkpoint(
             path=directory,
             format=_FORMAT,
@@ -80,7 +87,8 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             tensors=tensors,
             files=tuple(_files(directory)),
             spans=lambda: chain(parts.spans(), _others(directory)),
-            metadata=lambda: told,
+            metadata=cache(lambda: _told(model, directory, file, fingerprint)),
+            layers=lambda: _layers(model, directory, tensors),
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
             producer=Producer("tensorflow", model.graphs[0].version),
             findings=tuple(parts.findings),
@@ -90,7 +98,14 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
         )
 
 
-def _told(model: SavedModel, file: str, fingerprint: Fingerprint | None) -> dict[str, object]:
+def _layers(model: SavedModel, directory: str, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    from ckpttool.formats.savedmodel_layers import layers_in
+
+    graph = _objects(model)
+    return layers_in(directory, KERAS, (graph.objects if graph else None) or (), tensors)
+
+
+def _told(model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None) -> dict[str, object]:
     """Return the metadata, as plain data."""
     # The text form spells values in ways that take other numbers of bytes.
     constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
@@ -100,7 +115,33 @@ def _told(model: SavedModel, file: str, fingerprint: Fingerprint | None) -> dict
         "fingerprint": fingerprint,
         "constant_bytes": constants,
         "meta_graphs": [graph.as_json() for graph in model.graphs],
+        "graph": dict(_computed(model)),
+        "files": dict(_assets(directory)),
     }
+
+
+def _computed(model: SavedModel) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what each meta graph computes, by its tags."""
+    seen: Counter[str] = Counter()
+    for graph in model.graphs:
+        tags = ",".join(sorted(graph.tags))
+        seen[tags] += 1
+        yield tags if seen[tags] == 1 else f"{tags} ({seen[tags]})", graph.computes()
+
+
+def _assets(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield how the assets are told, and what else lies beside them, by their names in the directory."""
+    left = MAX_ASSETS
+    for file in _files(directory):
+        name = os.path.relpath(file.path, directory)
+        if not name.startswith(_ASSETS_BELOW) or not is_inside(file.path, directory):
+            continue
+        if file.nbytes > left:
+            yield name, f"<{file.nbytes:,} bytes of a file that was not read>"
+            continue
+        left -= file.nbytes
+        with Source(file.path) as source:
+            yield name, described(source.size, crc32(source.read(0, source.size)))
 
 
 def _read(directory: str, name: str) -> SavedModel:

@@ -89,13 +89,16 @@ class Saver:
         """Take in an op that touches files; of those in one function, the first."""
         self.ops.setdefault((op.op, op.function, 0 if op.function else hash(op.name)), op)
 
+    def own(self) -> tuple[set[int], set[str]]:
+        """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
+        saving, left = self._own_nodes(self._takes())
+        return saving | left, self._own_functions(saving)
+
     def judged(self) -> Iterator[tuple[SaverOp, bool]]:
         """Yield each op that touches files, and whether it serves the saver alone."""
         if not self.ops:
             return
-        takes: dict[int, list[int]] = defaultdict(list)
-        for node, taken in zip(self._nodes, self._inputs, strict=True):
-            takes[node].append(taken)
+        takes = self._takes()
         saving, left = self._own_nodes(takes)
         functions, own = self._own_functions(saving), saving | left
         loading = _reached([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
@@ -105,6 +108,12 @@ class Saver:
             is_own = op.function in functions if op.function else node in own
             is_loaded = op.function in loaded if op.function else node in loading
             yield op, is_own and not (is_loaded and op.op in _WRITING)
+
+    def _takes(self) -> dict[int, list[int]]:
+        takes: dict[int, list[int]] = defaultdict(list)
+        for node, taken in zip(self._nodes, self._inputs, strict=True):
+            takes[node].append(taken)
+        return takes
 
     def _own_nodes(self, takes: Mapping[int, list[int]]) -> tuple[set[int], set[int]]:
         """Return the nodes that nothing but the saver needs, and those that an older one left.

@@ -40,20 +40,27 @@ def needs_variables(graph: MetaGraph) -> bool:
     return not _VARIABLE_OPS.isdisjoint(graph.ops)
 
 
-def _raw_key(tensor: Tensor) -> str:
+def raw_key(tensor: Tensor) -> str:
+    """Return a variable's key in the bundle."""
     return tensor.key or "/".join(map(str, tensor.path))
+
+
+def nodes_along(objects: Sequence[Object], key: str) -> list[int]:
+    """Return the numbers of the objects on the way that a key tells, from the root as far as it goes."""
+    found = [0] if objects else []
+    for part in key.removesuffix(VALUE).split("/") if found else ():
+        name = _ESCAPED.sub(lambda match: "/" if match[1] == "S" else ".", part)
+        child = objects[found[-1]].children.get(name)
+        if child is None or child >= len(objects):
+            return found
+        found.append(child)
+    return found
 
 
 def _node(objects: Sequence[Object], key: str) -> int | None:
     """Return the number of the object that a bundle's key leads to from the root; None where none is."""
-    at = 0
-    for part in key.removesuffix(VALUE).split("/"):
-        name = _ESCAPED.sub(lambda found: "/" if found[1] == "S" else ".", part)
-        child = objects[at].children.get(name) if at < len(objects) else None
-        if child is None:
-            return None
-        at = child
-    return at if at < len(objects) else None
+    found = nodes_along(objects, key)
+    return found[-1] if len(found) == key.removesuffix(VALUE).count("/") + 2 else None
 
 
 # The bundle against the objects ---------------------------------------------------------------------
@@ -66,7 +73,7 @@ def compare(tensors: Sequence[Tensor], objects: Sequence[Object]) -> Iterator[Fi
         yield error("object-graph", f"{lost:,} references to objects that there are none of")
     reached = set()
     for tensor in tensors:
-        key = _raw_key(tensor)
+        key = raw_key(tensor)
         if not key.endswith(VALUE) or _SLOT in key:
             continue
         at = _node(objects, key)
@@ -111,10 +118,10 @@ def named(tensors: Sequence[Tensor], objects: Sequence[Object]) -> tuple[Tensor,
 
     Keras exports a list of all variables and a second, private one, whose items are copies.
     """
-    own = {_raw_key(tensor): _own_name(tensor, objects) for tensor in tensors}
+    own = {raw_key(tensor): _own_name(tensor, objects) for tensor in tensors}
     public = Counter(name for key, name in own.items() if name and not _is_private(key))
-    taken = {tensor.name for tensor in tensors if own[_raw_key(tensor)] is None}
-    return tuple(_renamed(tensor, own[_raw_key(tensor)], public, taken) for tensor in tensors)
+    taken = {tensor.name for tensor in tensors if own[raw_key(tensor)] is None}
+    return tuple(_renamed(tensor, own[raw_key(tensor)], public, taken) for tensor in tensors)
 
 
 def _is_private(key: str) -> bool:
@@ -123,7 +130,7 @@ def _is_private(key: str) -> bool:
 
 def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]) -> Tensor:
     """Return a variable under its own name, unless another has it, too."""
-    key = _raw_key(tensor)
+    key = raw_key(tensor)
     if name is None:
         return tensor
     if _is_private(key):
@@ -135,7 +142,7 @@ def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken:
 
 def _own_name(tensor: Tensor, objects: Sequence[Object]) -> str | None:
     """Return the name that a variable was given, where the path to it only says which one it is."""
-    key = _raw_key(tensor)
+    key = raw_key(tensor)
     if _SLOT in key or not _NUMBERED.search(key.removesuffix(VALUE)):
         return None
     at = _node(objects, key)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Path, Role
+from ckpttool.checkpoint import Path, Role, Tensor
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.roles import role_of
@@ -27,6 +27,7 @@ MAX_DEPTH = 64
 """Steps of a path; a model's layers nest less deep."""
 
 VALUE = "VARIABLE_VALUE"
+_UNNAMED = "Variable"
 
 _MARK = "/.ATTRIBUTES/"
 _SLOT = "/.OPTIMIZER_SLOT/"
@@ -166,6 +167,12 @@ def name_of(key: str, graph: Mapping[str, Known]) -> Path:
     if table is not None:  # whose keys and values are tensors of their own, and no attributes
         return (*table.path[:-1], key.rpartition("/")[2])
     return (key,)
+
+
+def own_names(tensors: Iterable[Tensor], graph: Mapping[str, Known]) -> dict[str, str]:
+    """Return the variables' own names by those of their tensors, where they have any."""
+    known = ((tensor.name, graph.get(tensor.key or tensor.name)) for tensor in tensors)
+    return {name: told.full_name for name, told in known if told is not None and told.full_name != _UNNAMED}
 
 
 def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, Known]) -> Role:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
 from ckpttool.formats.interface import natural, scan
 from ckpttool.formats.parts import file_entry
-from ckpttool.formats.tf_objects import GRAPH_KEY
+from ckpttool.formats.tf_objects import GRAPH_KEY, Known, own_names
 from ckpttool.formats.tf_prefix import META, PART, TEMPORARY, bundles, shard_name
 from ckpttool.formats.tf_reader import Bundle
 from ckpttool.formats.tf_training import training_of
@@ -46,7 +46,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
         paths.append(prefix + META)
         files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
-        return _checkpoint(bundle, shown or prefix, tensors, files)
+        return _checkpoint(bundle, shown or prefix, tensors, files, graph)
 
 
 def _without_copies(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -79,7 +79,11 @@ def _unfinished(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator
 
 
 def _checkpoint(
-    bundle: Bundle, path: str, tensors: tuple[Tensor, ...], files: tuple[FileEntry, ...]
+    bundle: Bundle,
+    path: str,
+    tensors: tuple[Tensor, ...],
+    files: tuple[FileEntry, ...],
+    graph: Mapping[str, Known],
 ) -> Checkpoint:
     return Checkpoint(
         path=path,
@@ -89,6 +93,7 @@ def _checkpoint(
         files=files,
         spans=bundle.spans,
         training=lambda: training_of(tensors, os.path.basename(path)),
+        own_names=lambda: own_names(tensors, graph),
         producer=Producer("tensorflow"),
         findings=tuple(bundle.findings),
         complete=bundle.complete,

@@ -16,8 +16,16 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, U
 from ckpttool.formats.assembly import assemble
 from ckpttool.formats.dcp_items import Item, Pickles, open_item
 from ckpttool.formats.dcp_metadata import Place
+from ckpttool.formats.digests import described_members, told_below
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch_export_graph import dtype, integer, judge_operators, needed, user_inputs
+from ckpttool.formats.torch_export_graph import (
+    dtype,
+    integer,
+    judge_operators,
+    needed,
+    told_graph,
+    user_inputs,
+)
 from ckpttool.formats.torch_expressions import judge_expressions
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch_records import Records
@@ -115,7 +123,15 @@ class _Program:
             if name.startswith("models/") and name.endswith(".json"):
                 self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
         self._others()
+        self.told |= told_below(self._records.unknown(self._is_told), self.told)
         self._safety()
+
+    def _is_told(self, name: str) -> bool:
+        """Tell whether a record is told by itself: as a tensor, or as a graph."""
+        is_graph = name.startswith("models/") and name.endswith(".json")
+        return (
+            is_graph or _CONFIG.fullmatch(name) is not None or self._records.by_name[name].name in self._raw
+        )
 
     def spans(self) -> Iterator[Span]:
         """Iterate over all records with their checksums."""
@@ -153,7 +169,8 @@ class _Program:
             )
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
-        self.told.setdefault("models", {})[model] = {"inputs": inputs, "tensors": len(needs)}
+        told = {"inputs": inputs, "tensors": len(needs), **told_graph(program)}
+        self.told.setdefault("models", {})[model] = told
 
     # The tensors -----------------------------------------------------------------------------------
 
@@ -300,6 +317,9 @@ class _OldProgram(_Program):
                     named.add(str(path[0]) if path else "")
                     self.tensors.append((above + path, replace(parts, role=role)))
         self._model("model", self._members[_OLD_PROGRAM], named)
+        read = {_OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
+        others = described_members(self._archive, lambda name: name in read)
+        self.told |= told_below(others, self.told)
         version = self._members.get("version")
         if version is not None and version.size < 100:
             self.told["version"] = self._archive.read(version).decode("ascii", "replace")

@@ -5,12 +5,15 @@ Source: PyTorch ``torch/_export/serde/schema.py``.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from zlib import crc32
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.digests import described, told_operators
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import objects
 
@@ -40,6 +43,8 @@ _SCALAR_TYPES = {
 _OWN_OPERATORS = frozenset(
     {"aten", "prim", "prims", "higher_order", "quantized_decomposed", "_c10d_functional"}
 )
+_ABOUT_THE_FILE = frozenset({"schema_version", "torch_version"})
+_TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors"})
 _TARGET = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)[.:]+([\w.]+)")
 
 
@@ -97,6 +102,39 @@ def user_inputs(program: Mapping[str, Any]) -> list[str]:
         if isinstance(tensor, dict) and isinstance(tensor.get("name"), str):
             found.append(tensor["name"])
     return found
+
+
+def told_graph(program: Mapping[str, Any]) -> dict[str, object]:
+    """Return what a program computes: its operators by kind, and a checksum of all that it says.
+
+    Who wrote it is left out, and where in a source a node comes from; that is removed from ``program``.
+    """
+    calls = [node for node in objects(program) if _is_call(node)]
+    for node in calls:
+        node.pop("metadata", None)
+    said = {key: value for key, value in program.items() if key not in _ABOUT_THE_FILE}
+    text = json.dumps(said, sort_keys=True).encode()
+    operators = told_operators((_kind(node), _settings(node)) for node in calls)
+    return {"operators": operators, "graph": described(len(text), crc32(text))}
+
+
+def _is_call(node: Mapping[str, Any]) -> bool:
+    return isinstance(node.get("target"), str) and "inputs" in node
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    return str(node["target"]).removeprefix("torch.ops.")
+
+
+def _settings(node: Mapping[str, Any]) -> bytes:
+    """Return what is set for a node, without the tensors that it takes."""
+    inputs = node["inputs"] if isinstance(node["inputs"], list) else ()
+    given = [one for one in inputs if not (isinstance(one, dict) and _is_tensor(one.get("arg")))]
+    return json.dumps(given, sort_keys=True).encode()
+
+
+def _is_tensor(argument: object) -> bool:
+    return isinstance(argument, dict) and not _TENSORS.isdisjoint(argument)
 
 
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:

@@ -6,20 +6,22 @@ Source: PyTorch ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ckpttool.checkpoint import Extent, Path, Role, Values
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.numpy_objects import numpy_leaf
+from ckpttool.formats.telling import Sums
+from ckpttool.formats.torch_leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch_modules import module_leaf
 from ckpttool.formats.torch_types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.formats.trees import Leaf, plain, references
+from ckpttool.formats.trees import Budget, Leaf, plain, references
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
-from ckpttool.wire.signs import SignFlipped
 from ckpttool.wire.strided import Strided, is_contiguous, reach
 
 MAX_AXES = 64
@@ -66,10 +68,13 @@ class TorchObjects:
     """Reads the nodes of one pickle; ``leaf`` is what ``trees.flatten`` asks."""
 
     def __init__(self, path: str, resolve: Resolve) -> None:
-        self._path = path
+        self.path = self._path = path
         self._resolve = resolve
         self._seen: dict[int, Leaf[TensorParts] | None] = {}
         self._checked: set[int] = set()
+        self.budget = Budget()
+        """What the trees inside its objects have cost."""
+        self._sums = Sums()
         self._depth = 0
         self._tensors = 0
 
@@ -109,7 +114,7 @@ class TorchObjects:
                 return rebuild(self, call)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 raise self._damaged(call, f"arguments that rebuild no tensor: {error}") from error
-        return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts)
+        return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts, self._sums)
 
     def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
         storage = self._resolve(node.id)
@@ -162,6 +167,18 @@ class TorchObjects:
     def _damaged(self, call: Call, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self._path, found, where=str(call.function), code="tensor-damaged")
 
+    @contextmanager
+    def told_before(self, told: Mapping[int, str]) -> Iterator[None]:
+        """Tell nodes, by address, as what they are elsewhere, as long as the context lasts."""
+        before = {node: self._seen[node] for node in told if node in self._seen}
+        self._seen.update({node: Leaf(plain=text) for node, text in told.items()})
+        try:
+            yield
+        finally:
+            for node in told:
+                self._seen.pop(node, None)
+            self._seen.update(before)
+
     def check_references(self, node: object) -> None:
         """Require that whatever a node refers to is there.
 
@@ -186,12 +203,12 @@ class TorchObjects:
 
     def _tensor_v2(self, call: Call) -> Leaf[TensorParts]:
         found = self._tensor_v1(call)
-        return _resolved_bits(found, call.args[6] if len(call.args) > 6 else None)
+        return resolved_bits(found, call.args[6] if len(call.args) > 6 else None)
 
     def _tensor_v3(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])
         found = self._leaf(storage, torch_dtype(call.args[6]), call.args[1], call.args[2], call.args[3])
-        return _resolved_bits(found, call.args[7] if len(call.args) > 7 else None)
+        return resolved_bits(found, call.args[7] if len(call.args) > 7 else None)
 
     def _leaf(
         self, storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any
@@ -207,7 +224,7 @@ class TorchObjects:
 
     def _with_state(self, call: Call) -> Leaf[TensorParts]:
         found = self._first(call)
-        return _with_attributes(found, self._attributes(call.args[3]))
+        return with_attributes(found, self._attributes(call.args[3]))
 
     def _attributes(self, state: Any) -> Iterator[tuple[Path, TensorParts]]:
         """Yield the tensors among the attributes of a tensor; some subclasses keep their data there."""
@@ -271,7 +288,7 @@ class TorchObjects:
         known = {parts.identity for _, parts in found.tensors if parts.identity is not None}
         below = tuple(item for item in self._attributes(state) if item[1].identity not in known)
         if not found.tensors or found.tensors[0][1].values is not None or not below:
-            return _with_attributes(found, below)
+            return with_attributes(found, below)
         told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
         if [path for path, _ in below] == [("_local_tensor",)]:
             return Leaf((((), below[0][1]),), told)
@@ -310,23 +327,3 @@ def _known(dtype: DType | None) -> DType:
     if dtype is None:
         return BY_TORCH["uint8"]
     return dtype
-
-
-def _with_attributes(
-    found: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
-) -> Leaf[TensorParts]:
-    """Return a tensor with those that hang on it, which are no part of a model's state."""
-    told = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
-    return replace(found, tensors=(*found.tensors, *told))
-
-
-def _resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
-    """Return a tensor with its lazy conjugation and negation carried out when it is read."""
-    if not isinstance(bits, dict) or not (bits.get("conj") or bits.get("neg")):
-        return found
-    ((path, parts),) = found.tensors
-    if parts.values is None:
-        return found
-    values = SignFlipped(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
-    identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
-    return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))

@@ -5,13 +5,14 @@ Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
 from ckpttool.checkpoint import Extent, Span
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.digests import described_member
 from ckpttool.formats.torch_objects import Storage, TensorParts
 from ckpttool.formats.torch_types import storage_dtype
 from ckpttool.report import Finding, error, note, warning
@@ -22,6 +23,11 @@ from ckpttool.wire.zipped import Archive
 
 VERSIONS = range(1, 11)
 _SMALL_RECORD = 1024
+_OWN = frozenset(
+    {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
+    | {".data/serialization_id", ".data/version"}
+)
+"""Records that say how the archive is laid out."""
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
@@ -101,6 +107,24 @@ class Records:
         start = self.archive.offset(member)
         return read_pickles(self.archive.content(member), start, start + member.size, member.name)
 
+    def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
+        """Return how the records are told that neither the format nor the archive itself has a use for."""
+        return {
+            member.name.partition("/")[2]: self._described(member)
+            for name, member in self.by_name.items()
+            if name not in _OWN and name and not name.endswith("/") and not is_known(name)
+        }
+
+    def described_below(self, prefix: str) -> dict[str, str]:
+        """Return how the records below a directory are told, by their names in it."""
+        named = ((member.name.partition("/")[2], member) for member in self.archive.members)
+        return {
+            name[len(prefix) :]: self._described(member) for name, member in named if name.startswith(prefix)
+        }
+
+    def _described(self, member: Member) -> str:
+        return described_member(member, has_checksums=self.archive.has_checksums)
+
     def judged_others(self, known: str = "") -> Iterator[Finding]:
         """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
 
@@ -176,6 +200,7 @@ class StorageRecords:
         self._directory = directory
         self._byteorder = records.byteorder
         self._used: dict[str, Storage] = {}
+        self._names: set[str] = set()  # of their records
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage.
@@ -187,6 +212,7 @@ class StorageRecords:
         storage = self._used.get(key)
         if storage is None:
             storage = self._used[key] = self._located(key, dtype)
+            self._names.add(f"{self._directory}/{key}".casefold())
         announced = count * (1 if dtype is None else dtype.itemsize)
         if announced != storage.nbytes:
             found = f"a record of {storage.nbytes:,} bytes"
@@ -209,13 +235,16 @@ class StorageRecords:
         extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
         return Storage(key, dtype, member.size, content, archive.offset(member), extent, self._byteorder)
 
+    def holds(self, name: str) -> bool:
+        """Tell whether a record, by its name in small letters, is a storage that is used."""
+        return name in self._names
+
     def findings(self) -> Iterator[Finding]:
         """Yield what is remarkable about the storages as a whole."""
         archive = self._records.archive
         prefix = f"{self._directory}/"
-        used = {f"{prefix}{key}".casefold() for key in self._used}
         data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
-        unused = sum(member.size for name, member in data.items() if name not in used)
+        unused = sum(member.size for name, member in data.items() if name not in self._names)
         if unused:
             yield note("unused-storage", f"{unused:,} bytes of records that no tensor uses")
         filled = [member for member in data.values() if member.size]

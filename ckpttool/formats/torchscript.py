@@ -9,18 +9,22 @@ Source: PyTorch ``torch/csrc/jit/serialization/export_module.cpp``, ``import.cpp
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
+from zlib import crc32
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.assembly import assemble
+from ckpttool.formats.digests import described, told_below
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.pytorch_legacy import told_by_errors
 from ckpttool.formats.torch_objects import TensorParts, TorchObjects
 from ckpttool.formats.torch_records import Records, StorageRecords
+from ckpttool.formats.torchscript_code import told_code, without_mangles
 from ckpttool.formats.trees import Flat, Leaf, flatten, nodes
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import Judged, judge
@@ -45,6 +49,7 @@ _OWN_OPERATORS = frozenset(
 _OPERATOR = re.compile(rb"(?<![\w.])(?:torch\.)?ops\.([A-Za-z_]\w*)\.")
 _FILE_OPERATOR = re.compile(rb"(?<![\w.])((?:torch|(?:torch\.)?ops\.aten)\.(?:from_file|save))\b")
 _FIRST_RECORDS = ("data/0", "extra/")
+_TOLD = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
 class TorchScript(Format):
@@ -74,7 +79,7 @@ class TorchScript(Format):
             probe=probe,
             format=self.name,
             variant="lite" if "bytecode.pkl" in probe.members else None,
-            flat=Flat(flat.tensors, _metadata(records, flat.plain)),
+            flat=Flat(flat.tensors, _metadata(records, pickles, (data, constants), flat.plain)),
             files=(FileEntry(probe.path, probe.source.size),),
             spans=lambda: records.spans(flat.tensors),
             producer=Producer("pytorch"),
@@ -92,6 +97,7 @@ class _Pickles:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._read: set[str] = set()
+        self._roots: dict[str, object] = {}
         self.found: dict[Finding, None] = {}
         self.findings: list[Finding] = []
 
@@ -101,7 +107,9 @@ class _Pickles:
         Raises:
             DamagedCheckpoint: It is missing, or not a pickle.
         """
-        return self._judged(name).pickles[0].root
+        if name not in self._roots:
+            self._roots[name] = self._judged(name).pickles[0].root
+        return self._roots[name]
 
     def judge_others(self) -> None:
         """Interpret all pickles that no tensor lies in: inputs, byte code, debug records."""
@@ -200,18 +208,33 @@ def _constants(root: object, objects: TorchObjects, path: str) -> list[tuple[Pat
 # The code -----------------------------------------------------------------------------------------
 
 
-def _metadata(records: Records, attributes: object) -> dict[str, object]:
-    return {
+def _metadata(
+    records: Records, pickles: _Pickles, storages: Sequence[StorageRecords], attributes: object
+) -> dict[str, object]:
+    root = pickles.root("data.pkl")
+    name = f"{root.function.module}.{root.function.name}" if _is_own(root) else ""  # type: ignore[attr-defined]
+    told: dict[str, object] = {
         "attributes": attributes,
-        "code": {name.partition("/")[2]: member.size for name, member in _code(records)},
-        "extra": _sizes_below(records, "extra/"),
+        "code": told_code(((name, records.archive.read(member)) for name, member in _code(records)), name),
+        "extra": records.described_below("extra/"),
     }
+    if "bytecode.pkl" in records.by_name:
+        told["bytecode"] = _told_pickle(pickles.root("bytecode.pkl"), records.path)
+    others = records.unknown(lambda name: _is_told(name) or any(one.holds(name) for one in storages))
+    return told | told_below(others, told)
 
 
-def _sizes_below(records: Records, prefix: str) -> dict[str, int]:
-    """Return the sizes in bytes of the records below a directory, by their names in it."""
-    names = [(member.name.partition("/")[2], member.size) for member in records.archive.members]
-    return {name[len(prefix) :]: size for name, size in names if name.startswith(prefix)}
+def _told_pickle(root: object, path: str) -> str:
+    """Return size and checksum of what a pickle says, whatever a process added to the names of classes."""
+    plain = flatten(root, lambda node: None, path, _unwrapped).plain
+    text = without_mangles(json.dumps(plain, sort_keys=True).encode())
+    return described(len(text), crc32(text))
+
+
+def _is_told(name: str) -> bool:
+    """Tell whether a record is told by itself, or says only where in a source the code comes from."""
+    is_code = name.startswith("code/") and name.endswith((".py", ".debug_pkl"))
+    return is_code or name in _TOLD or name.startswith("extra/")
 
 
 def _code(records: Records) -> Iterator[tuple[str, Member]]:

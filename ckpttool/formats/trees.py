@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
+from ckpttool.formats.telling import KeyText, Teller, in_order, inner
+from ckpttool.formats.telling import plain as plain
+from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
 MAX_DEPTH = 500
 MAX_REPEATS = 200_000
 """How often containers may be met again: what is shared is told at each place, and can multiply at will."""
-_MAX_TEXT = 4096
-_MAX_INTEGER_BITS = 4096
 _MAX_KEY_BITS = 64
-_SHOWN_ARGS = 8
 
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 _SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
@@ -31,6 +30,16 @@ class Leaf(Generic[T]):
 
     tensors: tuple[tuple[Path, T], ...] = ()
     plain: object = None
+    visits: int = 0
+    """How many objects it is made of, where they are many: it counts for so many wherever it is met."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What was spent on a tree; several trees of one file may have one together."""
+
+    visits: int = 0
+    repeats: int = 0
 
 
 @dataclass(slots=True)
@@ -68,6 +77,7 @@ def flatten(
     leaf: Callable[[object], Leaf[T] | None],
     where: str,
     unwrap: Callable[[object], object] = _itself,
+    budget: Budget | None = None,
 ) -> Flat[T]:
     """Take a tree apart, without recursion.
 
@@ -76,25 +86,31 @@ def flatten(
         leaf: Says what a node is, or None where it is no tensor.
         where: The file, for errors.
         unwrap: Says what a node stands for, where it merely wraps another.
+        budget: What other trees have spent already.
 
     Raises:
         LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
     """
-    return _Flattening(leaf, where, unwrap).run(root)
+    return _Flattening(leaf, where, unwrap, budget or Budget()).run(root)
 
 
 class _Flattening(Generic[T]):
     """A tree on its way of being taken apart."""
 
     def __init__(
-        self, leaf: Callable[[object], Leaf[T] | None], where: str, unwrap: Callable[[object], object]
+        self,
+        leaf: Callable[[object], Leaf[T] | None],
+        where: str,
+        unwrap: Callable[[object], object],
+        budget: Budget,
     ) -> None:
         self._leaf, self._where, self._unwrap = leaf, where, unwrap
         self._flat: Flat[T] = Flat()
         self._stack: list[_Open] = []
         self._entered: set[int] = set()
         self._known: set[int] = set()
-        self._visits = self._repeats = 0
+        self._spent = budget
+        self._plain = Teller().plain
 
     def run(self, root: object) -> Flat[T]:
         form = self._enter(root, (), None)
@@ -104,7 +120,7 @@ class _Flattening(Generic[T]):
                 continue
             self._stack.pop()
             self._entered.discard(id(current.node))
-            form = _closed(current)
+            form = self._closed(current)
             if self._stack:
                 self._stack[-1].twin[current.key] = form
         self._flat.plain = None if form is _GONE else form
@@ -114,10 +130,10 @@ class _Flattening(Generic[T]):
         """Visit the children that are left, up to one that must be opened; tell whether there was one."""
         depth = len(self._stack)
         for key, child in current.children:
-            self._visits += 1
-            if self._visits > MAX_VISITS:
+            self._spent.visits += 1
+            if self._spent.visits > MAX_VISITS:
                 raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
-            form = self._enter(child, (*current.path, _path_part(key)), key)
+            form = self._enter(child, (*current.path, self._path_part(key)), key)
             if len(self._stack) > depth:
                 return True
             current.twin[key] = form
@@ -129,14 +145,14 @@ class _Flattening(Generic[T]):
         found = self._leaf(node)
         if found is not None:
             self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
-            self._visits += len(found.tensors)
+            self._spent.visits += len(found.tensors) + found.visits
             return _GONE if found.plain is None else found.plain
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
-            self._visits += len(node) // _SCALARS_A_VISIT
-            return [plain(item) for item in node]
-        parts = _children(node)
+            self._spent.visits += len(node) // _SCALARS_A_VISIT
+            return [self._plain(item) for item in node]
+        parts = self._children(node)
         if parts is None:
-            return plain(node)
+            return self._plain(node)
         if id(node) in self._entered:
             return "<a cycle>"
         self._open(node, path, key, parts)
@@ -145,51 +161,121 @@ class _Flattening(Generic[T]):
     def _open(self, node: object, path: Path, key: Any, parts: Iterator[tuple[Any, Any]]) -> None:
         if len(self._stack) >= MAX_DEPTH:
             raise LimitExceeded(self._where, f"objects nested more than {MAX_DEPTH} deep")
-        self._repeats += id(node) in self._known
-        if self._repeats > MAX_REPEATS:
+        self._spent.repeats += id(node) in self._known
+        if self._spent.repeats > MAX_REPEATS:
             raise LimitExceeded(self._where, f"more than {MAX_REPEATS:,} repetitions of shared objects")
         self._known.add(id(node))
         self._entered.add(id(node))
         self._stack.append(_Open(path, node, {}, parts, key))
 
+    def _path_part(self, key: Any) -> str | int:
+        if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
+            return str(self._plain(key))
+        return key if type(key) in (str, int) else str(self._plain(key))
 
-def _path_part(key: Any) -> str | int:
-    if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
-        return str(plain(key))
-    return key if type(key) in (str, int) else str(plain(key))
+    def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
+        """Return the keyed parts of a container, or None where a node is none."""
+        if isinstance(node, Mapped) and (state := _own_state(node.state)):
+            return iter(_apart(list(node.items()), [("<state>", state)]))
+        if isinstance(node, dict):
+            return iter(list(node.items()))
+        if isinstance(node, list | tuple):
+            return iter(enumerate(node))
+        if isinstance(node, set | frozenset):
+            return iter(enumerate(in_order(node)))
+        if isinstance(node, Call):
+            return self._call_children(node)
+        return None
+
+    def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
+        """Return what an object holds: its state, its items, or the arguments that it is made of."""
+        if _is_object_array(call):
+            shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
+            return iter([*enumerate(call.state[4]), *shape])
+        if call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple):
+            return iter(enumerate(call.args[0]))
+        state = _merged(call.state)
+        is_open = isinstance(state, dict) or bool(call.pairs or call.items)
+        if not is_open and self._is_line(call):
+            return None
+        return iter(_apart(*_parts_of(call, state)))
+
+    def _is_line(self, call: Call) -> bool:
+        """Tell whether an object can be told in a line: it is small, and no tensor can be in it."""
+        parts = inner(call)
+        return parts is not None and not any(
+            isinstance(part, Persistent) or (isinstance(part, Call) and self._leaf(part) is not None)
+            for part in parts
+        )
+
+    def _closed(self, opened: _Open) -> object:
+        """Return the plain form of a container whose children have all been seen."""
+        node, twin = opened.node, opened.twin
+        left = {key: form for key, form in twin.items() if form is not _GONE}
+        if len(left) < len(twin) and not left:
+            return _GONE
+        if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
+            return list(left.values())
+        if isinstance(node, Call):
+            if node.is_of("torch", "Size"):
+                return list(left.values())
+            return {"<class>": str(self._plain(node.function)), **self._with_text_keys(left)}
+        return self._with_text_keys(left)
+
+    def _with_text_keys(self, twin: dict[Any, object]) -> dict[str, object]:
+        """Return a mapping with its keys as text; ``[1]`` is the key 1 where there is a key "1", too."""
+        if all(type(key) is str for key in twin):
+            return twin
+        told: dict[str, object] = {}
+        for key, form in twin.items():
+            text = key if isinstance(key, str) else KeyText(self._plain(key))
+            while not isinstance(key, str) and (text in told or text in twin):
+                text = KeyText(f"[{text}]")
+            told[text] = form
+        return told
 
 
-def _children(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return the keyed parts of a container, or None where a node is none."""
-    if isinstance(node, dict):
-        return iter(list(node.items()))
-    if isinstance(node, list | tuple):
-        return iter(enumerate(node))
-    if isinstance(node, set | frozenset):
-        return iter(enumerate(sorted(node, key=_order)))
-    if isinstance(node, Call):
-        return _call_children(node)
-    return None
+def _merged(state: object) -> object:
+    """Return the attributes of an object as one dictionary, where it has some in slots."""
+    if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
+        return state
+    if state[0] is None or isinstance(state[0], dict):
+        return {**(state[0] or {}), **state[1]}
+    return state
 
 
-def _order(item: object) -> tuple[str, str]:
-    return type(item).__name__, repr(plain(item)) if isinstance(item, str | int | float) else ""
+def _own_state(state: object) -> object:
+    """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
+    state = _merged(state)
+    return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
 
 
-def _call_children(call: Call) -> Iterator[tuple[Any, Any]] | None:
-    """Return what an object holds: its state, its items, or the arguments that it is made of."""
-    state = call.state
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-        state = {**(state[0] if isinstance(state[0], dict) else {}), **state[1]}
+def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """Return the keyed parts of an object that lie in it, and those that have no keys of their own."""
+    rest: list[tuple[Any, Any]] = []
+    if not isinstance(call.function, Global):
+        rest.append(("<function>", call.function))
+    rest += [("<args>", call.args)] if call.args else []
+    rest += [("<kwargs>", call.kwargs)] if call.kwargs else []
     if isinstance(state, dict):
-        return iter([*state.items(), *call.pairs, *enumerate(call.items)])
-    if _is_object_array(call):
-        return iter(enumerate(state[4]))
-    if call.pairs or call.items:
-        return iter([*call.pairs, *enumerate(call.items)])
-    if call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple):
-        return iter(enumerate(call.args[0]))
-    return None
+        keyed = [*state.items(), *call.pairs, *enumerate(call.items)]
+        if len({key for key, _ in keyed}) == len(keyed):
+            return keyed, rest
+        rest += [("<items>", call.items)] if call.items else []
+        rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
+        return list(state.items()), rest
+    rest += [("<state>", state)] if state is not None else []
+    return [*call.pairs, *enumerate(call.items)], rest
+
+
+def _apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return all parts, those in angle brackets under keys that no other has."""
+    taken = {key for key, _ in keyed}
+    for key, part in rest:
+        while key in taken:
+            key = f"<{key}>"
+        keyed.append((key, part))
+    return keyed
 
 
 def _is_object_array(call: Call) -> bool:
@@ -232,62 +318,3 @@ def _parts(node: object) -> Iterable[object] | None:
     if isinstance(node, list | tuple | set | frozenset):
         return node
     return (node.id,) if isinstance(node, Persistent) else None
-
-
-def _closed(opened: _Open) -> object:
-    """Return the plain form of a container whose children have all been seen."""
-    node, twin = opened.node, opened.twin
-    left = {key: form for key, form in twin.items() if form is not _GONE}
-    if len(left) < len(twin) and not left:
-        return _GONE
-    if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
-        return list(left.values())
-    if isinstance(node, Call):
-        if node.is_of("torch", "Size"):
-            return list(left.values())
-        return {"<class>": str(plain(node.function)), **_with_text_keys(left)}
-    return _with_text_keys(left)
-
-
-def _with_text_keys(twin: Mapping[Any, object]) -> dict[str, object]:
-    return {key if isinstance(key, str) else str(plain(key)): form for key, form in twin.items()}
-
-
-def plain(node: object) -> object:
-    """Return a node that holds no other as plain data, or a sentence that describes it."""
-    if node is None or isinstance(node, bool | float):
-        return node
-    if isinstance(node, str):
-        return node if len(node) <= _MAX_TEXT else f"{node[:_MAX_TEXT]}… ({len(node):,} characters)"
-    if isinstance(node, int):
-        return (
-            node if node.bit_length() <= _MAX_INTEGER_BITS else f"<an integer of {node.bit_length():,} bits>"
-        )
-    if isinstance(node, bytes):
-        return f"<{len(node):,} bytes: {node[:16].hex(' ')}{' …' if len(node) > 16 else ''}>"
-    if isinstance(node, complex):
-        return str(node)
-    if isinstance(node, Payload):
-        return f"<{node.nbytes:,} bytes of {'text' if node.kind == 'text' else 'data'}>"
-    if isinstance(node, Global):
-        return str(node)
-    if isinstance(node, Persistent):
-        return "<a reference>"
-    if isinstance(node, Call):
-        return _described_call(node)
-    if isinstance(node, tuple | list):
-        return str(
-            [plain(item) if not isinstance(item, tuple | list) else "…" for item in node[:_SHOWN_ARGS]]
-        )
-    return f"<{type(node).__name__}>"
-
-
-def _described_call(call: Call) -> str:
-    if call.is_of("torch", "device"):
-        return ":".join(str(plain(arg)) for arg in call.args)
-    shown = ", ".join(
-        repr(plain(arg)) if isinstance(arg, str | int | float | None) else "…"
-        for arg in call.args[:_SHOWN_ARGS]
-    )
-    function = call.function if isinstance(call.function, Global) else "…"
-    return f"{function}({shown[:200]})"

@@ -15,10 +15,11 @@ from ckpttool.formats.interface import Unit
 from ckpttool.ops.digests import Digest, digests_of_files, digests_of_tensors, dumps_digests
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
-from ckpttool.ops.verify import Advance, default_jobs, verify
+from ckpttool.ops.verify import verify
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.source import Source
 from ckpttool.wire.sums import Line, dumps_manifest, read_manifest
+from ckpttool.work import Advance, default_jobs
 
 Moment = tuple[tuple[str, int, int, int], ...]
 

@@ -6,7 +6,7 @@ A check passes only for what it looked at: what a format can't tell is skipped, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from ckpttool.ops.verdict import (
 )
 from ckpttool.report import Finding, Severity, counted, error, has_errors
 from ckpttool.wire.scan import Scanned, count_specials, scan
+from ckpttool.work import Advance, default_jobs
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignoring import Ignore
@@ -46,14 +47,6 @@ if TYPE_CHECKING:
 
 _OPTIONAL = "manifest"
 """The check that stands in the answer only where there is something to compare with, or it was asked for."""
-
-Advance = Callable[[int], None]
-
-
-def default_jobs() -> int:
-    """Return the number of processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def verify(

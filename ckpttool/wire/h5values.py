@@ -39,6 +39,34 @@ def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
     return tuple(sorted(found, key=lambda chunk: chunk.offset))
 
 
+class Summed(NamedTuple):
+    """A checksum, and of how many bytes."""
+
+    crc32: int
+    nbytes: int
+
+
+def summed(location: Location, dataset: Dataset, limit: int) -> Summed | None:
+    """Return the CRC-32 of all elements of a dataset; None where they can't be read, or are too many.
+
+    Elements of one size are summed as they are stored; of texts and arrays of any length, each with its
+    length; of references, what they lead to.
+
+    Args:
+        location: The file.
+        dataset: Any dataset of it.
+        limit: How many bytes may be read.
+    """
+    try:
+        frames = location.ask("sum", dataset=dataset.raw, limit=limit)
+    except DamagedCheckpoint:
+        return None
+    for told in (json.loads(payload) for _, payload in frames):
+        if told["k"] == "sum":
+            return Summed(told["crc32"], told["nbytes"])
+    return None
+
+
 class Streamed(NamedTuple):
     """Elements that only libhdf5 can read, asked for block by block.
 

@@ -125,7 +125,7 @@ def _in_plain_words(message: str) -> str:
 
 
 class Kind(NamedTuple):
-    """What the elements of a dataset are, as HDF5 says it; ``size`` in bytes."""
+    """What the elements of a dataset are, as HDF5 says it; ``size`` in bytes, read where ``is_variable``."""
 
     family: str
     size: int
@@ -134,6 +134,7 @@ class Kind(NamedTuple):
     fields: tuple[int, ...]
     what: str
     members: tuple[str, ...]
+    is_variable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,14 @@ def _dataset(path: tuple[str, ...], item: dict[str, Any]) -> Dataset:
     members = tuple(map(_name, told.get("members", ())))
     fields = tuple(told.get("fields", ()))
     kind = Kind(
-        told["class"], told["size"], told["order"], told.get("signed", False), fields, told["what"], members
+        told["class"],
+        told["size"],
+        told["order"],
+        told.get("signed", False),
+        fields,
+        told["what"],
+        members,
+        told.get("variable", False),
     )
     return Dataset(
         path,

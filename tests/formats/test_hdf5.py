@@ -7,7 +7,9 @@ import random
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool.formats import h5_tensors
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.ops.verify import verify
@@ -125,7 +128,115 @@ def test_texts_and_records_are_told_and_not_dropped(files: Path) -> None:
     assert isinstance(told, dict)
     assert told["/text"] == "hello"
     assert told["/texts"] == ["ab", "c"]
-    assert told["/records"] == {"<dataset>": "compound", "shape": [1], "members": ["a", "b"]}
+    with h5py.File(files / "hdf5" / "types.h5") as file:
+        crc = zlib.crc32(file["records"][()].tobytes())
+    assert told["/records"] == {
+        "<dataset>": "compound",
+        "shape": [1],
+        "members": ["a", "b"],
+        "CRC-32": f"{crc:08x}",
+    }
+
+
+RECORD = np.dtype([("a", "<i4"), ("b", "<f8")])
+TEXTS = h5py.string_dtype()
+NAMED = np.dtype([("a", "<i4"), ("s", TEXTS)])
+PAIRS = h5py.vlen_dtype(np.dtype("<i2"))
+
+
+def ragged(*rows: list[int]) -> np.ndarray[Any, Any]:
+    """Return an array of arrays of their own lengths."""
+    values = np.empty(len(rows), object)
+    values[:] = [np.array(row, "<i2") for row in rows]
+    return values
+
+
+def written(path: Path, **datasets: tuple[object, object]) -> dict[str, object]:
+    """Return what is told of a file with datasets of these values and types."""
+    with h5py.File(path, "w") as file:
+        file["target"], file["other"] = [1.0], [2.0]
+        for name, (value, dtype) in datasets.items():
+            if dtype is h5py.ref_dtype:
+                file.create_dataset(name, data=[file[one].ref for one in value], dtype=dtype)  # type: ignore[attr-defined]
+            else:
+                file.create_dataset(name, data=value, dtype=dtype)
+                file.create_dataset(
+                    f"{name}_chunked", data=value, dtype=dtype, chunks=True, compression="gzip"
+                )
+    with open_checkpoint(path) as checkpoint:
+        assert {finding.code for finding in checkpoint.findings} <= {"hdf5-type"}
+        told = checkpoint.metadata["datasets"]
+    assert isinstance(told, dict)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "dtype"),
+    [
+        (np.array([(1, 2.0)], RECORD), np.array([(1, 3.0)], RECORD), RECORD),
+        (["x"] * 2000, ["x"] * 1999 + ["y"], TEXTS),
+        (["x", "yz"] * 1000, ["xy", "z"] * 1000, TEXTS),
+        (["x" * 100_000], ["x" * 99_999 + "y"], TEXTS),
+        ([b"x" * 99] * 2000, [b"x" * 99] * 1999 + [b"y" * 99], "S99"),
+        (ragged([1, 2], [3]), ragged([1], [2, 3]), PAIRS),
+        (["target", "other"], ["target", "target"], h5py.ref_dtype),
+        (
+            np.array([(1, "a")], [("a", "<i4"), ("s", TEXTS)]),
+            np.array([(1, "b")], [("a", "<i4"), ("s", TEXTS)]),
+            None,
+        ),
+    ],
+)
+def test_datasets_without_numbers_are_summed(
+    tmp_path: Path, one: object, other: object, dtype: object
+) -> None:
+    found, again = written(tmp_path / "a.h5", d=(one, dtype)), written(tmp_path / "b.h5", d=(one, dtype))
+    assert found == again
+    for name, told in written(tmp_path / "c.h5", d=(other, dtype)).items():
+        assert told != found[name]
+
+
+def test_checksums_of_datasets_have_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(h5_tensors, "MAX_SUMMED", 250)
+    told = written(tmp_path / "a.h5", a=(["x" * 100] * 2000, TEXTS))
+    assert [sorted(found) for found in told.values()] == [["<dataset>", "shape"]] * 2  # type: ignore[call-overload]
+    monkeypatch.setattr(h5_tensors, "_MAX_SUMS", 1)
+    told = written(tmp_path / "b.h5", a=(np.zeros(5, RECORD), RECORD), b=(np.zeros(5, RECORD), RECORD))
+    assert sum("CRC-32" in found for found in told.values()) == 1  # type: ignore[operator]
+
+
+def test_links_are_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["g/w"] = [1.0]
+        file["again"] = file["g"]
+        file["soft"] = h5py.SoftLink("/g/w")
+        file["out"] = h5py.ExternalLink("other.h5", "/w")
+        file.create_dataset("s", data=["a"], dtype=TEXTS)
+        file["twin"] = file["s"]
+    with open_checkpoint(tmp_path / "a.h5") as checkpoint:
+        assert checkpoint.metadata["links"] == {
+            "/g": "the same group as /again",
+            "/out": "a link to another file, other.h5:/w",
+            "/soft": "a link to /g/w",
+            "/twin": "the same dataset as /s",
+        }
+
+
+def test_attributes_without_numbers_are_summed(tmp_path: Path) -> None:
+    def told(number: int, text: str) -> object:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["w"] = [1.0]
+            file.attrs.create("record", np.array([(number, 2.0)], RECORD))
+            file.attrs.create("texts", ragged([number]), dtype=PAIRS)
+        with open_checkpoint(tmp_path / "a.h5") as checkpoint:
+            return dict(checkpoint.metadata)
+
+    assert told(1, "a") == told(1, "a")
+    one, other = told(1, "a"), told(2, "a")
+    assert isinstance(one, dict)
+    assert isinstance(other, dict)
+    assert one["record"] != other["record"]
+    assert one["texts"] != other["texts"]
 
 
 def test_a_crash_is_a_finding(files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -185,7 +296,11 @@ def test_many_attributes_are_read_in_time_and_large_ones_described(tmp_path: Pat
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.metadata["a1999"] == 1999
         assert len(checkpoint.metadata) == 2001
-        assert checkpoint.metadata["large"] == {"<attribute>": "float", "elements": 1 << 17}
+        assert checkpoint.metadata["large"] == {
+            "<attribute>": "float",
+            "elements": 1 << 17,
+            "CRC-32": f"{zlib.crc32(b'<f8:1048576:' + bytes(1 << 20)):08x}",
+        }
 
 
 def test_long_names_at_depth_have_a_limit(tmp_path: Path) -> None:

@@ -330,3 +330,13 @@ def test_a_series_of_weights(files: Path, tmp_path: Path, run) -> None:  # type:
         shutil.copyfile(files / "keras" / "bfloat16.weights.h5", tmp_path / f"cp-{epoch:04d}.weights.h5")
     assert run("prune", "--keep", "1", tmp_path).status == 0
     assert [path.name for path in tmp_path.glob("*.h5")] == ["cp-0003.weights.h5"]
+
+
+def test_assets_are_told_with_their_checksums(files: Path, tmp_path: Path) -> None:
+    path = shutil.copy(files / "keras" / "adam.keras", tmp_path / "m.keras")
+    with open_checkpoint(path) as checkpoint:
+        assert "other records" not in checkpoint.metadata
+    with ZipFile(path, "a") as archive:
+        archive.writestr("assets/vocab.txt", b"abc")
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.metadata["other records"] == {"assets/vocab.txt": "<3 bytes, CRC-32 352441c2>"}

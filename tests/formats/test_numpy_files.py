@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,3 +193,76 @@ def test_what_numpy_writes_now_is_what_we_read(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(stream.getvalue())
     with open_checkpoint(tmp_path / "x.npz") as opened:
         assert all((opened[name].array() == array).all() for name, array in arrays.items())
+
+
+RECORD = np.dtype([("a", "<i4"), ("b", "<f8")])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array(["ab", "c"]), np.array(["ab", "d"])),
+        (np.array([b"ab"]), np.array([b"ac"])),
+        (np.array(["2026-01-01"], "M8[D]"), np.array(["2026-01-02"], "M8[D]")),
+        (np.array([1], "M8[D]"), np.array([1], "M8[s]")),
+        (np.array([1], "m8[s]"), np.array([2], "m8[s]")),
+        (np.array([(1, 2.0)], RECORD), np.array([(1, 3.0)], RECORD)),
+        (np.array([(1, 2.0)], RECORD), np.array([(1, 2.0)], [("a", "<i4"), ("c", "<f8")])),
+        (np.array([b"abc"], "V3"), np.array([b"abd"], "V3")),
+        (np.array([1, "a"], object), np.array([2, "a"], object)),
+        (np.array(["a", "b"]), np.array([["a", "b"]])),
+        (np.array([["a", "b"], ["c", "d"]]), np.asfortranarray([["a", "b"], ["c", "d"]]).T),
+        (np.array(["x" * 50_000] * 2), np.array(["x" * 50_000, "y" * 50_000])),
+        (np.ma.array(["a", "b"], mask=[0, 1]), np.ma.array(["a", "b"], mask=[1, 0])),
+        (np.ma.array([1, 2], fill_value=3), np.ma.array([1, 2], fill_value=4)),
+    ],
+)
+@pytest.mark.parametrize("way", ["npy", "npz", "compressed", 2, 4, 5])
+def test_arrays_that_are_no_tensors_are_told_apart(
+    one: Any, other: Any, way: str | int, tmp_path: Path
+) -> None:
+    if isinstance(one, np.ma.MaskedArray) and isinstance(way, str):
+        return  # NumPy's own files leave the mask out
+    assert contents(one, way, tmp_path) == contents(one, way, tmp_path)
+    assert contents(one, way, tmp_path) != contents(other, way, tmp_path)
+
+
+def contents(value: Any, way: str | int, folder: Path) -> object:
+    path = folder / ("some.npy" if way == "npy" else "some.npz" if isinstance(way, str) else "some.pkl")
+    if way == "npy":
+        np.save(path, value)
+    elif isinstance(way, int):
+        path.write_bytes(pickle.dumps({"value": value}, way))
+    else:
+        (np.savez if way == "npz" else np.savez_compressed)(path, value=value)
+    with open_checkpoint(path) as opened:
+        return dict(opened.metadata), [(one.path, one.shape, one.tobytes()) for one in opened.tensors]
+
+
+def test_checksums_of_arrays_that_are_no_tensors(tmp_path: Path) -> None:
+    value = np.array(["ab", "c"])
+    np.save(tmp_path / "a.npy", value)
+    crc = f"{zlib.crc32((tmp_path / 'a.npy').read_bytes()):08x}"
+    told = {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": crc}
+    with open_checkpoint(tmp_path / "a.npy") as opened:
+        assert opened.metadata == {"tensor": told}
+    np.savez_compressed(tmp_path / "a.npz", value=value)
+    with open_checkpoint(tmp_path / "a.npz") as opened:
+        assert opened.metadata == {"value": told}
+    value = np.array(["ab", "c"] * 9)
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([value]))
+    with open_checkpoint(tmp_path / "a.pkl") as opened:
+        crc = f"{zlib.crc32(value.tobytes()):08x}"
+        assert opened.metadata == {"": [f"<NumPy array of U2, shape [18]: 144 bytes, CRC-32 {crc}>"]}
+
+
+def test_scalars_that_python_has_none_like_are_told_apart(tmp_path: Path) -> None:
+    def told(value: object) -> object:
+        (tmp_path / "a.pkl").write_bytes(pickle.dumps({"v": value}))
+        with open_checkpoint(tmp_path / "a.pkl") as opened:
+            return dict(opened.metadata)
+
+    assert told(np.datetime64("2026-01-01")) == told(np.datetime64("2026-01-01"))
+    assert told(np.datetime64("2026-01-01")) != told(np.datetime64("2026-01-02"))
+    assert told(np.complex64(1 + 2j)) != told(np.complex64(1 + 3j))
+    assert told(np.array((1, 2.0), RECORD)[()]) != told(np.array((1, 3.0), RECORD)[()])

@@ -199,7 +199,7 @@ def test_references_to_what_is_not_in_the_file(path: Path) -> None:
     path.write_bytes(b"\x80\2}X\1\0\0\0aK\7Qs.")
     with open_checkpoint(path) as checkpoint:
         assert [finding.code for finding in checkpoint.findings] == ["outside-reference"]
-        assert checkpoint.metadata == {"a": "<a reference>"}
+        assert checkpoint.metadata == {"a": "<a reference to 7>"}
 
 
 def test_the_object_of_a_zip_without_its_storages(path: Path, files: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
+import numpy as np
 import pytest
 
 from ckpttool.checkpoint import Role
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats import open_checkpoint, torch_modules, torch_objects
+from ckpttool.formats import open_checkpoint, torch_modules, torch_objects, trees
 
 STORAGE = b"(X\7\0\0\0storagectorch\n%sStorage\nX\1\0\0\x000X\3\0\0\0cpuK%stQ"
 FLOATS = bytes.fromhex("0000803f000000400000404000008040")
@@ -176,7 +177,100 @@ def test_what_modules_hold_besides_their_state_is_used(write: Written) -> None:
     path = write(STATE % (b"X\4\0\0\0mine](" + tensor() + b"e"))
     with open_checkpoint(path) as checkpoint:
         assert checkpoint.findings == ()
-        assert not checkpoint.tensors
+        assert [(tensor.path, tensor.role) for tensor in checkpoint.tensors] == [(("mine", 0), Role.OTHER)]
+
+
+def test_modules_in_attributes(write: Written) -> None:
+    """A part, the whole and another module are told of; a circle ends."""
+    part, other = Net({}, size=1), Net({}, size=2)
+    whole = Net({"part": part}, list=[part, other], also={"part": part})
+    part.__dict__["up"] = other.__dict__["up"] = whole
+    with open_checkpoint(write(pickled(whole))) as checkpoint:
+        found = checkpoint.metadata["attributes"]
+    name = f"{__name__}.Net"
+    circle = {
+        "<class>": name,
+        "modules": {"": name},
+        "attributes": {"size": 2, "up": "<the module ''>"},
+    }
+    assert found == {
+        "list": ["<the module 'part'>", circle],
+        "also": {"part": "<the module 'part'>"},
+        "part.size": 1,
+        "part.up": "<the module ''>",
+    }
+
+
+def test_attributes_with_dots_in_their_names(write: Written) -> None:
+    net = Net({"a": Net({}, b=1)}, **{"a.b": 2})
+    with open_checkpoint(write(pickled(net))) as checkpoint:
+        assert checkpoint.metadata["attributes"] == {"a.b": 2, "<a.b>": 1}
+
+
+def test_attributes_of_modules_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All modules have one list, which is told with each."""
+    monkeypatch.setattr(trees, "MAX_VISITS", 10_000)
+    shared = [{"a": number} for number in range(1000)]
+    nets = [Net({}, all=shared) for _ in range(20)]
+    assert isinstance(refused(write(pickled(nets))), LimitExceeded)
+
+
+def test_modules_that_are_met_often(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trees, "MAX_VISITS", 10_000)
+    net = Net({}, all=[{"a": number} for number in range(1000)])
+    assert isinstance(refused(write(pickled([net] * 20))), LimitExceeded)
+
+
+@pytest.mark.framework
+def test_attributes_of_modules(tmp_path: Path) -> None:
+    """Whatever makes a module another one makes another description, or another tensor."""
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+
+    def parts(model: Any) -> tuple[object, object]:
+        torch.save(model, tmp_path / "some.pth")
+        with open_checkpoint(tmp_path / "some.pth") as checkpoint:
+            tensors = {tensor.name: (tensor.role, tensor.tobytes()) for tensor in checkpoint.tensors}
+            return checkpoint.metadata, tensors
+
+    def model(slope: float = 0.1, p: float = 0.5, eps: float = 1e-5, stride: int = 1) -> Any:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(2, eps=eps)
+        norm.register_buffer("hidden", torch.ones(2), persistent=False)
+        norm.mask = torch.zeros(3)
+        norm.table = {"a": [1], "b": torch.ones(1)}
+        conv = nn.Conv1d(2, 2, 1, stride=stride)
+        return nn.Sequential(conv, nn.LeakyReLU(slope), nn.Dropout(p), norm, nn.LSTM(2, 2))
+
+    def changed(name: str, value: object) -> Any:
+        made = model()
+        setattr(made[3], name, value)
+        return made
+
+    before, tensors = parts(model())
+    assert parts(model()) == (before, tensors)
+    assert isinstance(tensors, dict)
+    assert isinstance(before, dict)
+    state = model().state_dict()
+    assert {name for name, (role, _) in tensors.items() if role is Role.WEIGHTS} == set(state)
+    ours = {name: raw for name, (role, raw) in tensors.items() if role is Role.OTHER}
+    assert {name: np.frombuffer(raw, "<f4").tolist() for name, raw in ours.items()} == {
+        "3.hidden": [1, 1],
+        "3.mask": [0, 0, 0],
+        "3.table.b": [1],
+    }
+    slopes = {"1.training": True, "1.negative_slope": 0.1, "1.inplace": False}
+    assert {name: told for name, told in before["attributes"].items() if name[:2] == "1."} == slopes
+    assert before["attributes"]["3.table"] == {"a": [1]}
+    others = [
+        *(model(slope=0.2), model(p=0.25), model(eps=1e-3), model(stride=2), model().eval()),
+        changed("mask", torch.ones(3)),
+        changed("hidden", torch.zeros(2)),
+        changed("table", {"a": [2], "b": torch.ones(1)}),
+        changed("note", "another"),
+    ]
+    for other in others:
+        assert parts(other) != (before, tensors)
 
 
 def test_what_modules_hold_besides_their_state_must_be_there(write: Written) -> None:
@@ -230,3 +324,18 @@ def test_tensors_of_more_than_one_block(tmp_path: Path) -> None:
             blocks = b"".join(bytes(block) for block in checkpoint[name].blocks())
             assert blocks == tensor.numpy().tobytes()
             assert checkpoint[name].tobytes() == blocks
+
+
+@pytest.mark.framework
+def test_records_that_torch_does_not_write_are_told(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "m.pth"
+    torch.save({"w": torch.ones(3), "epoch": 3}, path)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint.metadata == {"epoch": 3}
+    with ZipFile(path, "a") as archive:
+        archive.writestr("m/extra/tok.json", b"abc")
+    with open_checkpoint(path) as checkpoint:
+        told = {"extra/tok.json": "<3 bytes, CRC-32 352441c2>"}
+        assert checkpoint.metadata == {"epoch": 3, "other records": told}

@@ -175,3 +175,33 @@ def test_a_weight_that_makes_no_sense(tmp_path: Path, change: Callable[[Any], No
     with pytest.raises(DamagedCheckpoint) as caught:
         open_checkpoint(edited(tmp_path, WEIGHTS, change))
     assert caught.value.code == code
+
+
+@pytest.mark.framework
+def test_what_a_graph_computes_is_told(tmp_path: Path) -> None:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self, slope: float) -> None:
+            super().__init__()
+            self.slope = slope
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.leaky_relu(x, self.slope) * 2
+
+    told = []
+    for slope in (0.1, 0.1, 0.2):
+        torch.export.save(torch.export.export(Net(slope), (torch.ones(3),)), tmp_path / "net.pt2")
+        with open_checkpoint(tmp_path / "net.pt2") as opened:
+            told.append(opened.metadata["models"]["model"])
+    assert told[0] == told[1]
+    changed = {name for name, one in told[0]["operators"].items() if told[2]["operators"][name] != one}
+    assert changed == {"aten.leaky_relu.default"}
+    assert told[0]["graph"] != told[2]["graph"]
+
+
+@pytest.mark.parametrize("path", [PROGRAM, OLD])
+def test_other_records_are_told(path: Path, tmp_path: Path) -> None:
+    root = "program/" if path == PROGRAM else ""
+    with open_checkpoint(rebuilt(path, tmp_path, **{f"{root}extra/x.txt": b"abc"})) as opened:
+        assert opened.metadata["other records"]["extra/x.txt"] == "<3 bytes, CRC-32 352441c2>"

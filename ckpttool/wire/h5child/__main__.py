@@ -14,6 +14,7 @@ if __name__ == "__main__" and not __package__:  # run by path: the package is wh
 
 from .frames import flush, send, tell
 from .library import READABLE, Library
+from .sums import total
 from .walk import Walk
 
 MAX_CHUNKS = 1_000_000
@@ -85,6 +86,8 @@ def answer(library: Library, request: dict[str, Any]) -> None:
             Walk(library, library.h5.h5g.open(library.file(request), b"/")).run()
         elif request["op"] == "chunks":
             chunks(library, request)
+        elif request["op"] == "sum":
+            total(library, request)
         else:
             block(library, request)
     except library.errors as failure:

@@ -114,8 +114,21 @@ class Library:
             told["class"] = "opaque"
         elif isinstance(kind, h5t.TypeCompoundID):
             told.update(self._compound(kind))
+        if told["class"] in ("string", "other"):
+            told["variable"] = self.is_variable(kind)
         told["what"] = type(kind).__name__.removeprefix("Type").removesuffix("ID").lower()
         return told
+
+    def is_variable(self, kind: Any) -> bool:
+        """Tell whether what elements say lies elsewhere in the file: texts of any length, references."""
+        h5t = self.h5.h5t
+        if isinstance(kind, h5t.TypeVlenID | h5t.TypeReferenceID):
+            return True
+        if isinstance(kind, h5t.TypeStringID):
+            return bool(kind.is_variable_str())
+        if isinstance(kind, h5t.TypeCompoundID):
+            return any(self.is_variable(kind.get_member_type(at)) for at in range(kind.get_nmembers()))
+        return isinstance(kind, h5t.TypeArrayID) and self.is_variable(kind.get_super())
 
     def _compound(self, kind: Any) -> dict[str, Any]:
         names = [kind.get_member_name(at) for at in range(kind.get_nmembers())]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .frames import stay_alive, tell, text
 from .library import READABLE, Library
+from .sums import Sum
 
 MAX_OBJECTS = 200_000
 MAX_DEPTH = 64
@@ -15,6 +17,7 @@ MAX_ELEMENTS = 1 << 16  # of one attribute; more are described
 ATTRIBUTE_COST = 256  # bytes that any attribute counts for
 MAX_PATHS = 1 << 26  # characters of all paths; deep groups with long names would multiply
 MAX_TEXTS = 1000
+SUM_SECONDS = 1.0  # for all attributes that are described and not told
 
 Link = tuple[bytes, int, int]
 Below = tuple[str, Any]
@@ -29,6 +32,7 @@ class Walk:
         self._budget = MAX_ATTRIBUTES
         self._paths = MAX_PATHS
         self._root = root
+        self._deadline = time.monotonic() + SUM_SECONDS
 
     def run(self) -> None:
         """Tell of every object, iteratively: nesting may be as deep as it likes."""
@@ -164,19 +168,31 @@ class Walk:
         kind = self._lib.described(attribute.get_type())
         shape = attribute.shape
         self._budget -= ATTRIBUTE_COST
-        if kind["class"] == "other" or shape is None:
-            return {"<attribute>": kind["what"] if shape is not None else "empty"}
+        if shape is None:
+            return {"<attribute>": "empty"}
+        if kind["class"] == "other":
+            return {"<attribute>": kind["what"], **self._summed(attribute)}
         count = 1
         for length in shape:
             count *= length
         if count > MAX_ELEMENTS:
-            return {"<attribute>": kind["what"], "elements": count}
+            return {"<attribute>": kind["what"], "elements": count, **self._summed(attribute)}
         self._budget -= count * max(kind["size"], 16)
         if count * kind["size"] > MAX_ATTRIBUTE or self._budget < 0:
             raise ValueError(f"{count:,} elements in an attribute")
         values = self._lib.np.empty(shape, attribute.dtype)
         attribute.read(values)
         return _plain(values.tolist())
+
+    def _summed(self, attribute: Any) -> dict[str, str]:
+        """Return the checksum of an attribute, where there is time for it."""
+        found = Sum(self._lib, self._root, min(self._budget, MAX_ATTRIBUTE), self._deadline)
+        try:
+            found.add_attribute(attribute)
+        except self._lib.errors:
+            return {}
+        self._budget -= attribute.get_storage_size()
+        return {"CRC-32": f"{found.crc:08x}"}
 
 
 def _plain(value: Any) -> Any:

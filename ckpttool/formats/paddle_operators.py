@@ -1,0 +1,181 @@
+"""Which kind of layer each parameter of a Paddle program belongs to, told by the operator that takes it.
+
+Without a program, names that Paddle makes up tell the same: ``linear_0.w_0``.
+
+Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``paddle/fluid/operators``,
+``python/paddle/base/unique_name.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from ckpttool.checkpoint import Role, Tensor
+from ckpttool.wire.protobuf import BYTES, Field, fields
+from ckpttool.wire.readable import Readable
+
+Kinds = Mapping[str, str]
+
+LINEAR, EMBEDDING, TRANSPOSED = "linear", "embedding", "linear transposed"
+
+MAX_FIELDS = 8_000_000
+"""The most fields that are looked at for operators; those behind them stay untold."""
+
+_NORMALIZED = ("Scale", "Bias")
+_TAKING: dict[str, tuple[str, tuple[str, ...]]] = {
+    "mul": (LINEAR, ("Y",)),
+    "matmul": (LINEAR, ("Y",)),
+    "matmul_v2": (LINEAR, ("Y",)),
+    "fused_gemm_epilogue": (LINEAR, ("Y",)),
+    "fc": (LINEAR, ("W",)),
+    "lookup_table": (EMBEDDING, ("W",)),
+    "lookup_table_v2": (EMBEDDING, ("W",)),
+    "batch_norm": ("batch_norm", (*_NORMALIZED, "Mean", "Variance")),
+    "sync_batch_norm": ("batch_norm", (*_NORMALIZED, "Mean", "Variance")),
+    "rnn": ("rnn", ("WeightList",)),
+    **{
+        f"{kind}{ending}": (f"{kind}{ending}", ("Filter",))
+        for kind in ("conv2d", "conv3d", "depthwise_conv2d")
+        for ending in ("", "_transpose")
+    },
+    **{name: (name, _NORMALIZED) for name in ("layer_norm", "group_norm", "instance_norm")},
+    **{name: (name, ("Weight", "Bias")) for name in ("lstm", "gru", "lstmp")},
+}
+"""What an operator says of the parameters in some of its inputs."""
+
+_CELLS = {
+    "LSTM": "lstm_cell",
+    "GRU": "gru_cell",
+    "RNN_TANH": "simple_rnn_cell",
+    "RNN_RELU": "simple_rnn_cell",
+}
+_TRANSPOSING = frozenset({"trans_y", "transpose_Y", "transpose_y"})
+_SAME = frozenset({"cast", "assign", "share_data"})
+"""Operators that give on what they take, in another type maybe."""
+
+_MADE_UP = re.compile(r"(?:.*/)?(?P<kind>[a-z][a-z0-9_]*?)_[0-9]+\.[wb]_[0-9]+")
+_MADE_UP_KINDS = {"fc": LINEAR}
+
+
+class Operator(NamedTuple):
+    """One operator: which variables it takes and gives, by slot, and what sets it."""
+
+    kind: str
+    takes: Mapping[str, tuple[str, ...]]
+    gives: tuple[str, ...]
+    is_transposing: bool = False
+    mode: str = ""
+
+
+def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
+    """Return the kinds of layers that take variables, by the names of these; the first operator decides."""
+    found: dict[str, str] = {}
+    origins: dict[str, str] = {}
+    for one in operators:
+        taken = [name for names in one.takes.values() for name in names]
+        if one.kind in _SAME and len(taken) == len(one.gives) == 1:
+            origins[one.gives[0]] = origins.get(taken[0], taken[0])
+        kind, slots = _TAKING.get(one.kind, ("", ()))
+        if kind == LINEAR and one.is_transposing:
+            kind = TRANSPOSED
+        elif kind == "rnn":
+            kind = _CELLS.get(one.mode, "")
+        for name in (name for slot in slots if kind for name in one.takes.get(slot, ())):
+            found.setdefault(origins.get(name, name), kind)
+    return found
+
+
+def kind_by_name(name: str) -> str | None:
+    """Return the kind of layer that a name tells, where Paddle made it up."""
+    match = _MADE_UP.fullmatch(name)
+    return None if match is None else _MADE_UP_KINDS.get(match["kind"], match["kind"])
+
+
+def layers_of(tensors: Iterable[Tensor], told: Kinds, names: Mapping[str, str] | None = None) -> Kinds:
+    """Return the kinds of the layers of weights.
+
+    Args:
+        tensors: All tensors.
+        told: The kinds that operators tell, by the names of parameters.
+        names: The names of parameters, by those of tensors, where these have others.
+    """
+    found: dict[str, str] = {}
+    for tensor in tensors:
+        parameter = (names or {}).get(tensor.name, tensor.name)
+        kind = told.get(parameter) or kind_by_name(parameter)
+        if kind is not None and tensor.role is Role.WEIGHTS:
+            found.setdefault(tensor.name, kind)
+    return found
+
+
+# Programs -------------------------------------------------------------------------------------------
+
+
+def operators_in(source: Readable) -> Iterator[Operator]:
+    """Yield the operators of a program, block after block.
+
+    Raises:
+        DamagedCheckpoint: It is none.
+    """
+    reader = _Reader(source.path)
+    for block in reader.within(source.read(0, source.size), 1):
+        for operator in reader.within(block.data, 4):
+            yield reader.operator(operator)
+
+
+class _Reader:
+    """Reads messages of one program, up to a number of fields."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._left = MAX_FIELDS
+
+    def within(self, message: bytes | memoryview, number: int) -> Iterator[Field]:
+        """Yield the messages and texts in the fields of a number."""
+        return (field for field in self._fields(message) if (field.number, field.kind) == (number, BYTES))
+
+    def _fields(self, message: bytes | memoryview) -> Iterator[Field]:
+        for field in fields(message, self._path, "a program"):
+            self._left -= 1
+            if self._left < 0:
+                return
+            yield field
+
+    def operator(self, message: Field) -> Operator:
+        kind, mode, is_transposing = "", "", False
+        takes: dict[str, tuple[str, ...]] = {}
+        gives: list[str] = []
+        for field in self._fields(message.data):
+            if field.kind != BYTES:
+                continue
+            if field.number == 3:
+                kind = field.text
+            elif field.number == 1:
+                slot, names = self._variables(field)
+                takes[slot] = names
+            elif field.number == 2:
+                gives += self._variables(field)[1]
+            elif field.number == 4:
+                name, text, flag = self._attribute(field)
+                mode = text if name == "mode" else mode
+                is_transposing |= flag and name in _TRANSPOSING
+        return Operator(kind, takes, tuple(gives), is_transposing, mode)
+
+    def _variables(self, message: Field) -> tuple[str, tuple[str, ...]]:
+        """Return the slot and the variables in it."""
+        told = [field for field in self._fields(message.data) if field.kind == BYTES]
+        slot = next((field.text for field in told if field.number == 1), "")
+        return slot, tuple(field.text for field in told if field.number == 2)
+
+    def _attribute(self, message: Field) -> tuple[str, str, bool]:
+        name, text, flag = "", "", False
+        for field in self._fields(message.data):
+            if field.number == 1:
+                name = field.text
+            elif field.number == 5:
+                text = field.text
+            elif field.number == 10:
+                flag = bool(field.integer)
+        return name, text, flag

@@ -1,0 +1,346 @@
+"""Which layer each weight belongs to: told by configurations, groups, operators and names; never guessed."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Role, Tensor
+from ckpttool.dtypes import BY_NAME
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.keras_kinds import kinds_grouped, kinds_in, kinds_listed
+from ckpttool.formats.keras_layers import layer_of
+from ckpttool.formats.paddle_operators import Operator, kind_by_name, kinds_by_operator, operators_in
+from ckpttool.formats.paddle_pir import read_pir
+from ckpttool.formats.paddle_program import read_program
+from ckpttool.wire.source import Buffer, Source
+from tests.twins import unpacked
+
+KERAS = {
+    "conv1": "Conv2D",
+    "bn1": "BatchNormalization",
+    "fc1": "Dense",
+    "ln": "LayerNormalization",
+    "fc2": "Dense",
+    "emb": "Embedding",
+    "lstm": "LSTM",
+}
+ZOO = {
+    "conv1d": "Conv1D",
+    "conv3d": "Conv3D",
+    "grouped": "Conv2D",
+    "deconv": "Conv2DTranspose",
+    "depthwise": "DepthwiseConv2D",
+    "gn": "GroupNormalization",
+    "gru": "GRU",
+    "attn": "MultiHeadAttention",
+    "flat": "Dense",
+}
+STATIC = {
+    "conv1": "conv2d",
+    "bn1": "batch_norm",
+    "fc1": "linear",
+    "ln": "layer_norm",
+    "fc2": "linear",
+    "emb": "embedding",
+    "lstm": "lstm_cell",
+}
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpacked("others", tmp_path_factory.mktemp("twins"))
+
+
+def layers(path: Path) -> dict[str, str]:
+    with open_checkpoint(path) as checkpoint:
+        return dict(checkpoint.layers)
+
+
+def weights(path: Path) -> list[str]:
+    with open_checkpoint(path) as checkpoint:
+        return [one.name for one in checkpoint.tensors if one.role is Role.WEIGHTS]
+
+
+# Keras ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["twin.keras", "twin.weights.h5", "twin.h5", "twin-keras2.h5", "twin-keras2-savedmodel"]
+)
+def test_each_weight_of_keras_has_the_class_of_its_layer(twins: Path, name: str) -> None:
+    assert layers(twins / name) == {one: KERAS[one.partition(".")[0]] for one in weights(twins / name)}
+
+
+def test_every_kind_of_layer_is_told_and_what_a_flatten_gives_with_its_shape(twins: Path) -> None:
+    wanted = {one: ZOO[one.partition(".")[0]] for one in weights(twins / "zoo.keras")}
+    assert layers(twins / "zoo.keras") == {**wanted, "flat.0": "Dense after Flatten (4, 3, 4)"}
+
+
+@pytest.mark.parametrize("name", ["twin-tf", "twin-functional-tf", "twin-savedmodel"])
+def test_where_no_file_says_it_nothing_is_told(twins: Path, name: str) -> None:
+    assert layers(twins / name) == {}
+
+
+def test_groups_that_attributes_name_tell_nothing(twins: Path) -> None:
+    told = layers(twins / "twin-subclassed.weights.h5")
+    assert {name.partition(".")[0] for name in told} == {"ln", "lstm"}
+
+
+def test_shards_tell_what_the_whole_would(files: Path) -> None:
+    assert set(layers(files / "keras" / "sharded").values()) == {"BatchNormalization", "Dense"}
+
+
+def test_the_optimizers_variables_have_no_layer(files: Path) -> None:
+    for name in ("adam.keras", "adam.h5", "keras2.h5"):
+        assert set(layers(files / "keras" / name)) == set(weights(files / "keras" / name))
+
+
+def dense(name: str, units: int = 3, **more: Any) -> dict[str, Any]:
+    return {
+        "class_name": "Dense",
+        "config": {"name": name, "units": units, "use_bias": True, **more.pop("config", {})},
+        **more,
+    }
+
+
+def plain_layer(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"class_name": kind, "config": {"name": name}, **more}
+
+
+def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
+    return {"class_name": "Sequential", "config": {"name": name, "layers": list(nodes)}}
+
+
+def told(*nodes: dict[str, Any]) -> dict[str, str]:
+    model = layer_of(chain(*nodes))
+    assert model is not None
+    return kinds_in(model)
+
+
+def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
+    node = plain_layer("Flatten", "flatten", build_config={"input_shape": [None, *lengths]})
+    node["config"] |= config
+    return node
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ([flatten(4, 3, 2)], "Dense after Flatten (4, 3, 2)"),
+        ([flatten(4, 3, 2), plain_layer("Dropout", "d")], "Dense after Flatten (4, 3, 2)"),
+        ([flatten(None, 3, 2)], "Dense after Flatten"),
+        ([plain_layer("Flatten", "f")], "Dense after Flatten"),
+        ([flatten(4, 3)], "Dense"),
+        ([flatten(4, 3, 2, data_format="channels_first")], "Dense"),
+        ([flatten(4, 3, 2), dense("between")], "Dense"),
+        ([], "Dense"),
+    ],
+)
+def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any]], kind: str) -> None:
+    assert told(*before, dense("last"))["last"] == kind
+
+
+def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
+    history = {"class_name": "__keras_tensor__", "config": {"keras_history": ["flatten", 0, 0]}}
+    inbound = {"three": [{"args": [history], "kwargs": {}}], "two": [[["flatten", 0, 0, {}]]]}
+    other = [[["flatten", 0, 0, {}], ["image", 0, 0, {}]]]
+    nodes = [flatten(4, 3, 2), *(dense(name, inbound_nodes=one) for name, one in inbound.items())]
+    nodes += [dense("both", inbound_nodes=other), dense("none", inbound_nodes=[])]
+    model = layer_of({"class_name": "Functional", "config": {"name": "m", "layers": nodes}})
+    assert model is not None
+    after = "Dense after Flatten (4, 3, 2)"
+    assert kinds_in(model) == {"three": after, "two": after, "both": "Dense", "none": "Dense"}
+
+
+def test_wrappers_are_looked_into_and_strangers_are_not() -> None:
+    inner = {"name": "t", "layer": dense("inner")}
+    assert told({"class_name": "TimeDistributed", "config": inner}) == {"t": "Dense"}
+    assert told({**dense("mine"), "registered_name": "Own>Dense"}) == {}
+    assert told({**dense("mine"), "module": "own.layers"}) == {}
+    assert told(plain_layer("Dense", "without_units")) == {}
+    assert told(dense("quantized", config={"dtype": {"class_name": "QuantizedDTypePolicy"}})) == {}
+    assert told(dense("adapted", config={"lora_rank": 4})) == {}
+
+
+def tensor(*path: str, key: str | None = None, shape: tuple[int, ...] = (2, 2)) -> Tensor:
+    return Tensor(path, BY_NAME["float32"], shape, Role.WEIGHTS, key=key)
+
+
+def test_models_in_models_are_found_by_the_names_of_both() -> None:
+    config = chain(dense("head"), chain(flatten(4, 3, 2), dense("head"), name="inner"))
+    wanted = {"head.kernel": "Dense", "inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    found = [
+        tensor("head", "kernel"),
+        tensor("inner", "head", "kernel"),
+        tensor("inner", "other", "kernel"),
+        tensor("foreign", "kernel"),
+    ]
+    assert kinds_listed(config, found) == wanted
+
+
+def test_groups_are_counted_as_keras_counts_them() -> None:
+    config = chain(dense("a"), chain(dense("b"), plain_layer("Dropout", "d")), dense("c"))
+    groups = {
+        "a": ("layers", "dense"),
+        "b": ("layers", "sequential", "layers", "dense"),
+        "c": ("layers", "dense_1"),
+        "foreign": ("layers", "dense_2"),
+    }
+    found = [tensor(name, key="/" + "/".join((*group, "vars", "0"))) for name, group in groups.items()]
+    assert kinds_grouped(config, groups.values(), found) == dict.fromkeys("abc", "Dense")
+    without = kinds_grouped(None, groups.values(), found)
+    assert without == dict.fromkeys(groups, "Dense")
+
+
+def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
+    keys = [
+        "/dense/vars/0",
+        "/layers/my_dense/vars/0",
+        "/layers/time_distributed/layer/vars/0",
+        "/layers/dense",
+    ]
+    assert kinds_grouped(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
+        "3": "Dense"
+    }
+
+
+def test_a_damaged_description_of_keras_tells_nothing_or_the_truth(twins: Path, tmp_path: Path) -> None:
+    whole = twins / "twin-keras2-savedmodel"
+    right, data = layers(whole), (whole / "keras_metadata.pb").read_bytes()
+    place = tmp_path / "m"
+    shutil.copytree(whole, place)
+    chance = random.Random(5)
+    for _ in range(40):
+        damaged = bytearray(data)
+        damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        (place / "keras_metadata.pb").write_bytes(damaged)
+        found = layers(place)
+        assert set(found) <= set(right)
+        assert len(found.items() - right.items()) <= 4, "one byte is in the description of one layer"
+
+
+# Paddle ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["twin-fluid", "twin-static.pdmodel"])
+def test_operators_tell_the_layers_of_a_program(twins: Path, name: str) -> None:
+    # What adds a bias to the output of a layer knows nothing of that layer.
+    biases = {"conv1.b_0", "fc1.b_0", "fc2.b_0"}
+    wanted = {one: STATIC[one.partition(".")[0]] for one in weights(twins / name) if one not in biases}
+    assert layers(twins / name) == wanted
+
+
+def test_the_names_that_paddle_makes_up_tell_the_layers_of_a_state_dict(twins: Path) -> None:
+    found = layers(twins / "twin.pdparams")
+    assert set(found) == set(weights(twins / "twin.pdparams"))
+    kinds = {**STATIC, "bn1": "batch_norm2d"}
+    assert found == {name: kinds[name.partition(".")[0]] for name in found}
+
+
+def test_names_at_any_level_of_a_dict_are_taken(files: Path) -> None:
+    assert layers(files / "paddle" / "nested.pdparams") == {}, "paddle.save drops the names there"
+    assert layers(files / "paddle" / "adam.pdopt") == {}
+    assert layers(files / "fluid" / "variables") == dict.fromkeys(
+        ["fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"], "linear"
+    )
+
+
+def test_programs_of_paddle_3_tell_the_same(files: Path) -> None:
+    found = layers(files / "paddle" / "pir.json")
+    assert {name: kind for name, kind in found.items() if "w_" in name} == {
+        "linear_0.w_0": "linear",
+        "linear_1.w_0": "linear",
+        **{f"batch_norm1d_0.w_{at}": "batch_norm" for at in range(3)},
+    }
+
+
+def takes(kind: str, gives: str = "out", **slots: str) -> Operator:
+    return Operator(kind, {slot: (name,) for slot, name in slots.items()}, (gives,))
+
+
+@pytest.mark.parametrize(
+    ("operators", "kinds"),
+    [
+        ([takes("mul", X="x", Y="w")], {"w": "linear"}),
+        ([takes("matmul_v2", X="w", Y="y")], {"y": "linear"}),
+        ([Operator("matmul_v2", {"X": ("x",), "Y": ("w",)}, ("o",), True)], {"w": "linear transposed"}),
+        ([takes("cast", "half", X="w"), takes("mul", X="x", Y="half")], {"w": "linear"}),
+        ([takes("relu", "act", X="w"), takes("mul", X="x", Y="act")], {"act": "linear"}),
+        (
+            [
+                takes("lookup_table_v2", Ids="i", W="w"),
+                Operator("matmul_v2", {"X": ("x",), "Y": ("w",)}, ("o",), True),
+            ],
+            {"w": "embedding"},
+        ),
+        ([Operator("rnn", {"WeightList": ("a", "b")}, (), mode="GRU")], {"a": "gru_cell", "b": "gru_cell"}),
+        ([Operator("rnn", {"WeightList": ("a",)}, (), mode="NEW")], {}),
+        ([takes("conv2d", Input="x", Filter="w")], {"w": "conv2d"}),
+        ([takes("elementwise_add", X="x", Y="b")], {}),
+    ],
+)
+def test_an_operator_tells_what_it_takes(operators: list[Operator], kinds: Mapping[str, str]) -> None:
+    assert kinds_by_operator(operators) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("linear_0.w_0", "linear"),
+        ("fc_12.b_0", "linear"),
+        ("model/embedding_3.w_0", "embedding"),
+        ("batch_norm2d_0.w_2", "batch_norm2d"),
+        ("linear_0.w_0_moment1_0", None),
+        ("head.w_0", None),
+        ("linear.weight", None),
+    ],
+)
+def test_only_names_that_paddle_makes_up_tell_something(name: str, kind: str | None) -> None:
+    assert kind_by_name(name) == kind
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_operators_or_none(data: bytes) -> None:
+    try:
+        assert isinstance(kinds_by_operator(operators_in(Buffer("p", data))), dict)
+    except DamagedCheckpoint as failure:
+        assert failure.reason
+
+
+def test_a_damaged_program_opens_or_not_and_tells_what_is_left(twins: Path) -> None:
+    data = (twins / "twin-static.pdmodel").read_bytes()
+    whole = read_program(Buffer("p", data)).kinds()
+    chance = random.Random(6)
+    for _ in range(100):
+        damaged = bytearray(data)
+        damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        try:
+            program = read_program(Buffer("p", bytes(damaged)))
+        except CheckpointError:
+            continue
+        assert len(program.kinds().items() - whole.items()) <= 4
+
+
+def test_a_malformed_operator_of_paddle_3_tells_nothing(files: Path, tmp_path: Path) -> None:
+    told = json.loads((files / "paddle" / "pir.json").read_text())
+    operators = told["program"]["regions"][0]["blocks"][0]["ops"]
+    del next(one for one in operators if one["#"] == "1.matmul")["A"]
+    (tmp_path / "m.json").write_text(json.dumps(told))
+    with Source(str(tmp_path / "m.json")) as source:
+        program = read_pir(source)
+        assert len(program.variables) == 8
+        assert program.kinds() == {}
+
+
+def test_a_format_without_layers_tells_none(files: Path) -> None:
+    assert layers(files / "pytorch" / "guide.pth") == {}

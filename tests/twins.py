@@ -1,0 +1,15 @@
+"""The fixtures that lie packed: one network in every framework, and 258 tensors in every format."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "files" / "twins"
+
+
+def unpacked(name: str, directory: Path) -> Path:
+    """Unpack ``others`` or ``many`` into a directory, and return it."""
+    with tarfile.open(FIXTURES / f"{name}.tar.xz") as tar:
+        tar.extractall(directory, filter="data")
+    return directory
