@@ -1,0 +1,204 @@
+"""Are the values of two tensors equal, and if not, how far are they apart?
+
+Bytes come before values: both sides are read and compared as they lie, at the speed of memory and without
+NumPy. What differs there, or has two types, is read again and measured. Large tensors are cut into ranges and
+small ones taken together, so that all threads have work; memory is bounded whatever the sizes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.comparing.crew import Crew, Meter, Range, Worker, batches
+from ckpttool.comparing.elements import Side, Unreadable, stream_of
+from ckpttool.comparing.repeated import is_endless, once, repeated
+from ckpttool.comparing.statistics import Statistics, Tally, Tolerance
+from ckpttool.comparing.workers import (
+    BytesWorker,
+    Cut,
+    TensorPair,
+    ValuesWorker,
+    byte_ranges,
+    element_ranges,
+)
+from ckpttool.errors import CheckpointError
+from ckpttool.work import Advance, default_jobs
+
+__all__ = [
+    "Comparison",
+    "Failure",
+    "NotCompared",
+    "Outcome",
+    "Side",
+    "Statistics",
+    "Tolerance",
+    "compare_all",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison of two tensors found.
+
+    Attributes:
+        equal: Whether they have one shape, and equal values.
+        statistics: How far the values differ; None where they are equal, and where shapes differ.
+    """
+
+    equal: bool
+    statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Two tensors that couldn't be compared, since one of them can't be read: which, and why."""
+
+    side: Side
+    error: CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """Two tensors of which one has no values that could be compared: which, and why. They are not equal."""
+
+    side: Side
+    why: str
+
+
+Outcome = Comparison | Failure | NotCompared
+
+EXACT = Tolerance()
+"""Equal values are equal, and no others."""
+
+
+def compare_all(
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    tolerance: Tolerance = EXACT,
+    *,
+    jobs: int | None = None,
+    advance: Advance = lambda nbytes: None,
+) -> list[Outcome]:
+    """Return for each pair whether its values are equal, and if not, how far they are apart.
+
+    Tensors of two types are compared by value, quantized ones by the integers that are stored. What can't be
+    read is an outcome of its own, and the others are compared.
+
+    Args:
+        pairs: The tensors of both sides.
+        tolerance: What counts as equal.
+        jobs: Number of threads; by default the processors that this process may use.
+        advance: Called with the bytes done, from any thread; in all, those of both sides of all pairs,
+            what both repeat once.
+    """
+    known: dict[object, TensorPair] = {}
+    reduced = [once(a, b) for a, b in pairs]
+    found = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
+    firsts = [known.setdefault(pair.identity, pair) for pair in found]
+    comparing = _Comparing(tolerance, jobs or default_jobs(), advance)
+    outcomes = comparing.run(list(known.values()))
+    advance(sum(pair.unread for pair, first in zip(found, firsts, strict=True) if pair is not first))
+    return [
+        _repeated(outcomes[id(first)], a.shape, times)
+        for first, (a, _), (_, _, times) in zip(firsts, pairs, reduced, strict=True)
+    ]
+
+
+def _repeated(outcome: Outcome, shape: tuple[int, ...], times: int) -> Outcome:
+    """Return the outcome for tensors that repeat what was compared."""
+    if times == 1 or not isinstance(outcome, Comparison) or outcome.statistics is None:
+        return outcome
+    return Comparison(outcome.equal, repeated(outcome.statistics, shape, times))
+
+
+def _foregone(pair: TensorPair) -> Outcome | None:
+    """Return the outcome that is known without reading."""
+    a, b = pair.a, pair.b
+    if a.shape != b.shape or a.size == 0:
+        return Comparison(a.shape == b.shape)
+    for side, tensor, other in ((Side.A, a, b), (Side.B, b, a)):
+        if tensor.values is None:
+            return NotCompared(side, f"its values can't be read: {tensor.dtype.name} {list(tensor.shape)}")
+        if tensor.dtype.kind == "string" and other.dtype is not tensor.dtype:
+            return NotCompared(
+                side, f"{tensor.dtype.name} elements, and {other.dtype.name} on the other side"
+            )
+        if is_endless(tensor):
+            return NotCompared(side, f"{tensor.size:,} elements, which repeat few that are stored")
+        if tensor.nbytes == 0:
+            return NotCompared(side, f"nothing is known of its {tensor.dtype.name} elements")
+    return None
+
+
+class _Comparing:
+    """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
+
+    def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance) -> None:
+        self._tolerance = tolerance
+        self._jobs = jobs
+        self._advance = advance
+
+    def run(self, pairs: list[TensorPair]) -> dict[int, Outcome]:
+        """Return the outcome of each pair by its ``id``."""
+        outcomes: dict[int, Outcome] = {}
+        for pair in pairs:
+            pair.differs = pair.a.dtype is not pair.b.dtype
+            if (known := _foregone(pair)) is not None:
+                outcomes[id(pair)] = known
+        left = [pair for pair in pairs if id(pair) not in outcomes]
+        self._pass([pair for pair in left if pair.is_open], BytesWorker, byte_ranges)
+        outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
+        unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
+        measuring = partial(ValuesWorker, tolerance=self._tolerance)
+        self._pass([pair for pair in unequal if pair.failure is None], measuring, element_ranges)
+        outcomes |= {id(pair): _measured(pair) for pair in left if not pair.is_open}
+        self._advance(sum(pair.unread for pair in pairs))
+        return outcomes
+
+    def _pass(
+        self,
+        pairs: list[TensorPair],
+        begin: Callable[[Crew[TensorPair], Meter], Worker[TensorPair]],
+        cut: Cut,
+    ) -> None:
+        """Let threads do the ranges of pairs."""
+        if not pairs:
+            return
+        streams: dict[int, list[Range[TensorPair]]] = defaultdict(list)
+        placed: list[TensorPair] = []
+        for pair in pairs:
+            stream = stream_of(pair.a) or stream_of(pair.b)
+            if stream is None:
+                placed.append(pair)
+            else:
+                streams[stream] += cut(pair, whole=True)
+        crew = Crew(batches(one for pair in placed for one in cut(pair)), streams.values())
+        crew.work(self._jobs, lambda: begin(crew, Meter(self._advance)))
+
+
+def _measured(pair: TensorPair) -> Outcome:
+    """Return the outcome of a pair whose bytes differ, or couldn't be read."""
+    if pair.failure is not None:
+        return Failure(pair.failure.side, pair.failure.error)
+    if pair.a.dtype.kind == "string":
+        return _compared_strings(pair)
+    whole = Tally()
+    for tally in pair.tallies:
+        whole.absorb(tally)
+    statistics = whole.statistics(pair.a.shape)
+    return Comparison(statistics is None, statistics)
+
+
+def _compared_strings(pair: TensorPair) -> Outcome:
+    from ckpttool.comparing.strings import NotDecoded, string_statistics
+
+    try:
+        statistics = string_statistics(pair.a, pair.b)
+    except Unreadable as failure:
+        return Failure(failure.side, failure.error)
+    except NotDecoded as refusal:
+        return NotCompared(refusal.side, refusal.why)
+    return Comparison(statistics is None, statistics)

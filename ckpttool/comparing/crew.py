@@ -1,0 +1,146 @@
+"""Threads that share the work on pairs of tensors: large ones in ranges, small ones many at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ckpttool.work import Advance
+
+T = TypeVar("T")
+
+MAX_STREAMS = 2
+"""How many tensors are put together as they are read at once: each takes tens of MiB a side."""
+
+_BATCH_BYTES = 1 << 22
+_BATCH_RANGES = 256
+_REPORTED_BYTES = 1 << 22
+
+
+class Stopped(Exception):
+    """Somebody waits no longer for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Generic[T]):
+    """A part of the work on one item: from where on, and how much; ``nbytes`` is what is read."""
+
+    item: T
+    start: int
+    count: int
+    nbytes: int
+
+
+class Worker(Protocol[T]):
+    """What does ranges in one thread."""
+
+    def do(self, part: Range[T]) -> None:
+        """Do one range."""
+
+    def end(self) -> None:
+        """Tell what was not told yet: there is no more to do."""
+
+
+def batches(ranges: Iterable[Range[T]]) -> Iterator[list[Range[T]]]:
+    """Yield ranges in their order, small ones together."""
+    batch: list[Range[T]] = []
+    nbytes = 0
+    for one in ranges:
+        batch.append(one)
+        nbytes += one.nbytes
+        if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_RANGES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+class Meter:
+    """Tells how many bytes are done, not too often; one a thread."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._pending = 0
+
+    def add(self, nbytes: int) -> None:
+        """Count bytes as done."""
+        self._pending += nbytes
+        if self._pending >= _REPORTED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what was not told yet."""
+        if self._pending:
+            self._advance(self._pending)
+        self._pending = 0
+
+
+class Crew(Generic[T]):
+    """Threads that work off batches; the calling thread is one of them.
+
+    An exception in one of them, Ctrl-C above all, stops the others at their next block.
+    """
+
+    def __init__(self, placed: Iterable[list[Range[T]]], streamed: Iterable[list[Range[T]]]) -> None:
+        """Take what can be read anywhere, and what has to be read from its start on."""
+        self._placed, self._streamed = deque(placed), deque(streamed)
+        self._lock = threading.Lock()
+        self._streams = 0
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+
+    def work(self, jobs: int, begin: Callable[[], Worker[T]]) -> None:
+        """Do all the work in at most ``jobs`` threads; each calls ``begin`` for its worker."""
+        threads = min(jobs, len(self._placed) + min(len(self._streamed), MAX_STREAMS))
+        others = [threading.Thread(target=self._work, args=(begin,), daemon=True) for _ in range(threads - 1)]
+        try:
+            for thread in others:
+                thread.start()
+            self._work(begin)
+            for thread in others:
+                thread.join()
+        except BaseException:  # Ctrl-C while waiting
+            self._stop.set()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def check(self) -> None:
+        """Require that the answer is still waited for.
+
+        Raises:
+            Stopped: It isn't.
+        """
+        if self._stop.is_set():
+            raise Stopped
+
+    def _work(self, begin: Callable[[], Worker[T]]) -> None:
+        try:
+            worker = begin()
+            while (batch := self._next()) is not None:
+                ranges, is_streamed = batch
+                for one in ranges:
+                    self.check()
+                    worker.do(one)
+                if is_streamed:
+                    with self._lock:
+                        self._streams -= 1
+            worker.end()
+        except Stopped:
+            return
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, which raises it
+            self._error = error
+            self._stop.set()
+
+    def _next(self) -> tuple[list[Range[T]], bool] | None:
+        """Return the next batch, and whether it is streamed; these come first, since they can't be shared."""
+        with self._lock:
+            if self._stop.is_set():
+                return None
+            if self._streamed and self._streams < MAX_STREAMS:
+                self._streams += 1
+                return self._streamed.popleft(), True
+            return (self._placed.popleft(), False) if self._placed else None

@@ -1,0 +1,80 @@
+"""Tensors of strings, compared one string with another."""
+
+from __future__ import annotations
+
+import math
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.comparing.elements import Elements, Side, Unreadable
+from ckpttool.comparing.statistics import Statistics, unraveled
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.tf_values import decoded_strings
+
+MAX_BYTES = 1 << 24
+MAX_STRINGS = 1 << 18
+"""Larger tensors of strings are not taken apart: all strings of both sides are in memory at once."""
+
+_SHOWN = 80
+
+
+class NotDecoded(Exception):
+    """The strings of a side were not looked at: which, and why."""
+
+    def __init__(self, side: Side, why: str) -> None:
+        super().__init__(side, why)
+        self.side = side
+        self.why = why
+
+
+def string_statistics(a: Tensor, b: Tensor) -> Statistics | None:
+    """Return how many strings differ, and where the first does; None where none does. There is no distance.
+
+    Raises:
+        Unreadable: A side can't be read.
+        NotDecoded: They are too many, or not strings but something else of no fixed size.
+    """
+    of_a, of_b = _strings(a, Side.A), _strings(b, Side.B)
+    differing = [index for index, (one, other) in enumerate(zip(of_a, of_b, strict=True)) if one != other]
+    if not differing:
+        return None
+    first = differing[0]
+    return Statistics(
+        size=a.size,
+        count=len(differing),
+        max_abs=math.nan,
+        mean_abs=math.nan,
+        max_rel=math.nan,
+        l2=math.nan,
+        cosine=math.nan,
+        norm_a=math.nan,
+        norm_b=math.nan,
+        where=unraveled(first, a.shape),
+        at_a=_shown(of_a[first]),
+        at_b=_shown(of_b[first]),
+    )
+
+
+def _strings(tensor: Tensor, side: Side) -> list[bytes]:
+    if tensor.dtype.name != "string":
+        raise NotDecoded(
+            side, f"the stored bytes differ, and {tensor.dtype.name} elements are not taken apart"
+        )
+    if tensor.nbytes > MAX_BYTES or tensor.size > MAX_STRINGS:
+        found = f"{tensor.size:,} strings of {tensor.nbytes:,} bytes"
+        limit = f"at most {MAX_STRINGS:,} of {MAX_BYTES:,} bytes are"
+        raise NotDecoded(side, f"the stored bytes differ, and {found} are not taken apart ({limit})")
+    data = bytearray(tensor.nbytes)
+    Elements(tensor, side).read_into(0, memoryview(data))
+    try:
+        return decoded_strings(bytes(data), tensor.size)
+    except ValueError as failure:
+        raise Unreadable(side, _damaged(tensor, str(failure))) from failure
+
+
+def _damaged(tensor: Tensor, found: str) -> CheckpointError:
+    return DamagedCheckpoint(tensor.extent.file if tensor.extent else "", found, where=tensor.name)
+
+
+def _shown(string: bytes) -> str:
+    text = string.decode("utf-8", "backslashreplace")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
