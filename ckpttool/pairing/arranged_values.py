@@ -1,0 +1,308 @@
+"""Values in another order than they are stored in, read in bounded memory, and samples of them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checkpoint import Tensor, Values
+from ckpttool.dtypes import DType, numpy_dtype
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.wire.h5values import Streamed, slabs
+from ckpttool.wire.readable import Contiguous, InMemory, swapped
+from ckpttool.wire.source import Buffer
+from ckpttool.wire.strided import Strided, boxes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Box = tuple[tuple[int, ...], np.ndarray[Any, Any]]
+    """Where a box begins, and its elements."""
+
+PASS_BYTES = 1 << 25
+"""How many bytes are put in order in memory, where the elements can only be read in their own order."""
+
+_BOX_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a stored tensor, its axes in the order in which they are wanted.
+
+    Attributes:
+        tensor: As stored.
+        cuts: For each of its axes, the lengths of what it is cut into.
+        start: For each cut axis, where the box begins.
+        count: For each cut axis, how long the box is.
+        order: The cut axes in the order of the result.
+        gates: A cut axis, and which of its indexes stands at each place of the result; None: as they are.
+    """
+
+    tensor: Tensor
+    cuts: tuple[tuple[int, ...], ...]
+    start: tuple[int, ...]
+    count: tuple[int, ...]
+    order: tuple[int, ...]
+    gates: tuple[int, tuple[int, ...]] | None = None
+
+
+def values_of(piece: Piece) -> Values:
+    stored = strided(piece.tensor) if piece.gates is None else None
+    return Reordered(piece) if stored is None else _viewed(piece, stored)
+
+
+def strided(tensor: Tensor) -> Strided | None:
+    """Return a tensor's elements as a strided view of stored bytes, or None where they are none."""
+    values = tensor.values
+    if isinstance(values, InMemory):
+        values = Contiguous(Buffer(tensor.name, values.data), 0, len(values.data), values.swap)
+    if isinstance(values, Strided):
+        return values if values.shape == tensor.shape else None
+    if not isinstance(values, Contiguous) or tensor.dtype.bits < 8:
+        return None
+    strides = _c_strides(tensor.shape)
+    return Strided(values.source, values.offset, tensor.dtype.itemsize, tensor.shape, strides, values.swap)
+
+
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _viewed(piece: Piece, stored: Strided) -> Strided:
+    """Return a box as a strided view: an axis that is cut gives each part a stride of its own."""
+    strides: list[int] = []
+    for stride, parts in zip(stored.strides, piece.cuts, strict=True):
+        strides += [stride * inner for inner in _c_strides(parts)]
+    skipped = sum(at * stride for at, stride in zip(piece.start, strides, strict=True))
+    return Strided(
+        stored.source,
+        stored.offset + skipped * stored.itemsize,
+        stored.itemsize,
+        tuple(piece.count[axis] for axis in piece.order),
+        tuple(strides[axis] for axis in piece.order),
+        stored.swap,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """Values that follow each other."""
+
+    parts: tuple[Values, ...]
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        for part in self.parts:
+            yield from part.blocks(limit)
+
+    def once(self) -> Following:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """Elements in another order than the one in which alone they can be read.
+
+    As much as fits into ``PASS_BYTES`` is put in order at once; of what is larger, all is read once for
+    each part.
+    """
+
+    piece: Piece
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        import numpy as np
+
+        itemsize = self.piece.tensor.dtype.itemsize
+        shape = tuple(self.piece.count[axis] for axis in self.piece.order)
+        if 0 in shape:
+            return
+        step = max(16, limit - limit % 16)
+        for start, lengths in boxes(shape, max(1, PASS_BYTES // itemsize)):
+            gathered = self._gathered(start, lengths).reshape(-1).view(np.uint8)
+            for at in range(0, gathered.nbytes, step):
+                yield memoryview(gathered.data)[at : at + step]
+
+    def once(self) -> Reordered:
+        return self
+
+    def _gathered(self, start: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return a box of the result, one item an element."""
+        import numpy as np
+
+        piece, item = self.piece, np.dtype(f"V{self.piece.tensor.dtype.itemsize}")
+        result = np.empty(lengths, item)
+        low, high = list(piece.start), list(piece.start)
+        for axis, at, length in zip(piece.order, start, lengths, strict=True):
+            low[axis] += at
+            high[axis] += at + length
+        within = result.transpose(np.argsort(piece.order))  # a view whose axes are the stored ones
+        parts = list(_by_gate(within, low, high, piece.gates))
+        for first, box in _stored_boxes(piece, low, high, item):
+            for into, begins, ends in parts:
+                _copy(box, first, into, begins, ends)
+        return result
+
+
+def _by_gate(
+    into: np.ndarray[Any, Any], low: list[int], high: list[int], gates: tuple[int, tuple[int, ...]] | None
+) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
+    """Yield the parts of a box that are boxes as stored, too: where each goes, where it begins and ends."""
+    if gates is None:
+        yield into, low, high
+        return
+    axis, order = gates
+    for place in range(low[axis], high[axis]):
+        begins, ends = list(low), list(high)
+        begins[axis], ends[axis] = order[place], order[place] + 1
+        at = place - low[axis]
+        yield into[(slice(None),) * axis + (slice(at, at + 1),)], begins, ends
+
+
+def _copy(
+    box: np.ndarray[Any, Any],
+    first: tuple[int, ...],
+    into: np.ndarray[Any, Any],
+    low: list[int],
+    high: list[int],
+) -> None:
+    """Copy what a box that begins at ``first`` has of the one from ``low`` to ``high``."""
+    begin = list(map(max, first, low))
+    end = [min(at + length, stop) for at, length, stop in zip(first, box.shape, high, strict=True)]
+    if all(a < b for a, b in zip(begin, end, strict=True)):
+        place = tuple(slice(a - s, b - s) for a, b, s in zip(begin, end, low, strict=True))
+        source = tuple(slice(a - s, b - s) for a, b, s in zip(begin, end, first, strict=True))
+        into[place] = box[source]
+
+
+def _stored_boxes(piece: Piece, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:
+    """Yield boxes of stored elements that cover the one from ``low`` to ``high``."""
+    values = piece.tensor.values
+    if isinstance(values, Streamed) and all(len(parts) == 1 for parts in piece.cuts):
+        return _read_slabs(values, low, high, item)
+    shape = tuple(length for parts in piece.cuts for length in parts)
+    return _read_boxes(piece.tensor, shape, item)
+
+
+def _read_slabs(values: Streamed, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:
+    """Yield what HDF5 reads of its chunks alone that are needed."""
+    import numpy as np
+
+    wanted = tuple(end - start for start, end in zip(low, high, strict=True))
+    for start, count in slabs(wanted, item.itemsize, values.dataset.chunk):
+        first = tuple(at + inner for at, inner in zip(low, start, strict=True))
+        data = swapped(memoryview(values.read(first, count)), values.swap)
+        yield first, np.frombuffer(data, item).reshape(count)
+
+
+def _read_boxes(tensor: Tensor, shape: tuple[int, ...], item: np.dtype[Any]) -> Iterator[Box]:
+    """Yield boxes that cover a tensor, in the order of reading."""
+    import numpy as np
+
+    parts = list(boxes(shape, max(1, _BOX_BYTES // item.itemsize)))
+    sizes = [math.prod(lengths) * item.itemsize for _, lengths in parts]
+    for (start, lengths), data in zip(parts, regrouped(tensor, sizes), strict=True):
+        yield start, np.frombuffer(data, item).reshape(lengths)
+
+
+def regrouped(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
+    """Yield a tensor's bytes in groups of the sizes that are wanted.
+
+    Raises:
+        DamagedCheckpoint: There are fewer.
+    """
+    blocks, held = tensor.blocks(), memoryview(b"")
+    for size in sizes:
+        group, filled = bytearray(size), 0
+        while filled < size:
+            if not held:
+                more = next(blocks, None)
+                if more is None:
+                    place = tensor.storage.file if tensor.storage else tensor.name
+                    raise DamagedCheckpoint(place, "fewer elements than its shape says", where=tensor.name)
+                held = more
+            count = min(len(held), size - filled)
+            group[filled : filled + count] = held[:count]
+            filled, held = filled + count, held[count:]
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The sums of the elements of two tensors of one shape and type."""
+
+    a: Tensor
+    b: Tensor
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        import numpy as np
+
+        step = max(16, limit - limit % 16)
+        sizes = [min(step, self.a.nbytes - at) for at in range(0, self.a.nbytes, step)]
+        for one, other in zip(regrouped(self.a, sizes), regrouped(self.b, sizes), strict=True):
+            with np.errstate(all="ignore"):
+                total = _native(one, self.a.dtype) + _native(other, self.a.dtype)
+            word = 1 if sys.byteorder == "little" else self.a.dtype.word_bytes
+            yield swapped(memoryview(total.view(np.uint8).data), word)
+
+    def once(self) -> Added:
+        return self
+
+
+def _native(data: bytearray, dtype: DType) -> np.ndarray[Any, Any]:
+    import numpy as np
+
+    word = 1 if sys.byteorder == "little" else dtype.word_bytes
+    return np.frombuffer(swapped(memoryview(data), word), np.uint8).view(numpy_dtype(dtype))
+
+
+# Samples --------------------------------------------------------------------------------------------
+
+
+def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
+    """Return the bytes of some elements, little-endian; positions count in C order and ascend.
+
+    Raises:
+        CheckpointError: They can't be read.
+    """
+    parts = _strided_parts(tensor)
+    itemsize = tensor.dtype.itemsize
+    if parts is None:
+        return _streamed(tensor, positions)
+    ends = list(accumulate(math.prod(part.shape) for part in parts))
+    found = []
+    for position in positions:
+        at = next(number for number, end in enumerate(ends) if position < end)
+        part, rest = parts[at], position - (ends[at - 1] if at else 0)
+        offset = 0
+        for length, stride in zip(reversed(part.shape), reversed(part.strides), strict=True):
+            rest, index = divmod(rest, length)
+            offset += index * stride
+        data = part.source.read(part.offset + offset * itemsize, itemsize)
+        found.append(bytes(swapped(memoryview(data), part.swap)))
+    return b"".join(found)
+
+
+def _strided_parts(tensor: Tensor) -> tuple[Strided, ...] | None:
+    values = tensor.values
+    if isinstance(values, Strided):  # an arranged tensor's has more axes than the tensor
+        return (values,)
+    if isinstance(values, Following):
+        parts = tuple(part for part in values.parts if isinstance(part, Strided))
+        return parts if len(parts) == len(values.parts) else None
+    one = strided(tensor)
+    return None if one is None else (one,)
+
+
+def _streamed(tensor: Tensor, positions: Sequence[int]) -> bytes:
+    itemsize = tensor.dtype.itemsize
+    found, begin, waiting = [], 0, list(reversed(positions))
+    for block in tensor.blocks():
+        end = begin + len(block)
+        while waiting and (waiting[-1] + 1) * itemsize <= end:
+            at = waiting.pop() * itemsize - begin
+            found.append(bytes(block[at : at + itemsize]))
+        begin = end
+    return b"".join(found)

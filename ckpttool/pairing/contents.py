@@ -1,0 +1,68 @@
+"""What tensors hold: a few elements spread over each, and the checksum of all where several have these."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable, Iterable
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.errors import CheckpointError
+from ckpttool.pairing.arranged_values import elements
+from ckpttool.pairing.layouts import Item
+
+_SAMPLES = 16
+_SMALL = 1 << 12
+"""Bytes that are read faster as a whole than element by element."""
+
+
+def sample(tensor: Tensor) -> bytes | None:
+    """Return some elements, or a checksum of few or packed ones; None where they can't be read."""
+    if tensor.dtype.bits < 8 or tensor.nbytes <= _SMALL:
+        found = checksum(tensor)
+        return None if found is None else found.to_bytes(4, "little")
+    last = tensor.size - 1
+    positions = sorted({at * last // (_SAMPLES - 1) for at in range(_SAMPLES)})
+    try:
+        return elements(tensor, positions)
+    except CheckpointError:  # whoever compares it says what is wrong
+        return None
+
+
+def checksum(tensor: Tensor) -> int | None:
+    """Return the CRC-32 of all elements; None where they can't be read."""
+    found = 0
+    try:
+        for block in tensor.blocks():
+            found = zlib.crc32(block, found)
+    except CheckpointError:
+        return None
+    return found
+
+
+def same_content(a: Tensor, b: Tensor) -> bool:
+    """Tell whether two tensors of one side hold the same; what can't be read doesn't."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.values is None or b.values is None:
+        return False
+    found = checksum(a)
+    return found is not None and found == checksum(b)
+
+
+def alike(items: Iterable[Item]) -> list[list[Item]]:
+    """Return those of one type and shape that have the same sample, where there are several."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        tensor = item.tensor
+        found = sample(tensor) if tensor.values is not None and tensor.size else None
+        if found is not None:
+            groups.setdefault((tensor.dtype.name, tensor.shape, found), []).append(item)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def equal(items: Iterable[Item]) -> list[list[Item]]:
+    """Return those of ``alike`` that are equal in all elements, where there are several."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        found = checksum(item.tensor)
+        if found is not None:
+            groups.setdefault(found, []).append(item)
+    return [group for group in groups.values() if len(group) > 1]

@@ -1,0 +1,292 @@
+"""One layout for the tensors of every framework: PyTorch's, where the type of a tensor's layer is known.
+
+``RULES`` is the table. A rule says for each variable of a layer what PyTorch calls it, and by which pattern
+the axes as stored become PyTorch's; a pattern has an inverse, which is the way back. What no rule knows stays
+as it is stored.
+
+Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
+``modeling_tf_pytorch_utils.py``, keras-team/keras ``layers/rnn/lstm.py`` and ``gru.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.pairing.arranged import Pattern, Unfit, arranged, joined, pattern, summed
+from ckpttool.pairing.layers import ATTENTION, CELL, Layer, Steps, layers_of, steps_of
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One tensor as it is compared.
+
+    Attributes:
+        name: What it is compared under: PyTorch's convention where a rule applies.
+        tensor: Lazy; transposed, sliced or joined where a rule applies.
+        sources: The stored tensors that it is made of: itself alone where it is as stored.
+        rule: The layout rule that was used, in people's words, or None.
+    """
+
+    name: str
+    tensor: Tensor
+    sources: tuple[Tensor, ...]
+    rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What becomes of one variable.
+
+    Attributes:
+        leaf: What PyTorch calls it, below the layer.
+        ways: The pattern for each number of axes; no entry keeps the layout.
+        sizes: Lengths of named axes that no shape tells.
+        row: Which row of the stored tensor is meant, where each is a tensor of its own.
+    """
+
+    leaf: str
+    ways: Mapping[int, Pattern] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    row: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The layout of one type of layer, in words and for each of its variables."""
+
+    text: str
+    turns: Mapping[str, tuple[Turn, ...]]
+
+
+CONVOLUTIONS = {
+    3: pattern("k i o -> o i k"),
+    4: pattern("h w i o -> o i h w"),
+    5: pattern("d h w i o -> o i d h w"),
+}
+_DEPTHWISE = {3: pattern("k c m -> (c m) 1 k"), 4: pattern("h w c m -> (c m) 1 h w")}
+_MATRIX = {2: pattern("i o -> o i")}
+_RESET_FIRST = (1, 0, 2)  # Keras has a GRU's gates in the order z, r, h; PyTorch in r, z, n
+_GATES = {2: pattern("i (g u) -> (g u) i", _RESET_FIRST)}
+_THREE = {"g": 3}
+DENSE = "Dense kernel (I, O) = Linear weight (O, I)"
+CONVOLUTION = "convolution kernel (k…, I, O) = weight (O, I, k…)"
+FLATTENED = "Dense kernel after a flatten (H·W·C, O) = Linear weight (O, C·H·W)"
+SUMMED = "LSTM bias = bias_ih + bias_hh"
+JOINED = "query, key and value = in_proj"
+
+FLATTEN = pattern("(h w c) o -> o (c h w)")
+_NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
+_STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
+
+
+def _recurrent(name: str) -> Rule:
+    return Rule(
+        f"{name} kernel (I, g·u), recurrent_kernel (u, g·u) = weight_ih (g·u, I), weight_hh (g·u, u)",
+        {
+            "kernel": (Turn("weight_ih_l0", _MATRIX),),
+            "recurrent_kernel": (Turn("weight_hh_l0", _MATRIX),),
+            "bias": (Turn("bias_l0"),),
+        },
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "dense": Rule(DENSE, {"kernel": (Turn("weight", _MATRIX),)}),
+    "flattened": Rule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
+    "conv": Rule(CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}),
+    "transposed conv": Rule(
+        "transposed convolution kernel (k…, O, I) = weight (I, O, k…)",
+        {"kernel": (Turn("weight", CONVOLUTIONS),)},
+    ),
+    "depthwise": Rule(
+        "depthwise kernel (k…, C, m) = convolution weight (C·m, 1, k…)",
+        {"depthwise_kernel": (Turn("weight", _DEPTHWISE),)},
+    ),
+    "separable": Rule(
+        "separable convolution = a depthwise and a pointwise convolution",
+        {
+            "depthwise_kernel": (Turn("depthwise.weight", _DEPTHWISE),),
+            "pointwise_kernel": (Turn("pointwise.weight", CONVOLUTIONS),),
+            "bias": (Turn("pointwise.bias"),),
+        },
+    ),
+    "batch norm": Rule(
+        "gamma, beta, moving_mean, moving_variance = BatchNorm weight, bias, running_mean, running_var",
+        _NORM | _STATISTICS,
+    ),
+    "norm": Rule("gamma, beta = norm weight, bias", _NORM),
+    "rms norm": Rule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
+    "embedding": Rule("embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}),
+    "lstm": _recurrent("LSTM"),
+    "rnn": _recurrent("SimpleRNN"),
+    "gru": Rule(
+        "GRU gates z, r, h = r, z, n; bias (2, 3u) = bias_ih, bias_hh",
+        {
+            "kernel": (Turn("weight_ih_l0", _GATES, _THREE),),
+            "recurrent_kernel": (Turn("weight_hh_l0", _GATES, _THREE),),
+            "bias": tuple(
+                Turn(f"bias_{part}_l0", {2: pattern("row (g u) -> (g u)", _RESET_FIRST)}, _THREE, row)
+                for row, part in enumerate(("ih", "hh"))
+            ),
+        },
+    ),
+    "attention": Rule(
+        "MultiHeadAttention kernel (E, H, d) = weight (H·d, E)",
+        {
+            "kernel": (Turn("weight", {3: pattern("e h d -> (h d) e")}),),
+            "bias": (Turn("bias", {2: pattern("h d -> (h d)")}),),
+        },
+    ),
+    "attention output": Rule(
+        "MultiHeadAttention output kernel (H, d, E) = out_proj weight (E, H·d)",
+        {"kernel": (Turn("weight", {3: pattern("h d e -> e (h d)")}),)},
+    ),
+    "paddle linear": Rule(
+        "Paddle Linear weight (I, O) = Linear weight (O, I)", {"weight": (Turn("weight", _MATRIX),)}
+    ),
+    "paddle batch norm": Rule(
+        "_mean, _variance = BatchNorm running_mean, running_var",
+        {"_mean": (Turn("running_mean"),), "_variance": (Turn("running_var"),)},
+    ),
+}
+
+_DIRECTION = re.compile(r"(?P<forward>forward|backward)_.+")
+
+
+def as_stored(checkpoint: Checkpoint) -> list[Item]:
+    """Return the tensors as they are."""
+    return [stored(tensor) for tensor in checkpoint.tensors]
+
+
+def stored(tensor: Tensor) -> Item:
+    """Return a tensor as it is."""
+    return Item(tensor.name, tensor, (tensor,))
+
+
+def in_torch_layout(checkpoint: Checkpoint) -> list[Item]:
+    """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
+
+    One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
+    biases of an LSTM, are put together by ``met``, where the other side has them in one.
+    """
+    turned = {
+        id(tensor): items
+        for layer in layers_of(checkpoint)
+        for tensor, items in _layer_items(layer, checkpoint)
+    }
+    return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored(tensor)])]
+
+
+def _layer_items(layer: Layer, checkpoint: Checkpoint) -> Iterator[tuple[Tensor, list[Item]]]:
+    rule = RULES.get(layer.kind or "")
+    for name, tensor in layer.variables.items():
+        if rule is not None and (turns := rule.turns.get(name)) is not None:
+            items = [_turned(tensor, layer, rule, turn) for turn in turns]
+            yield tensor, [item for item in items if item is not None] or [stored(tensor)]
+        elif layer.kind is not None and steps_of(tensor.path) != (place := _place(layer, name)):
+            yield tensor, [_named(tensor, place, None)]  # what is called alike in both: a numbered bias
+
+
+def _turned(tensor: Tensor, layer: Layer, rule: Rule, turn: Turn) -> Item | None:
+    """Return what a variable becomes, or None where its shape isn't the rule's."""
+    path = _place(layer, turn.leaf)
+    if not turn.ways:
+        return _named(tensor, path, None if path == steps_of(tensor.path) else rule.text)
+    way = turn.ways.get(len(tensor.shape))
+    if way is None:
+        return None
+    try:
+        made = arranged(tensor, way, path, sizes={**turn.sizes, **layer.sizes}, row=turn.row)
+    except Unfit:
+        return None
+    return Item(".".join(path), made, (tensor,), rule.text)
+
+
+def _named(tensor: Tensor, path: Steps, rule: str | None) -> Item:
+    made = replace(tensor, path=path)
+    return Item(".".join(path), made, (tensor,), rule)
+
+
+def _place(layer: Layer, leaf: str) -> Steps:
+    """Return the path that PyTorch has, which knows no step for a cell or its direction."""
+    place, last = layer.place, tuple(leaf.split("."))
+    if layer.kind in ("lstm", "gru", "rnn"):
+        if place and CELL.fullmatch(place[-1]):
+            place = place[:-1]
+        if len(place) > 1 and (found := _DIRECTION.fullmatch(place[-1])):
+            place = place[:-1]
+            last = (f"{last[0]}_reverse",) if found["forward"] == "backward" else last
+    if layer.kind in ("attention", "attention output"):
+        place = (*place[:-1], ATTENTION[place[-1].lstrip("_")])
+    return (*place, *last)
+
+
+# What one side has in one and the other in parts ------------------------------------------------------
+
+
+def met(items: Iterable[Item], others: Iterable[Item]) -> list[Item]:
+    """Return one side's items, of which those are put together that the other side has in one.
+
+    An attention's query, key and value become ``in_proj``; two biases of an LSTM become their sum.
+    """
+    met_items, leaves = list(items), {item.name.rpartition(".")[2] for item in others}
+    if {"in_proj_weight", "in_proj_bias"} & leaves:
+        met_items = _joined(met_items)
+    if any(leaf.startswith("bias_l0") for leaf in leaves):
+        met_items = _summed(met_items)
+    return met_items
+
+
+_PROJECTED = re.compile(r"(?P<place>(?:.+\.)?)(?P<part>[qkv])_proj\.(?P<leaf>weight|bias)")
+_BIAS = re.compile(r"(?P<place>(?:.+\.)?)bias_(?P<part>ih|hh)(?P<layer>_l\d+(?:_reverse)?)")
+
+
+def _joined(items: list[Item]) -> list[Item]:
+    parts: dict[tuple[str, str], dict[str, Item]] = {}
+    for item in items:
+        if found := _PROJECTED.fullmatch(item.name):
+            parts.setdefault((found["place"], found["leaf"]), {})[found["part"]] = item
+    whole = {}
+    for (place, leaf), own in parts.items():
+        if own.keys() == {"q", "k", "v"}:
+            members = [own[part] for part in "qkv"]
+            path = steps_of((f"{place}in_proj_{leaf}",))
+            whole.update(_replaced(members, path, JOINED))
+    return _with(items, whole)
+
+
+def _summed(items: list[Item]) -> list[Item]:
+    parts: dict[tuple[str, str], dict[str, Item]] = {}
+    recurrent = {item.name: item.tensor.shape for item in items if ".weight_hh" in f".{item.name}"}
+    for item in items:
+        if found := _BIAS.fullmatch(item.name):
+            parts.setdefault((found["place"], found["layer"]), {})[found["part"]] = item
+    whole = {}
+    for (place, layer), own in parts.items():
+        shape = recurrent.get(f"{place}weight_hh{layer}", ())
+        has_two = len(shape) == 2 and shape[0] == 3 * shape[1]  # a GRU keeps them apart
+        if own.keys() == {"ih", "hh"} and not has_two:
+            path = steps_of((f"{place}bias{layer}",))
+            whole.update(_replaced([own["ih"], own["hh"]], path, SUMMED))
+    return _with(items, whole)
+
+
+def _replaced(members: list[Item], path: Steps, rule: str) -> dict[int, Item | None]:
+    """Return what stands in the place of each member: the whole for the first, nothing for the others."""
+    tensors = [item.tensor for item in members]
+    try:
+        made = joined(tensors, path) if rule is JOINED else summed(tensors[0], tensors[1], path)
+    except Unfit:
+        return {}
+    sources = tuple(source for item in members for source in item.sources)
+    told = members[0].rule
+    whole = Item(".".join(path), made, sources, rule if told is None else f"{told}; {rule}")
+    return {id(members[0]): whole} | {id(item): None for item in members[1:]}
+
+
+def _with(items: list[Item], whole: Mapping[int, Item | None]) -> list[Item]:
+    placed = (whole.get(id(item), item) for item in items)
+    return [item for item in placed if item is not None]

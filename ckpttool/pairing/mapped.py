@@ -1,0 +1,216 @@
+"""The pairs that a map file asks for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, transposed
+from ckpttool.pairing.layouts import CONVOLUTIONS, FLATTEN, Item, stored
+from ckpttool.pairing.mapping import TensorMap, TensorRule
+from ckpttool.pairing.matching import Pair, Unpaired
+
+Becomes = Callable[[Item], list[Item]]
+
+
+def apply_map(
+    unpaired: Unpaired, told: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
+) -> list[Item]:
+    """Pair what a map names; return the tensors that it gives a name which the other side hasn't got.
+
+    Args:
+        unpaired: Both sides as stored.
+        told: What the map says.
+        layouts: Of either side, what each stored tensor is in PyTorch's layout.
+        flip: Whether rules that lead to PyTorch's layout are followed backwards.
+
+    Raises:
+        UsageError: A rule matches nothing, a name is several tensors', two get one, or a rule doesn't fit.
+    """
+    pairs = _Pairs(unpaired, told)
+    for rule in told.tensors:
+        pairs.follow(rule, flip)
+    for glob, name in told.names.items():
+        pairs.rename(glob, name, layouts)
+    unpaired.take(pairs.found)
+    used_a, used_b = pairs.used
+    ids = used_a | used_b
+    unpaired.drop(
+        [item for item in unpaired.a if id(item.tensor) in ids],
+        [item for item in unpaired.b if id(item.tensor) in ids],
+    )
+    unpaired.drop(pairs.aside, [])
+    return pairs.aside
+
+
+class _Pairs:
+    """The pairs of a map as they come up; each tensor is in one, as a whole."""
+
+    def __init__(self, unpaired: Unpaired, told: TensorMap) -> None:
+        self._map = told
+        self._a, self._b = (_by_name(side) for side in (unpaired.a, unpaired.b))
+        self._twice = [_twice(side) for side in (unpaired.a, unpaired.b)]
+        self._given: dict[str, str] = {}
+        self.found: list[Pair] = []
+        self.aside: list[Item] = []
+        self.used: tuple[set[int], set[int]] = (set(), set())
+
+    def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
+        """Follow one line of ``[names]``."""
+        place = f'names."{glob}"'
+        matched = 0
+        for own, captured in self._called(glob):
+            item = self._a[own]
+            if id(item.tensor) in self.used[0]:
+                continue
+            target = _filled(name, captured)
+            self._require_single(place, [own], [target])
+            self._give(place, target, own)
+            other = self._b.get(target)
+            if other is None:
+                self.aside.append(item)
+                self.used[0].add(id(item.tensor))
+                continue
+            matched += 1
+            self._pair(place, _in_layout(item, layouts[0]), _in_layout(other, layouts[1]))
+        if not matched:
+            raise self._map.wrong(place, self._unmatched(glob, name))
+
+    def _unmatched(self, glob: str, name: str) -> str:
+        if any(self._called(glob)):
+            return f"the second side has no {name!r} (or a line before took what is to be called so)"
+        return self._none(glob)
+
+    def _none(self, glob: str) -> str:
+        is_taken = any(self._called(glob))
+        return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
+
+    def follow(self, rule: TensorRule, flip: bool) -> None:
+        """Follow one ``[[tensor]]``."""
+        matched = 0
+        for own, captured in self._called(rule.sources[0]):
+            if id(self._a[own].tensor) in self.used[0]:
+                continue  # the first table that means a tensor decides
+            names = [own, *(_filled(name, captured) for name in rule.sources[1:])]
+            targets = [_filled(name, captured) for name in rule.targets]
+            self._require_single(rule.place, names, targets)
+            sources = [self._get(rule.place, self._a, name, "first") for name in names]
+            taken = next((item for item in sources if id(item.tensor) in self.used[0]), None)
+            if taken is not None:
+                raise self._map.wrong(rule.place, f"a table before took {taken.tensor.name!r}")
+            others = [self._get(rule.place, self._b, name, "second") for name in targets]
+            for target in targets:
+                self._give(rule.place, target, own)
+            try:
+                made = _made(sources, others, rule, flip)
+            except Unfit as failure:
+                raise self._map.wrong(rule.place, f"{own}: {failure} (rule {rule.rule})") from failure
+            for item, other in zip(made, others, strict=True):
+                self._pair(rule.place, item, stored(other.tensor))
+            matched += 1
+        if not matched:
+            raise self._map.wrong(rule.place, self._none(rule.sources[0]))
+
+    def _called(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield the names of the first side that a glob means, each with what its stars took."""
+        if "*" not in glob:
+            yield from [(glob, ())] if glob in self._a else []
+            return
+        stars = re.compile("(.*)".join(map(re.escape, glob.split("*"))), re.DOTALL)
+        for own in self._a:
+            if match := stars.fullmatch(own):
+                yield own, match.groups()
+
+    def _get(self, place: str, side: dict[str, Item], name: str, which: str) -> Item:
+        if name not in side:
+            raise self._map.wrong(place, f"nothing on the {which} side is called {name!r}")
+        return side[name]
+
+    def _require_single(self, place: str, names: Sequence[str], targets: Sequence[str]) -> None:
+        """Require that each name is one tensor's alone."""
+        for called, twice, which in ((names, self._twice[0], "first"), (targets, self._twice[1], "second")):
+            for name in called:
+                if name in twice:
+                    raise self._map.wrong(place, f"several tensors of the {which} side are called {name!r}")
+
+    def _give(self, place: str, target: str, own: str) -> None:
+        if target in self._given:
+            raise self._map.wrong(place, f"{own!r} becomes {target!r}, and so does {self._given[target]!r}")
+        self._given[target] = own
+
+    def _pair(self, place: str, item: Item, other: Item) -> None:
+        self.used[0].update(id(source) for source in item.sources)
+        self.used[1].update(id(source) for source in other.sources)
+        self.found.append(Pair(item, other, "map"))
+
+
+def _by_name(items: Iterable[Item]) -> dict[str, Item]:
+    found: dict[str, Item] = {}
+    for item in items:
+        found.setdefault(item.tensor.name, item)
+    return found
+
+
+def _twice(items: Iterable[Item]) -> set[str]:
+    count = Counter(item.tensor.name for item in items)
+    return {name for name, times in count.items() if times > 1}
+
+
+def _in_layout(item: Item, layouts: Becomes) -> Item:
+    made = layouts(item)
+    return made[0] if len(made) == 1 else item  # what becomes several tensors is compared as stored
+
+
+def _filled(name: str, captured: Sequence[str]) -> str:
+    rest = iter(captured)
+    return "".join(next(rest) if part == "*" else part for part in re.split(r"(\*)", name))
+
+
+def _made(sources: list[Item], others: list[Item], rule: TensorRule, flip: bool) -> list[Item]:
+    """Return what the tensors of the first side become.
+
+    Raises:
+        Unfit: The rule doesn't fit them.
+    """
+    tensors = [_turned(item.tensor, rule, flip) for item in sources]
+    origin = tuple(item.tensor for item in sources)
+    told = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
+    text = f"map: {told}" if (rule.rule, rule.join, rule.split) != ("as-is", None, None) else None
+    if rule.split is None:
+        whole = tensors[0] if len(tensors) == 1 else joined(tensors, tensors[0].path)
+        return [Item(others[0].tensor.name, whole, origin, text)]
+    rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others]
+    if not tensors[0].shape or sum(rows) != tensors[0].shape[0]:
+        raise Unfit(f"shape {list(tensors[0].shape)} for {' + '.join(map(str, rows))} rows")
+    return [
+        Item(other.tensor.name, cut(tensors[0], sum(rows[:at]), rows[at], other.tensor.path), origin, text)
+        for at, other in enumerate(others)
+    ]
+
+
+def _turned(tensor: Tensor, rule: TensorRule, flip: bool) -> Tensor:
+    way = _way(rule, len(tensor.shape))
+    if way is None:
+        return tensor
+    if flip and rule.rule in ("conv", "flatten"):
+        way = way.inverse()
+    sizes = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
+    return arranged(tensor, way, tensor.path, sizes=sizes)
+
+
+def _way(rule: TensorRule, axes: int) -> Pattern | None:
+    if rule.rule == "as-is":
+        return None
+    if rule.rule == "dense":
+        return pattern("i o -> o i")
+    if rule.rule == "transpose":
+        return transposed(range(axes)[::-1])
+    if rule.rule == "permute":
+        return transposed(rule.axes)
+    if rule.rule == "flatten":
+        return FLATTEN
+    if axes not in CONVOLUTIONS:
+        raise Unfit(f"{axes} axes, not {', '.join(map(str, CONVOLUTIONS))}")
+    return CONVOLUTIONS[axes]

@@ -1,0 +1,200 @@
+"""The map file: which tensor of the first side is which of the second, where no convention says it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from ckpttool.errors import UsageError, from_os_error
+from ckpttool.report import counted
+from ckpttool.wire.tomltext import parse_toml
+
+MAX_BYTES = 1 << 24
+"""Of a map: a program may write it, one line a tensor."""
+
+Rule = Literal["as-is", "dense", "conv", "flatten", "transpose", "permute"]
+
+_TABLES = ("names", "tensor")
+_KEYS = ("from", "to", "rule", "shape", "axes", "join", "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorRule:
+    """How tensors of the first side become tensors of the second one.
+
+    Attributes:
+        place: Where it stands in the map file.
+        sources: Globs of names of the first side; what the stars of the first take is put into the others.
+        targets: Names of the second side, with a star for each of those.
+        rule: What is done to each of the first side's.
+        shape: Of ``flatten``: (C, H, W) of what was flattened.
+        axes: Of ``permute``: as NumPy's ``transpose`` has them.
+        join: The axis along which several become one, or None.
+        split: The axis along which one is cut into several, or None.
+    """
+
+    place: str
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    rule: Rule = "as-is"
+    shape: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    join: int | None = None
+    split: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What a map file says; its names are those that the files have.
+
+    Attributes:
+        path: The map file.
+        names: From name or glob of the first side to name of the second, with the same stars.
+        tensors: Rules for tensors that are held in different ways.
+    """
+
+    path: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    tensors: tuple[TensorRule, ...] = ()
+
+    def wrong(self, place: str, told: str) -> UsageError:
+        """Return the error that says what is wrong at a place."""
+        return UsageError(f"{self.path}[{place}]: {told}")
+
+
+def read_map(path: str) -> TensorMap:
+    """Return what a map file says.
+
+    Raises:
+        UsageError: It is no TOML, or says what it can't.
+        CheckpointError: It can't be read.
+    """
+    try:
+        tables = parse_toml(_content(path).decode())
+    except ValueError as failure:  # no UTF-8 is one too
+        if isinstance(failure, UsageError):
+            raise
+        raise UsageError(f"{path}: no TOML: {failure}") from failure
+    return parse_map(path, tables)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+                raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
+            return file.read(MAX_BYTES)
+    except OSError as failure:
+        raise from_os_error(failure, path) from failure
+
+
+def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
+    """Return what the tables of a map file say; see ``read_map``."""
+    unknown = sorted(tables.keys() - set(_TABLES))
+    if unknown:
+        raise UsageError(f"{path}: unknown {unknown[0]} (there are [names] and [[tensor]])")
+    empty = TensorMap(path)
+    names = _names(empty, tables.get("names", {}))
+    told = tables.get("tensor", [])
+    if not isinstance(told, list) or not all(isinstance(one, Mapping) for one in told):
+        raise empty.wrong("tensor", "it is no list of tables (write [[tensor]])")
+    rules = tuple(_rule(empty, f"tensor {number}", table) for number, table in enumerate(told, 1))
+    if not names and not rules:
+        raise UsageError(f"{path}: it maps nothing (there are [names] and [[tensor]])")
+    return TensorMap(path, names, rules)
+
+
+def _names(of: TensorMap, told: object) -> dict[str, str]:
+    if not isinstance(told, Mapping):
+        raise of.wrong("names", f"{told!r:.40} (a table)")
+    found: dict[str, str] = {}
+    for name, to in told.items():
+        place = f'names."{name}"'
+        if isinstance(to, Mapping):
+            raise of.wrong(f"names.{name}", 'a table (a name with dots is written in quotes: "fc.weight")')
+        if not isinstance(to, str) or not to or not name:
+            raise of.wrong(place, f"{to!r:.40} (a name)")
+        _require_stars(of, place, name, to)
+        found[name] = to
+    return found
+
+
+def _require_stars(of: TensorMap, place: str, glob: str, name: str) -> None:
+    needed, stars = glob.count("*"), name.count("*")
+    if stars != needed:
+        raise of.wrong(place, f"{name!r} has {counted(stars, 'star')} ({needed}, as {glob!r} has)")
+
+
+def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
+    unknown = sorted(table.keys() - set(_KEYS))
+    if unknown:
+        raise of.wrong(place, f"unknown key {unknown[0]} (there are {', '.join(_KEYS)})")
+    sources, targets = (_several(of, place, table, key) for key in ("from", "to"))
+    for name in (*sources[1:], *targets):
+        _require_stars(of, place, sources[0], name)
+    rule = table.get("rule", "as-is")
+    if rule not in get_args(Rule):
+        raise of.wrong(place, f"rule is {rule!r:.40} (one of {', '.join(get_args(Rule))})")
+    shape, axes = (_numbers(of, place, table, key) for key in ("shape", "axes"))
+    _require(of, place, rule == "flatten", "shape", shape, 3, "[C, H, W] of what was flattened")
+    _require(of, place, rule == "permute", "axes", axes, None, "an axis for each, as [1, 0]")
+    if rule == "permute" and sorted(axes) != list(range(len(axes))):
+        raise of.wrong(place, f"axes is {list(axes)} (each of 0 to {len(axes) - 1} once)")
+    join, split = (_axis(of, place, table, key) for key in ("join", "split"))
+    if (len(sources) > 1) != (join is not None) or (len(targets) > 1) != (split is not None):
+        raise of.wrong(
+            place,
+            f"{len(sources)} to {len(targets)} (several become one with join = 0, one several by split = 0)",
+        )
+    if len(sources) > 1 and len(targets) > 1:
+        raise of.wrong(place, f"{len(sources)} to {len(targets)} (several to one, or one to several)")
+    return TensorRule(
+        place=place,
+        sources=sources,
+        targets=targets,
+        rule=cast(Rule, rule),
+        shape=shape,
+        axes=axes,
+        join=join,
+        split=split,
+    )
+
+
+def _several(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    if key not in table:
+        raise of.wrong(place, f"{key} is missing (a name, or a list of names)")
+    told = table[key]
+    names = [told] if isinstance(told, str) else told
+    is_right = isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)
+    if not is_right:
+        raise of.wrong(place, f"{key} is {told!r:.40} (a name, or a list of names)")
+    if len(set(names)) != len(names):
+        raise of.wrong(place, f"{key} names one tensor twice")
+    return tuple(names)
+
+
+def _numbers(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    told = table.get(key, [])
+    if not isinstance(told, list) or not all(type(one) is int and one >= 0 for one in told):
+        raise of.wrong(place, f"{key} is {told!r:.40} (a list of whole numbers)")
+    return tuple(told)
+
+
+def _require(
+    of: TensorMap, place: str, is_needed: bool, key: str, value: tuple[int, ...], count: int | None, what: str
+) -> None:
+    if is_needed and (not value or (count is not None and len(value) != count)):
+        raise of.wrong(place, f"{key} is {list(value)} ({what})")
+    if value and not is_needed:
+        raise of.wrong(place, f'{key} goes with rule = "{"flatten" if key == "shape" else "permute"}" alone')
+
+
+def _axis(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> int | None:
+    told = table.get(key)
+    if told is not None and (type(told) is not int or told != 0):
+        raise of.wrong(place, f"{key} is {told!r:.40} (0: the first axis, after the rule)")
+    return told

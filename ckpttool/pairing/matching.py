@@ -1,0 +1,94 @@
+"""What is not paired yet, and how a key pairs it: only where it is one tensor's on each side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ckpttool.pairing.layouts import Item
+
+How = Literal["name", "convention", "map", "content", "shape"]
+Keyed = Callable[[Item], "Hashable | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One tensor on both sides, and what told that it is one."""
+
+    a: Item
+    b: Item
+    how: How
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Tensors that a key can't tell apart."""
+
+    key: Hashable
+    a: tuple[Item, ...]
+    b: tuple[Item, ...]
+
+
+class Unpaired:
+    """The tensors of both sides that no pair has yet, in their order, and the pairs."""
+
+    def __init__(self, a: Iterable[Item], b: Iterable[Item]) -> None:
+        self.a = list(a)
+        self.b = list(b)
+        self.pairs: list[Pair] = []
+
+    def match(
+        self,
+        key: Keyed,
+        how: How | Callable[[Item, Item], How],
+        *,
+        in_order: bool = False,
+        unless: Callable[[Item, Item], bool] = lambda a, b: False,
+    ) -> list[Clash]:
+        """Pair what has a key that one tensor on each side has; return what more of them have.
+
+        Args:
+            key: What is looked at; None is no key.
+            how: What tells that they are one.
+            in_order: Whether as many on both sides are paired in their order.
+            unless: What tells that two of one key are not one all the same.
+        """
+        ours, theirs = _grouped(self.a, key), _grouped(self.b, key)
+        clashes, found = [], []
+        for one, own in ours.items():
+            other = theirs.get(one)
+            if other is None:
+                continue
+            if len(own) == len(other) and (in_order or len(own) == 1):
+                found += [
+                    Pair(a, b, how if isinstance(how, str) else how(a, b))
+                    for a, b in zip(own, other, strict=True)
+                    if not unless(a, b)
+                ]
+            else:
+                clashes.append(Clash(one, tuple(own), tuple(other)))
+        self.take(found)
+        return clashes
+
+    def take(self, pairs: Iterable[Pair]) -> None:
+        """Take pairs out of what is not paired."""
+        found = list(pairs)
+        if not found:
+            return
+        self.pairs += found
+        self.drop([pair.a for pair in found], [pair.b for pair in found])
+
+    def drop(self, a: Iterable[Item], b: Iterable[Item]) -> None:
+        """Take tensors out that are to be paired with none."""
+        ours, theirs = {id(item) for item in a}, {id(item) for item in b}
+        self.a = [item for item in self.a if id(item) not in ours]
+        self.b = [item for item in self.b if id(item) not in theirs]
+
+
+def _grouped(items: Iterable[Item], key: Keyed) -> dict[Hashable, list[Item]]:
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        if (found := key(item)) is not None:
+            groups.setdefault(found, []).append(item)
+    return groups
