@@ -1,8 +1,8 @@
-"""Tell what a machine-learning checkpoint is and whether it is intact, and keep directories tidy.
+"""Tell what a machine-learning checkpoint is, whether it is intact, how two differ; keep directories tidy.
 
 ``open_checkpoint(path)`` gives a mapping of lazy tensors; ``inspect(path)``, ``verify(path)``,
-``list_checkpoints(directory)``, ``latest(directory)`` and ``prune(request)`` return frozen results, the same
-that the command line shows.
+``diff(a, b)``, ``list_checkpoints(directory)``, ``latest(directory)`` and ``prune(request)`` return frozen
+results, the same that the command line shows.
 
 The names are imported when they are first used: `import ckpttool` costs nothing.
 """
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.diff import DiffWishes, diff
+    from ckpttool.ops.difference import Difference
     from ckpttool.ops.inspect import Inspection, inspect
     from ckpttool.ops.verdict import Verification
     from ckpttool.ops.verify import verify
@@ -43,6 +45,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DamagedCheckpoint",
+    "DiffWishes",
+    "Difference",
     "Finding",
     "Inspection",
     "LimitExceeded",
@@ -59,6 +63,7 @@ __all__ = [
     "Unsupported",
     "UsageError",
     "Verification",
+    "diff",
     "inspect",
     "latest",
     "list_checkpoints",
@@ -70,6 +75,8 @@ __all__ = [
 _HOMES = {
     "checkpoint": ("Checkpoint", "Tensor", "TrainingState"),
     "formats": ("open_checkpoint",),
+    "ops.diff": ("DiffWishes", "diff"),
+    "ops.difference": ("Difference",),
     "ops.inspect": ("Inspection", "inspect"),
     "ops.verdict": ("Verification",),
     "ops.verify": ("verify",),

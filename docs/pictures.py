@@ -25,6 +25,10 @@ COLUMNS = 96
 PICTURED = {
     "inspect": ["inspect model_checkpoint.pth"],
     "verify": ["verify model_checkpoint.pth damaged.pth stranger.pth"],
+    "diff": [
+        "diff runs/model_epoch_9.pth runs/model_epoch_10.pth --only weights",
+        "diff torch_model.pth keras_weights.npz",
+    ],
     "prune": ["prune runs --keep 3 --yes", "latest runs"],
 }
 
@@ -54,9 +58,11 @@ def draw(name: str, commands: list[str]) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Lay out what the commands speak of: a good, a damaged and a malicious checkpoint, and a series."""
+    """Lay out what the commands speak of: a good, a damaged and a malicious file, a series, and twins."""
     shutil.copy(FILES / "pytorch" / "guide.pth", folder / "model_checkpoint.pth")
     shutil.copytree(FILES / "series", folder / "runs")
+    shutil.copy(FILES / "twins" / "twin.pth", folder / "torch_model.pth")
+    shutil.copy(FILES / "twins" / "twin-keras.npz", folder / "keras_weights.npz")
     damaged = bytearray((folder / "model_checkpoint.pth").read_bytes())
     damaged[damaged.index(b"data/0") + 128] ^= 0x10
     (folder / "damaged.pth").write_bytes(damaged)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -56,3 +57,16 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Answer(status, *capsys.readouterr())
 
     return answer
+
+
+@pytest.fixture
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let matplotlib be not installed."""
+    real = builtins.__import__
+
+    def without(name: str, *more: Any, **options: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *more, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)

@@ -1,4 +1,4 @@
-# What `make demo` shows: three commands on a copy of checkpoints that PyTorch wrote.
+# What `make demo` shows: the commands on a copy of checkpoints that PyTorch and Keras wrote.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 ckpttool="$here/$BIN/ckpttool"
@@ -6,6 +6,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -r "$here/fixtures/files/series" "$work/runs"
 cp "$here/fixtures/files/pytorch/guide.pth" "$work/model_checkpoint.pth"
+cp "$here/fixtures/files/twins/twin.pth" "$work/torch_model.pth"
+cp "$here/fixtures/files/twins/twin-keras.npz" "$work/keras_weights.npz"
 cd "$work"
 
 run() {
@@ -15,6 +17,8 @@ run() {
 
 run inspect model_checkpoint.pth
 run verify model_checkpoint.pth runs
+run diff runs/model_epoch_9.pth runs/model_epoch_10.pth || [ $? -eq 1 ] # 1: they differ
+run diff torch_model.pth keras_weights.npz
 run list runs
 run prune runs --keep 3 --yes
 run list runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -17,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _MODULE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """A block of Python that begins with a file's name: the examples of the page find it there."""
-COMMANDS = ("inspect", "verify", "list", "latest", "prune")
+COMMANDS = ("inspect", "verify", "list", "latest", "diff", "prune")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,7 @@ def test_examples_print_what_the_page_shows(page: Path, tmp_path: Path, pictures
         done = subprocess.run(
             [sys.executable, "-m", "ckpttool", *arguments],
             cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
             capture_output=True,
             text=True,
             check=False,

@@ -134,7 +134,15 @@ def test_package_is_marked_as_typed() -> None:
 def test_results_are_frozen(files: Path) -> None:
     verification = ckpttool.verify(files / "pytorch" / "guide.pth")
     inspection = ckpttool.inspect(files / "pytorch" / "guide.pth")
-    for result in (verification, inspection, verification.checks[0], inspection.tensors[0]):
+    difference = ckpttool.diff(*[files / "pytorch" / "guide.pth"] * 2)
+    for result in (
+        verification,
+        inspection,
+        difference,
+        difference.a,
+        verification.checks[0],
+        inspection.tensors[0],
+    ):
         with pytest.raises((AttributeError, TypeError)):
             result.path = "other"  # type: ignore[misc]
 
@@ -149,7 +157,25 @@ def test_library_answers_what_the_command_shows(run, files: Path) -> None:
     assert [check["status"] for check in told["checks"]] == [c.status.value for c in verification.checks]
 
 
-@pytest.mark.parametrize("function", [ckpttool.open_checkpoint, ckpttool.inspect, ckpttool.verify])
+def test_library_compares_as_the_command_does(run, files: Path) -> None:
+    import json
+
+    paths = [files / "series" / f"model_epoch_{epoch}.pth" for epoch in (9, 10)]
+    told = json.loads(run("diff", "--json", "--rtol", "0.1", *paths).out)
+    difference = ckpttool.diff(*paths, ckpttool.DiffWishes(rtol=0.1))
+    assert isinstance(difference, ckpttool.Difference)
+    assert [one["name"] for one in told["changed"]] == [one.name for one in difference.changed]
+    assert told["equal"] is difference.equal is False
+    assert [one["path"] for one in told["values"]] == [one.path for one in difference.values]
+
+
+def compare_with_itself(path: str) -> object:
+    return ckpttool.diff(path, path)
+
+
+@pytest.mark.parametrize(
+    "function", [ckpttool.open_checkpoint, ckpttool.inspect, ckpttool.verify, compare_with_itself]
+)
 @pytest.mark.parametrize("path", ["no/such/file.pth", "a\0b.pth", ""])
 def test_path_to_nothing_is_an_error_of_ours(function, path: str) -> None:
     with pytest.raises(CheckpointError):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ckpttool.cli import inspect, latest, prune, verify
+from ckpttool.cli import diff, inspect, latest, prune, verify
 from ckpttool.cli.list import list_
 from ckpttool.cli.output import say_error
 from ckpttool.errors import CheckpointError, UsageError
@@ -53,6 +53,7 @@ app.command()(inspect.inspect)
 app.command()(verify.verify)
 app.command("list")(list_)
 app.command()(latest.latest)
+app.command()(diff.diff)
 app.command()(prune.prune)
 
 

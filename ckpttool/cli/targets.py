@@ -1,4 +1,4 @@
-"""What ``verify`` writes to: nothing that somebody would want back may lie there."""
+"""What reports and pictures are written to: nothing that somebody would want back may lie there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from ckpttool.errors import UsageError, from_os_error
 
 _HEAD = 4096
 _TAIL = 1 << 16
-_MARKS = {"--junit": (b"<?xml", b"<testsuite"), "--sarif": (b"{", b"sarif")}
-"""What the report of an earlier run begins with, and what stands among its first bytes."""
+_MARKS: Mapping[str, Mapping[bytes, bytes]] = {
+    "--junit": {b"<?xml": b"<testsuite"},
+    "--sarif": {b"{": b"sarif"},
+    "--plot": dict.fromkeys((b"<?xml", b"\x89PNG", b"<!doctype html>"), b"ckpttool picture"),
+}
+"""What the report of an earlier run may begin with, and what then stands among its first bytes."""
 _RECORDING = (b"PK", b"ckpttool.npy")
 """What a recording begins with, and what stands among its last bytes."""
 
@@ -68,8 +72,7 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
 def _is_report(option: str, head: bytes) -> bool:
     if option == "--summary":  # it is appended to whatever text is there
         return b"\0" not in head and _is_text(head)
-    begin, mark = _MARKS[option]
-    return head.startswith(begin) and mark in head
+    return any(head.startswith(begin) and mark in head for begin, mark in _MARKS[option].items())
 
 
 def _is_recording(path: str) -> bool:

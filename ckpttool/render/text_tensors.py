@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.render.aligned import shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size
 
@@ -41,12 +42,12 @@ def tensor_table(inspection: Inspection, limit: int | None, width: int) -> tuple
             overflow="fold",
             no_wrap=has_statistics,
         )
-    room = width - sum(_widths(headings, rows)[at] + _GAP for at in shown[1:]) - _GAP
+    room = max(_NARROWEST_NAME, width - sum(_widths(headings, rows)[at] + _GAP for at in shown[1:]) - _GAP)
     for row in rows:
         if len(row) == 1:
-            table.add_row(Text(row[0] if not has_statistics else _shortened(row[0], room), style="cyan"))
+            table.add_row(Text(row[0] if not has_statistics else shortened(row[0], room), style="cyan"))
         else:
-            name = _shortened(row[0], room) if has_statistics else row[0]
+            name = shortened(row[0], room) if has_statistics else row[0]
             table.add_row(*map(Text, (name, *(row[at] for at in shown[1:]))))
     return table, [one for one in left_out if not _says_nothing(headings.index(one), rows)]
 
@@ -88,15 +89,6 @@ def _widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]
 
 def _says_nothing(column: int, rows: Sequence[Sequence[str]]) -> bool:
     return all(row[column] in _NOTHING for row in rows if len(row) > column)
-
-
-def _shortened(name: str, room: int) -> str:
-    """Return a name without its middle, where it is longer than there is room."""
-    room = max(room, _NARROWEST_NAME)
-    if len(name) <= room:
-        return name
-    end = (room - 1) * 2 // 3
-    return f"{name[: room - 1 - end]}…{name[-end:]}"
 
 
 def _statistics_cells(statistics: Mapping[str, Statistics] | None, tensor: Tensor) -> tuple[str, ...]:

@@ -134,6 +134,19 @@ def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
     return tuple(_with_unsound(ordered, unsound)), warnings
 
 
+def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
+    """Return checkpoints from the oldest to the newest, by what they and their names count.
+
+    None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
+    """
+    *counts, _saved_at = _CRITERIA
+    criteria = [one for one in counts if all(one(entry) is not None for entry in entries)]
+    places = {tuple(one(entry) for one in criteria) for entry in entries}
+    if len(places) < len(entries) or not all(entry.is_sound for entry in entries):
+        return None
+    return in_order(entries)[0]
+
+
 def _with_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
     behind: dict[str | None, list[Entry]] = defaultdict(list)

@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import data, frameworks, peers, predictions
+from tests.benchmarks import data, differences, frameworks, peers, predictions
 from tests.benchmarks.claims import (
     GIB,
     PYTHON,
@@ -28,7 +28,17 @@ _TORCH_LIST, _TORCH_FINITE = "torch.load(mmap=True), list", "torch.load, isfinit
 def groups(scale: Scale) -> list[MakeGroup]:
     """Return what makes each group in a folder of its own, in the order of the table."""
     large = [] if scale.times is None else [large_file]
-    return [one_file, *large, many_tensors, *frameworks.GROUPS, *predictions.GROUPS, directory, start]
+    compared = differences.GROUPS if scale.times is not None else differences.GROUPS[:1]
+    return [
+        one_file,
+        *large,
+        many_tensors,
+        *frameworks.GROUPS,
+        *compared,
+        *predictions.GROUPS,
+        directory,
+        start,
+    ]
 
 
 def one_file(folder: Path, scale: Scale) -> Group:

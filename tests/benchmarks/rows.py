@@ -14,6 +14,7 @@ from tests.benchmarks.measure import Measurement
 
 _NOT_IMPORTED = {
     "inspect": ("torch", "tensorflow", "numpy"),
+    "diff": ("torch", "tensorflow", "keras", "paddle", "matplotlib", "numpy"),
     "verify": ("torch", "tensorflow", "keras", "paddle", "ckpttool.predict"),
 }
 _MEGABYTE = 1_000_000
@@ -74,7 +75,8 @@ def imports_rows(folder: Path) -> Iterator[Row]:
 
 
 def _imports_row(name: str, path: Path, unwanted: Sequence[str]) -> Row:
-    command = [PYTHON, "-X", "importtime", "-m", "ckpttool", name, str(path)]
+    paths = [str(path)] * (2 if name == "diff" else 1)
+    command = [PYTHON, "-X", "importtime", "-m", "ckpttool", name, *paths]
     ended = subprocess.run(command, capture_output=True, text=True)
     imported = re.findall(r"^import time:.*\| +(\S+)$", ended.stderr, re.MULTILINE)
     found = [one for one in unwanted if any(f"{each}.".startswith(f"{one}.") for each in imported)]

@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool.errors import NotACheckpoint, NotFound
 from ckpttool.series.choice import newest_first
-from ckpttool.series.order import by_other_count, group, in_order, newest_in, written_last
+from ckpttool.series.order import by_other_count, group, in_numbered_order, in_order, newest_in, written_last
 
 DAY = 86_400 * 10**9
 
@@ -47,6 +47,14 @@ def test_the_file_s_time_is_the_last_resort_with_a_warning(entry) -> None:
     ordered, warnings = in_order([entry("b.pt", modified=1), entry("a.pt", modified=2)])
     assert _names(ordered) == ["b.pt", "a.pt"]
     assert warnings == ["no number tells all checkpoints apart; the files' own times decide"]
+
+
+def test_numbers_alone_may_decide(entry) -> None:
+    epochs = [entry("m_epoch_10.pt", modified=1), entry("m_epoch_2.pt", modified=2)]
+    assert _names(in_numbered_order(epochs) or ()) == ["m_epoch_2.pt", "m_epoch_10.pt"]
+    assert in_numbered_order([entry("a.pt", modified=1), entry("b.pt", modified=2)]) is None
+    assert in_numbered_order([entry("a.pt", saved_at=1.0), entry("b.pt", saved_at=2.0)]) is None
+    assert in_numbered_order([entry("m_1.pt"), entry("m_2.pt", fault="damaged: short")]) is None
 
 
 def test_an_epoch_that_all_share_leaves_it_to_the_step_in_the_name(entry) -> None:

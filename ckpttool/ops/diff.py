@@ -1,0 +1,276 @@
+"""How do two checkpoints differ? Their tensors, and what else they say, whatever their formats."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from typing import Literal
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.comparing.comparing import (
+    Comparison,
+    Failure,
+    NotCompared,
+    Outcome,
+    Side,
+    Tolerance,
+    compare_all,
+)
+from ckpttool.errors import DamagedCheckpoint, UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.ops.damage import corrupted, structural
+from ckpttool.ops.difference import (
+    ABSENT,
+    Broken,
+    Change,
+    Described,
+    Difference,
+    Facts,
+    Kind,
+    ValueChange,
+)
+from ckpttool.ops.values_diff import compare_values, not_compared
+from ckpttool.pairing.families import family_of
+from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.mapping import read_map
+from ckpttool.pairing.pairing import Pair, Pairing, PairingWishes, pair_up
+from ckpttool.report import counted
+from ckpttool.work import Advance, default_jobs
+
+Compared = tuple[Pair, Outcome]
+
+_RENAMED = ("content", "shape")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffWishes:
+    """How two checkpoints are to be compared.
+
+    Attributes:
+        rtol: Values may differ by this share of the first one.
+        atol: Values may differ by this much.
+        bitwise: Whether +0 differs from -0, and one NaN from another.
+        layout: Whether layout rules bring both sides to one layout, or tensors are compared as stored.
+        mapping: Path of a map file.
+        rename: Whether renamed tensors are looked for, by content and by shape.
+        only: Whether all is compared, or the model's weights alone.
+        ignore: Globs of names; what they match is left out on both sides.
+        keep_going: Whether what can be read is compared where something can't.
+        jobs: Number of threads; by default the processors that this process may use.
+    """
+
+    rtol: float = 0.0
+    atol: float = 0.0
+    bitwise: bool = False
+    layout: Literal["auto", "as-is"] = "auto"
+    mapping: str | None = None
+    rename: bool = True
+    only: Literal["weights", "all"] = "all"
+    ignore: tuple[str, ...] = ()
+    keep_going: bool = False
+    jobs: int | None = None
+
+
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    wishes: DiffWishes = DiffWishes(),
+    *,
+    advance: Advance = lambda nbytes: None,
+) -> Difference:
+    """Return how two checkpoints differ; both are read once, in constant memory.
+
+    Raises:
+        CheckpointError: One can't be opened; or is damaged, unless ``keep_going``.
+        UsageError: The map file or the wishes can't be followed.
+    """
+    with open_checkpoint(a) as first, open_checkpoint(b) as second:
+        return diff_opened(first, second, wishes, advance=advance)
+
+
+def diff_opened(
+    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, *, advance: Advance = lambda nbytes: None
+) -> Difference:
+    """Return how two open checkpoints differ; see ``diff``."""
+    broken = [*structural(a, Side.A), *structural(b, Side.B)]
+    _require(broken, a, b, wishes)
+    pairing = pair_up(a, b, _pairing_wishes(wishes))
+    _require_something(pairing, a, b)
+    jobs = wishes.jobs or default_jobs()
+    tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
+    outcomes = compare_all(
+        [(pair.a.tensor, pair.b.tensor) for pair in pairing.pairs], tolerance, jobs=jobs, advance=advance
+    )
+    compared = [*zip(pairing.pairs, outcomes, strict=True)]
+    broken += [_unread(pair, one) for pair, one in compared if isinstance(one, Failure)]
+    rotten = [*corrupted(compared, a, b, jobs)]
+    broken += rotten
+    _require(broken, a, b, wishes)
+    names = {(one.side, one.name) for one in rotten}
+    sound = [(pair, one) for pair, one in compared if names.isdisjoint(_stored_names(pair))]
+    difference = _difference(a, b, wishes, pairing, sound)
+    return replace(difference, broken=tuple(broken), tolerance=tolerance)
+
+
+def _pairing_wishes(wishes: DiffWishes) -> PairingWishes:
+    return PairingWishes(
+        layout=wishes.layout,
+        mapping=read_map(wishes.mapping) if wishes.mapping is not None else None,
+        rename=wishes.rename,
+        only=wishes.only,
+        ignore=wishes.ignore,
+    )
+
+
+def _unread(pair: Pair, failure: Failure) -> Broken:
+    item = pair.a if failure.side is Side.A else pair.b
+    return Broken(_name(item), failure.side, failure.error.reason)
+
+
+def _stored_names(pair: Pair) -> Iterator[tuple[Side, str]]:
+    for side, item in ((Side.A, pair.a), (Side.B, pair.b)):
+        for source in item.sources:
+            yield side, source.name
+
+
+def _require_something(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
+    """Require that the wishes leave something to compare.
+
+    Raises:
+        UsageError: They leave no tensor, though there are some.
+    """
+    left = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
+    if not left and (a.tensors or b.tensors):
+        told = "; ".join(pairing.notes)
+        raise UsageError(f"no tensor is left to compare{f' ({told})' if told else ''}")
+
+
+def _require(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
+    """Require that both sides can be read, unless what can be is to be compared.
+
+    Raises:
+        DamagedCheckpoint: One can't.
+    """
+    if broken and not wishes.keep_going:
+        first = broken[0]
+        path = (a if first.side is Side.A else b).path
+        raise DamagedCheckpoint(path, first.why, where=first.name if first.name != path else None)
+
+
+def _difference(
+    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Sequence[Compared]
+) -> Difference:
+    measured = [(pair, outcome) for pair, outcome in compared if isinstance(outcome, Comparison)]
+    changes = [_change(pair, outcome) for pair, outcome in measured]
+    differing, reported = compare_values(a, b)
+    if a.format == b.format:
+        differing += _other_keys(pairing)
+    values, told = _split(differing, wishes, pairing)
+    rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
+    sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
+    is_one_family = family_of(a.format) == family_of(b.format)
+    return Difference(
+        a=_described(a),
+        b=_described(b),
+        compared=len(changes),
+        unchanged=changes.count(None),
+        changed=tuple(change for change in changes if change is not None),
+        added=tuple(map(_facts, pairing.added)),
+        removed=tuple(map(_facts, pairing.removed)),
+        renamed=tuple((_name(pair.a), _name(pair.b)) for pair, _ in compared if pair.how in _RENAMED),
+        rename_counts=is_one_family or bool(pairing.crossed),
+        values=tuple(values),
+        reported=(*_bookkeeping(pairing), *told, *reported),
+        rules=dict(rules),
+        notes=(*pairing.notes, *_ignored(differing, wishes, pairing)),
+        not_compared=tuple(_not_compared(a, b, wishes, pairing, compared)),
+        compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
+    )
+
+
+def _other_keys(pairing: Pairing) -> Iterator[ValueChange]:
+    """Yield the tensors that lie under other keys, though their names read alike: 0 is not "0"."""
+    for pair in pairing.pairs:
+        (a, *_), (b, *_) = pair.a.sources, pair.b.sources
+        if a.name == b.name and a.path != b.path:
+            yield ValueChange(f"{a.name} (keys)", list(a.path), list(b.path))
+
+
+def _split(
+    differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing
+) -> tuple[list[ValueChange], list[ValueChange]]:
+    """Return what differs without being a tensor: what counts, and what is told only."""
+    values = [change for change in differing if not _matches(change.path, wishes.ignore)]
+    if wishes.only == "all":
+        return values, []
+    # What lies below a tensor, such as the scale of a quantized one, is part of it.
+    names = {source.name for pair in pairing.pairs for item in (pair.a, pair.b) for source in item.sources}
+    belongs = [change.path.rpartition(".")[0] in names for change in values]
+    return [*compress(values, belongs)], [*compress(values, (not one for one in belongs))]
+
+
+def _ignored(differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing) -> Iterator[str]:
+    """Yield what ``ignore`` did, and did not."""
+    gone = sum(_matches(change.path, wishes.ignore) for change in differing)
+    if gone:
+        yield f"ignored: {counted(gone, 'value')} that differ{'s' if gone == 1 else ''}"
+    for glob in pairing.unmatched:
+        if not any(fnmatch.fnmatchcase(change.path, glob) for change in differing):
+            yield f"--ignore {glob}: no tensor has such a name, and nothing else that differs"
+
+
+def _not_compared(
+    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Iterable[Compared]
+) -> Iterator[str]:
+    for pair, outcome in compared:
+        if isinstance(outcome, NotCompared):
+            yield f"{_name(pair.a)}: {outcome.why}"
+    for pair in pairing.undecided:
+        yield f"{_name(pair.a)}: nothing says whether one side is transposed (--map or --layout as-is does)"
+    if wishes.only == "all":
+        yield from not_compared(a, b)
+
+
+def _change(pair: Pair, outcome: Comparison) -> Change | None:
+    """Return what is to be told of one pair; None where it is equal in every respect."""
+    a, b = pair.a.tensor, pair.b.tensor
+    kind: Kind = "shape" if a.shape != b.shape else "dtype" if a.dtype is not b.dtype else "values"
+    if kind == "values" and outcome.equal:
+        return None
+    return Change(a=_facts(pair.a), b=_facts(pair.b), kind=kind, how=pair.how, statistics=outcome.statistics)
+
+
+def _facts(item: Item) -> Facts:
+    tensor = item.tensor
+    return Facts(_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
+
+
+def _name(item: Item) -> str:
+    """Return what a tensor is called in its file; what a rule joins, what it is compared under."""
+    return item.sources[0].name if len(item.sources) == 1 else item.name
+
+
+def _bookkeeping(pairing: Pairing) -> Iterator[ValueChange]:
+    for side, item in pairing.bookkeeping:
+        present = f"{item.tensor.dtype.name} tensor"
+        yield ValueChange(_name(item), *((present, ABSENT) if side == "a" else (ABSENT, present)))
+
+
+def _matches(name: str, globs: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+
+def _described(checkpoint: Checkpoint) -> Described:
+    return Described(
+        checkpoint.path,
+        checkpoint.format,
+        checkpoint.variant,
+        checkpoint.producer.framework,
+        checkpoint.nbytes,
+        len(checkpoint.tensors),
+        checkpoint.parameters,
+    )

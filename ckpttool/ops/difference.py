@@ -1,0 +1,141 @@
+"""How two checkpoints differ: the frozen result that renderers draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckpttool.checkpoint import Role
+from ckpttool.comparing.comparing import EXACT, Side, Statistics, Tolerance
+from ckpttool.dtypes import DType
+
+Kind = Literal["values", "shape", "dtype"]
+How = Literal["name", "convention", "map", "content", "shape"]
+"""What told that two tensors are one: see ``ops.pairing``."""
+
+
+class Absent:
+    """What a value is on the side that hasn't got it."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a tensor is on one side, in the layout in which it is compared."""
+
+    name: str
+    role: Role
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One tensor that both sides have, and that differs.
+
+    Attributes:
+        a: What it is on the first side.
+        b: What it is on the second side.
+        kind: What differs first: the shape, the type of the elements, or the values alone.
+        how: What told that the two are one.
+        statistics: How far the values differ; None where shapes do, and where no value does.
+    """
+
+    a: Facts
+    b: Facts
+    kind: Kind
+    how: How = "name"
+    statistics: Statistics | None = None
+
+    @property
+    def name(self) -> str:
+        """Return its name on the first side."""
+        return self.a.name
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """Something that is not a tensor, and differs; ``ABSENT`` on the side that hasn't got it."""
+
+    path: str
+    a: object
+    b: object
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A tensor that couldn't be compared, and what is wrong on which side."""
+
+    name: str
+    side: Side
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One side as a whole."""
+
+    path: str
+    format: str
+    variant: str | None
+    producer: str | None
+    nbytes: int
+    tensors: int
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How two checkpoints differ.
+
+    Attributes:
+        a: The first side.
+        b: The second side.
+        compared: Number of tensors that both sides have and that were compared.
+        unchanged: How many of them are equal.
+        changed: Those that are not, in the order of the first file.
+        added: What only the second side has.
+        removed: What only the first side has.
+        renamed: Names of one tensor on both sides, where content or shape told it.
+        rename_counts: Whether a rename is a difference: where both sides go by one framework's names.
+        values: What is not a tensor and differs.
+        reported: What differs and is no difference: format, producer, bookkeeping.
+        rules: Layout rules that were used, each with the number of tensors.
+        notes: What else was done to make the sides comparable.
+        broken: What couldn't be read, with ``keep_going``.
+        not_compared: What was shown neither equal nor different, and why.
+        compared_nbytes: Bytes of the tensors that were compared, of the larger side.
+        tolerance: What counts as equal.
+    """
+
+    a: Described
+    b: Described
+    compared: int
+    unchanged: int
+    changed: tuple[Change, ...] = ()
+    added: tuple[Facts, ...] = ()
+    removed: tuple[Facts, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    rename_counts: bool = True
+    values: tuple[ValueChange, ...] = ()
+    reported: tuple[ValueChange, ...] = ()
+    rules: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    broken: tuple[Broken, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    compared_nbytes: int = 0
+    tolerance: Tolerance = EXACT
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether they mean the same: everything was compared, and nothing differs."""
+        renamed = self.renamed and self.rename_counts
+        missing = self.added or self.removed or renamed
+        return not (self.changed or missing or self.values or self.broken or self.not_compared)

@@ -1,0 +1,233 @@
+"""How a model moves from one checkpoint to the next: a series of differences, losses and norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.dtypes import numpy_dtype
+from ckpttool.formats import open_checkpoint
+from ckpttool.ops.diff import DiffWishes, diff_opened
+from ckpttool.ops.difference import Change, Difference
+from ckpttool.work import Advance
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One checkpoint of the series.
+
+    Attributes:
+        path: As it was given.
+        epoch: As far as it or its name tells.
+        step: As far as it or its name tells.
+        loss: As far as it or its name tells.
+        norm: Of its weights: all finite values, what is tied once. None where it has none.
+    """
+
+    path: str
+    epoch: int | float | None
+    step: int | None
+    loss: float | None
+    norm: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """From one checkpoint to the next.
+
+    Attributes:
+        difference: All that differs.
+        l2: Norm of what was added to the weights.
+        relative: The same as a part of the norm of the weights that both have; None where that is unknown.
+        cosine: Between the weights that both have, before and after; None where that is unknown.
+        max_abs: The largest change of a weight.
+        largest: The name of the tensor that it is in.
+    """
+
+    difference: Difference
+    l2: float
+    relative: float | None
+    cosine: float | None
+    max_abs: float
+    largest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Checkpoints in the order given, and what happened between each two of them."""
+
+    points: tuple[Point, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Tell whether all are the same."""
+        return all(step.difference.equal for step in self.steps)
+
+
+def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda nbytes: None) -> Drift:
+    """Return how checkpoints differ, each from the one before, in the order given.
+
+    Every byte is read once for each neighbour, and the weights once more for their norms; in constant memory,
+    and with two of them open at a time.
+
+    Args:
+        paths: Two or more.
+        wishes: How two are compared.
+        advance: Called with the bytes done, from any thread.
+
+    Raises:
+        CheckpointError: One can't be opened; or is damaged, unless the wishes say to keep going.
+        UsageError: The map file or the wishes can't be followed.
+    """
+    points: list[Point] = []
+    steps: list[Step] = []
+    with ExitStack() as stack:
+        before: tuple[Checkpoint, Mapping[str, float]] | None = None
+        for path in paths:
+            current = stack.enter_context(open_checkpoint(path))
+            squares = _squares(current)
+            advance(current.nbytes)
+            points.append(_point(current, squares))
+            if before is not None:
+                steps.append(_step(diff_opened(before[0], current, wishes, advance=advance), *before))
+                before[0].close()
+            before = current, squares
+    return Drift(tuple(points), tuple(steps))
+
+
+def _point(checkpoint: Checkpoint, squares: Mapping[str, float]) -> Point:
+    state = checkpoint.training
+    norm = math.sqrt(math.fsum(squares.values())) if squares else None
+    return Point(checkpoint.path, state.epoch, state.step, state.loss, norm)
+
+
+def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> Step:
+    """Return what happened between two checkpoints.
+
+    Args:
+        difference: Between them.
+        before: The first of them.
+        squares: Sum of squares of each of its weights.
+    """
+    tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
+    moved = [
+        one
+        for one in difference.changed
+        if one.a.name not in tied
+        and (one.a.role is Role.WEIGHTS or not squares)
+        and one.a.dtype.kind != "string"
+    ]
+    l2 = math.sqrt(math.fsum(one.statistics.l2**2 for one in moved if one.statistics is not None))
+    largest = max(moved, key=_max_abs, default=None)
+    lengths = _lengths(difference, moved, squares)
+    return Step(
+        difference,
+        l2,
+        _ratio(l2, math.sqrt(lengths[0])) if lengths else None,
+        _cosine(*lengths) if lengths else None,
+        _max_abs(largest) if largest is not None else 0.0,
+        largest.name if largest is not None and _max_abs(largest) > 0 else None,
+    )
+
+
+def _lengths(
+    difference: Difference, moved: Sequence[Change], squares: Mapping[str, float]
+) -> tuple[float, float, float] | None:
+    """Return a², b² and a·b over the weights that both have in one shape; None where that can't be told.
+
+    It can't where tensors were renamed, broken, or brought to another layout: then their names are no longer
+    those under which they were read.
+    """
+    gone = {one.name for one in difference.removed} | {one.a.name for one in difference.changed}
+    is_renamed = any(one.a.name not in squares for one in moved)
+    if is_renamed or difference.renamed or difference.broken or difference.rules:
+        return None
+    same = math.fsum(square for name, square in squares.items() if name not in gone)
+    told = [one.statistics for one in moved if one.statistics is not None]
+    retyped = (one for one in moved if one.kind == "dtype" and one.statistics is None)
+    same += math.fsum(squares[one.a.name] for one in retyped)
+    dots = (one.cosine * one.norm_a * one.norm_b for one in told if one.norm_a and one.norm_b)
+    return (
+        same + math.fsum(one.norm_a**2 for one in told),
+        same + math.fsum(one.norm_b**2 for one in told),
+        same + math.fsum(dots),
+    )
+
+
+def _cosine(aa: float, bb: float, ab: float) -> float | None:
+    return max(-1.0, min(1.0, ab / math.sqrt(aa) / math.sqrt(bb))) if aa and bb else None
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.inf if part else 0.0
+
+
+def _max_abs(change: Change) -> float:
+    found = change.statistics
+    return found.max_abs if found is not None and found.max_abs == found.max_abs else 0.0
+
+
+# Norms ----------------------------------------------------------------------------------------------
+
+
+def _squares(checkpoint: Checkpoint) -> dict[str, float]:
+    """Return the sum of squares of each weight, what is tied once.
+
+    Raises:
+        CheckpointError: A value can't be read.
+    """
+    return {
+        tensor.name: _sum_of_squares(tensor)
+        for tensor in checkpoint.tensors
+        if tensor.role is Role.WEIGHTS and tensor.shares_with is None and _is_number(tensor)
+    }
+
+
+def _is_number(tensor: Tensor) -> bool:
+    kinds = ("float", "integer", "boolean", "complex")
+    return tensor.values is not None and tensor.dtype.numpy is not None and tensor.dtype.kind in kinds
+
+
+def _sum_of_squares(tensor: Tensor) -> float:
+    """Return the sum over all elements that are finite; an expanded tensor repeats the stored ones."""
+    sums, stored = [], 0
+    for values in _stored(tensor):
+        sums.append(_square(values))
+        stored += values.size
+    return math.fsum(sums) * (tensor.size // stored) if stored else 0.0
+
+
+def _stored(tensor: Tensor) -> Iterator[np.ndarray[Any, Any]]:
+    import numpy as np
+
+    if tensor.dtype.bits < 8:
+        yield tensor.array().reshape(-1)
+        return
+    assert tensor.values is not None  # the caller asked
+    dtype = numpy_dtype(tensor.dtype).newbyteorder("<")
+    for block in tensor.values.once().blocks(_BLOCK_BYTES):
+        yield np.frombuffer(block, dtype)
+
+
+def _square(values: np.ndarray[Any, Any]) -> float:
+    """Return the sum of squares of what is finite."""
+    import numpy as np
+
+    if values.dtype.kind == "c":
+        values = values.view(values.real.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        squares = np.square(values.astype(np.float64))  # a dot product would start threads
+        total = float(np.sum(squares))
+        if not math.isfinite(total):
+            total = float(np.sum(squares[np.isfinite(squares)]))
+    return total

@@ -1,0 +1,284 @@
+"""How what is not a tensor differs: epoch, step, loss, settings, optimizer groups, config, signatures."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import compress
+from typing import Any, NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.ops.difference import ABSENT, ValueChange
+from ckpttool.ops.values_tree import has_digest, same, told, told_in_part, walked
+
+_DIALECTS = {"pytorch": "objects", "pickle": "objects", "torch-dcp": "objects"}
+"""Formats of one dialect say the same things under the same keys; any other has its own."""
+_BY_VARIANT = frozenset({"fluid", "keras-h5", "paddle"})
+"""Formats of which some variants hold the weights alone, and nothing else could be said there."""
+_PRODUCER_KEYS = frozenset(
+    {
+        "keras_version",
+        "pytorch-lightning_version",
+        "ds_version",
+        "transformers_version",
+        "torch_version",
+        "tensorflow_version",
+        "shared_object_id",
+        "saved_at",
+        "created_at",
+        "timestamp",
+        "datetime",
+        "date_saved",
+    }
+)
+"""Keys, wherever they lie, of who wrote it and when."""
+_OUTER_KEYS = frozenset(
+    {
+        "schema_version",
+        "opset_version",
+        "fingerprint",
+        "file",
+        "backend",
+        "serial",
+        "time",
+        "date",
+        "StructuredToParameterName@@",
+    }
+)
+"""Keys at the root that a format writes for itself."""
+_INDEX_KEYS = frozenset({"total_size", "total_parameters"})
+"""Keys at the root that the index of a sharded checkpoint adds."""
+_LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
+"""What safetensors files say under ``format``: which library they are for."""
+_INNER_NAME = re.compile(r"(^|\.)signatures\..*\.name$")
+"""What a graph calls the tensor behind a signature's input; callers never see it."""
+_FIELDS = ("epoch", "step", "loss", "learning_rate", "best", "seed", "saved_at")
+_TRAINER = re.compile(r"file trainer_(\d+)/(\w+)")
+_INDEX = re.compile(r"\[(\d+)\]")
+_LAST = "[-1]"
+
+
+_PROGRAMS = {
+    "torchscript": ("code", "the code"),
+    "torch-export": ("models", "the exported graph"),
+    "savedmodel": ("graph", "the graph"),
+}
+"""Formats that hold a program: the key at the root under which its checksum stands, and what it is."""
+
+
+class _Said(NamedTuple):
+    """A value of the training state, and where it came from."""
+
+    value: object
+    origin: str
+
+
+def compare_values(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], list[ValueChange]]:
+    """Return what differs, and what differs and is of no matter: format, producer, versions, times.
+
+    Where both sides could say the same things under the same keys, they are compared key by key. Elsewhere
+    what both know of their training and what both say under one key are compared, a number with the text
+    that spells it, and what only one side tells is of no matter. Nor is what only the name of a file tells.
+    """
+    ours, theirs = _said(a), _said(b)
+    single: list[ValueChange] = []
+    if _is_comparable(a, b):
+        differing = _in_training_words([*walked(a.metadata, b.metadata)], ours, theirs)
+    else:
+        both = [*_of_training(ours, theirs), *_of_shared_keys(a, b, ours, theirs)]
+        differing = [one for one in both if _has_both(one)]
+        single = [*_told_by_one(ours, theirs), *_keys_of_one(a, b, ours, theirs)]
+        single += [one for one in both if not _has_both(one)]
+    counts = [not (_is_bookkeeping(one) or _is_of_an_index(one, a, b)) for one in differing]
+    return [*compress(differing, counts)], [
+        *_of_the_whole(a, b),
+        *(one for one in single if not _is_bookkeeping(one)),
+        *(one for one, is_counted in zip(differing, counts, strict=True) if not is_counted),
+    ]
+
+
+def not_compared(a: Checkpoint, b: Checkpoint) -> list[str]:
+    """Return what of the two was shown neither equal nor different although both have it, and why."""
+    notes = []
+    if a.format == b.format and a.format in _PROGRAMS:
+        key, what = _PROGRAMS[a.format]
+        if not all(has_digest(one.metadata.get(key)) for one in (a, b)):
+            notes.append(what)
+    return notes + [f"{path}: known only in part" for path in told_in_part(a.metadata, b.metadata)]
+
+
+def _is_comparable(a: Checkpoint, b: Checkpoint) -> bool:
+    """Tell whether both sides could say the same things under the same keys.
+
+    A model's bare state dict could not, where the other side holds one among other things.
+    """
+    is_partial = (_is_bare(a) and _is_wrapped(b)) or (_is_bare(b) and _is_wrapped(a))
+    return _dialect(a) == _dialect(b) and not is_partial
+
+
+def _dialect(checkpoint: Checkpoint) -> str:
+    if checkpoint.format in _BY_VARIANT:
+        return f"{checkpoint.format} {checkpoint.variant}"
+    return _DIALECTS.get(checkpoint.format, checkpoint.format)
+
+
+def _is_bare(checkpoint: Checkpoint) -> bool:
+    """Tell whether it is a state dict and nothing else."""
+    says_nothing = all(
+        _is_bookkeeping(ValueChange(key, value, value)) for key, value in checkpoint.metadata.items()
+    )
+    return says_nothing and bool(checkpoint.tensors) and not _is_wrapped(checkpoint)
+
+
+def _is_wrapped(checkpoint: Checkpoint) -> bool:
+    """Tell whether its tensors lie in a dict inside the outermost one."""
+    return any(len(tensor.path) > 1 for tensor in checkpoint.tensors)
+
+
+def _of_the_whole(a: Checkpoint, b: Checkpoint) -> Iterator[ValueChange]:
+    kinds = [" ".join(filter(None, (one.format, one.variant))) for one in (a, b)]
+    if kinds[0] != kinds[1]:
+        yield ValueChange("format", *kinds)
+    makers = [one.producer for one in (a, b)]
+    if (
+        makers[0] != makers[1]
+        and all(maker.framework for maker in makers)
+        and any(maker.version for maker in makers)
+    ):
+        yield ValueChange(
+            "producer", *(" ".join(filter(None, (one.framework, one.version))) for one in makers)
+        )
+
+
+def _is_bookkeeping(change: ValueChange) -> bool:
+    """Tell whether a value says how a file was written, rather than what it holds."""
+    first, _, _ = change.path.partition(".")
+    _, _, last = change.path.rpartition(".")
+    if last in _PRODUCER_KEYS or first in _OUTER_KEYS or _INNER_NAME.search(change.path):
+        return True
+    return change.path == "format" and all(
+        side is ABSENT or side in _LIBRARIES for side in (change.a, change.b)
+    )
+
+
+def _is_of_an_index(change: ValueChange, a: Checkpoint, b: Checkpoint) -> bool:
+    return change.path in _INDEX_KEYS and "sharded" in (a.variant, b.variant)
+
+
+def _has_both(change: ValueChange) -> bool:
+    return change.a is not ABSENT and change.b is not ABSENT
+
+
+# The training state ---------------------------------------------------------------------------------
+
+
+def _said(checkpoint: Checkpoint) -> dict[str, _Said]:
+    """Return what the content of a checkpoint says of its training, by the training state's own words."""
+    state = checkpoint.training
+    found = {name: getattr(state, name) for name in _FIELDS}
+    found |= {f"metrics.{name}": value for name, value in state.metrics.items()}
+    told = {
+        name: _Said(value, state.origin.get(name, "")) for name, value in found.items() if value is not None
+    }
+    settings = _Said(None, state.origin.get("hyper_parameters", ""))
+    told |= {
+        f"hyper_parameters.{key}": settings._replace(value=value)
+        for key, value in state.hyper_parameters.items()
+    }
+    return {name: said for name, said in told.items() if not said.origin.startswith("name ")}
+
+
+def _of_training(ours: Mapping[str, _Said], theirs: Mapping[str, _Said]) -> Iterator[ValueChange]:
+    """Yield where both know a thing and say it differently."""
+    for name, said in ours.items():
+        if name in theirs and not _agree(said, theirs[name], spelled=True):
+            yield from walked(said.value, theirs[name].value, name, spelled=True)
+
+
+def _of_shared_keys(
+    a: Checkpoint, b: Checkpoint, ours: Mapping[str, _Said], theirs: Mapping[str, _Said]
+) -> Iterator[ValueChange]:
+    """Yield where both say other things under one key, except for what is told as training."""
+    known = {
+        key
+        for name in ours.keys() & theirs.keys()
+        if (key := _key_of(ours[name].origin)) is not None
+        and key == _key_of(theirs[name].origin)
+        and _LAST not in ours[name].origin
+    }
+    for key in a.metadata:
+        if key in b.metadata:
+            for change in walked(a.metadata[key], b.metadata[key], key, spelled=True):
+                if not any(change.path == one or change.path.startswith(f"{one}.") for one in known):
+                    yield change
+
+
+def _told_by_one(ours: Mapping[str, _Said], theirs: Mapping[str, _Said]) -> Iterator[ValueChange]:
+    yield from (ValueChange(name, told(ours[name].value), ABSENT) for name in ours if name not in theirs)
+    yield from (ValueChange(name, ABSENT, told(theirs[name].value)) for name in theirs if name not in ours)
+
+
+def _keys_of_one(
+    a: Checkpoint, b: Checkpoint, ours: Mapping[str, _Said], theirs: Mapping[str, _Said]
+) -> Iterator[ValueChange]:
+    """Yield the outermost keys that only one side has, except for what is told already."""
+    known = {_key_of(said.origin) for said in (*ours.values(), *theirs.values())}
+    for key, value in a.metadata.items():
+        if key not in b.metadata and key not in known:
+            yield ValueChange(key, told(value), ABSENT)
+    for key, value in b.metadata.items():
+        if key not in a.metadata and key not in known:
+            yield ValueChange(key, ABSENT, told(value))
+
+
+def _in_training_words(
+    tree: list[ValueChange], ours: Mapping[str, _Said], theirs: Mapping[str, _Said]
+) -> list[ValueChange]:
+    """Return the changes with epoch, step and the like once, first, and under these names."""
+    named: dict[str, ValueChange] = {}
+    covered: set[str | None] = set()
+    for name in _FIELDS:
+        one, other = ours.get(name), theirs.get(name)
+        if one is None or other is None:
+            continue
+        is_changed = not _agree(one, other)
+        if is_changed:
+            named[name] = ValueChange(name, one.value, other.value)
+        covered |= {_key_of(said.origin) for said in (one, other) if is_changed or _LAST not in said.origin}
+    rest = (one for one in tree if one.path not in covered)
+    return [*named.values(), *(_renamed(one, ours if one.b is ABSENT else theirs) for one in rest)]
+
+
+def _renamed(change: ValueChange, said: Mapping[str, _Said]) -> ValueChange:
+    """Return what one side alone has under the training state's word for it, where it has one."""
+    if _has_both(change):
+        return change
+    names = (name for name in _FIELDS if name in said and _key_of(said[name].origin) == change.path)
+    return replace(change, path=next(names, change.path))
+
+
+def _key_of(origin: str) -> str | None:
+    """Return the dotted path of the value that was the origin; None where it is no value of the tree."""
+    if found := _TRAINER.fullmatch(origin):
+        return f"trainers.{found[1]}.{found[2]}"
+    if not origin.startswith("key "):
+        return None
+    return _INDEX.sub(r".\1", origin.removeprefix("key ").removesuffix(_LAST))
+
+
+def _agree(one: _Said, other: _Said, *, spelled: bool = False) -> bool:
+    """Tell whether both say the same; a tensor has no more digits than float32."""
+    numbers = isinstance(one.value, float | int) and isinstance(other.value, float | int)
+    if numbers and any(said.origin.startswith("tensor ") for said in (one, other)):
+        return same(_single(one.value), _single(other.value))
+    return not any(walked(one.value, other.value, spelled=spelled))
+
+
+def _single(number: Any) -> float:
+    """Return a number as float32 holds it."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
+    except OverflowError:
+        return float(number)

@@ -1,0 +1,87 @@
+"""Sizes of changes, shapes and values, as people write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ckpttool.ops.difference import ABSENT, ValueChange
+from ckpttool.render.escape import printable
+from ckpttool.render.text_numbers import number
+
+_MAX_VALUE = 60
+_FEWEST_DIGITS, _MOST_DIGITS = 4, 17  # 17 tell every two float64 apart
+_SMALL, _LARGE = 0.01, 10_000.0
+
+
+def amount(value: float) -> str:
+    """Return how large something is, in two or three digits: 0.125, 1.0e-3, 3."""
+    if not math.isfinite(value):
+        return "NaN" if value != value else "inf" if value > 0 else "-inf"
+    if value == 0 or _SMALL <= abs(value) < 999.5:  # from there on three digits round to 1e+03
+        return f"{value:.3g}"
+    if 999.5 <= abs(value) < _LARGE:
+        return f"{value:,.0f}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def share(part: int, whole: int) -> str:
+    """Return a part of a whole in percent; what is not all of it is never 100 %."""
+    if not whole or part in (0, whole):
+        return "100%" if part else "0%"
+    percent = 100 * part / whole
+    return "<0.1%" if percent < 0.1 else f"{min(percent, 99.9):.1f}%"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape, its sizes joined by crosses."""
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def index_text(index: tuple[int, ...]) -> str:
+    """Return where an element is: [3, 5], and nothing for a scalar."""
+    return f"[{', '.join(map(str, index))}]" if index else ""
+
+
+def two_values(a: object, b: object) -> str:
+    """Return two values with as many digits as it takes to tell them apart."""
+    if isinstance(a, str) or isinstance(b, str):
+        return f"{_cut(repr(a))} → {_cut(repr(b))}"
+    shown = [str(a), str(b)]
+    for digits in range(_FEWEST_DIGITS, _MOST_DIGITS + 1):
+        shown = [_digits(value, digits) for value in (a, b)]
+        if shown[0] != shown[1]:
+            break
+    return " → ".join(shown)
+
+
+def _digits(value: object, digits: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, float | complex):
+        return number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return amount(value)
+    return f"{value:.{digits}g}"
+
+
+def value_text(value: object) -> str:
+    """Return a value that is not a tensor, in one short line."""
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, Mapping | list):
+        from ckpttool.render.json import dumps
+
+        return _cut(dumps(value))
+    return _cut(number(value)) or "''"
+
+
+def change_text(change: ValueChange) -> str:
+    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
+    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
+        return two_values(change.a, change.b)
+    return f"{value_text(change.a)} → {value_text(change.b)}"
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"

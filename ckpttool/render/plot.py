@@ -1,0 +1,275 @@
+"""Pictures: bars, heat maps and lines as SVG or PNG, or as a page of HTML with the numbers below.
+
+The same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.errors import MissingPackage, UsageError
+from ckpttool.render.aligned import shortened
+from ckpttool.render.amounts import amount
+from ckpttool.render.escape import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("svg", "png", "html")
+MARK = "ckpttool picture"
+"""Says among a picture's first bytes who drew it: nothing else is ever replaced by one."""
+_INSTALL = "pip install 'ckpttool[plot]'"
+_LONGEST_NAME = 60
+_WIDTH = 10.0  # inches
+_ROW = 0.22
+_LINES_HEIGHT = 2.4
+_MARGIN = 1.0
+_DPI = 100
+_MOST_TICKS, _MOST_ROWS = 60, 120
+_SHORT_LABELS = 80  # characters that fit beside one another
+_COLOUR, _MAP = "#3465a4", "viridis"
+_STYLE = """
+body { font: 14px/1.4 sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em }
+svg { max-width: 100%; height: auto }
+table { border-collapse: collapse }
+th, td { padding: .15em .8em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A bar for each name, top down; None draws no bar."""
+
+    title: str
+    names: Sequence[str]
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """A field for each row and column; None stays empty.
+
+    Where it is logarithmic, and the values span more than a power of ten, each has as much room.
+    """
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Sequence[Sequence[float | None]]
+    is_logarithmic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Series over the same points; None leaves a gap."""
+
+    title: str
+    points: Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+
+
+Drawing = Bars | Heat | Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The table below a picture in HTML."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of picture that a file's name asks for.
+
+    Raises:
+        UsageError: It asks for none.
+    """
+    kind = os.path.splitext(path)[1].lower().removeprefix(".")
+    if kind not in KINDS:
+        raise UsageError(f"--plot {path}: a picture's name ends in .svg, .png or .html")
+    return kind
+
+
+def check_can_draw(path: str) -> None:
+    """Require what pictures are drawn with.
+
+    Raises:
+        MissingPackage: It is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingPackage(path, "a picture needs matplotlib", expected=_INSTALL) from error
+
+
+def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers | None = None) -> bytes:
+    """Return drawings below one another, and below their title.
+
+    Args:
+        kind: ``svg``, ``png`` or ``html``.
+        title: Stands above them.
+        drawings: At least one.
+        numbers: The table of an HTML page.
+    """
+    if kind == "html":
+        return _page(title, _figure("svg", "", drawings), numbers)
+    return _figure(kind, title, drawings)
+
+
+def _page(title: str, svg: bytes, numbers: Numbers | None) -> bytes:
+    told = escape(printable(title))
+    inline = svg[svg.index(b"<svg") :].decode()
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="{MARK}">',
+        f"<title>{told}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{told}</h1>",
+        inline.rstrip(),
+        *(_table(numbers) if numbers is not None else ()),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts).encode()
+
+
+def _table(numbers: Numbers) -> Iterator[str]:
+    yield "<table>"
+    yield _table_row("th", numbers.headings)
+    yield from (_table_row("td", row) for row in numbers.rows)
+    yield "</table>"
+
+
+def _table_row(tag: str, cells: Sequence[str]) -> str:
+    told = "".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells)
+    return f"<tr>{told}</tr>"
+
+
+# matplotlib -----------------------------------------------------------------------------------------
+
+
+def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
+    from matplotlib.figure import Figure
+
+    with _own_settings():
+        heights = [_height(one) for one in drawings]
+        figure = Figure(figsize=(_WIDTH, sum(heights) + (0.4 if title else 0)), layout="constrained")
+        if title:
+            figure.suptitle(_label(title, 2 * _LONGEST_NAME))
+        axes = figure.subplots(len(drawings), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for one, place in zip(drawings, axes, strict=True):
+            _draw(one, figure, place)
+        return _saved(figure, kind)
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Draw the same wherever it is drawn, and names as they are."""
+    import matplotlib
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {
+                "svg.hashsalt": MARK,
+                "svg.fonttype": "none",
+                "text.parse_math": False,
+                "font.size": 9,
+                "axes.titlelocation": "left",
+            }
+        )
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        yield
+
+
+def _saved(figure: Figure, kind: str) -> bytes:
+    out = io.BytesIO()
+    metadata = {"Creator": MARK, "Date": None} if kind == "svg" else {"Software": MARK}
+    figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+    return out.getvalue()
+
+
+def _height(drawing: Drawing) -> float:
+    """Return a drawing's height in inches."""
+    if isinstance(drawing, Lines):
+        return _LINES_HEIGHT
+    rows = len(drawing.names) if isinstance(drawing, Bars) else len(drawing.rows)
+    return _MARGIN + _ROW * min(max(rows, 1), _MOST_ROWS)
+
+
+def _draw(drawing: Drawing, figure: Figure, axes: Axes) -> None:
+    axes.set_title(_label(drawing.title, 2 * _LONGEST_NAME))
+    if isinstance(drawing, Bars):
+        _draw_bars(drawing, axes)
+    elif isinstance(drawing, Heat):
+        _draw_heat(drawing, figure, axes)
+    else:
+        _draw_lines(drawing, axes)
+
+
+def _draw_bars(bars: Bars, axes: Axes) -> None:
+    values = [_finite(value) for value in bars.values]
+    axes.barh(range(len(values)), values, color=_COLOUR)
+    axes.set_yticks(range(len(values)), [_label(name) for name in bars.names])
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.grid(axis="x", alpha=0.3)
+    for at, value in enumerate(bars.values):
+        if value is not None and not math.isfinite(value):
+            axes.text(
+                0.01, at, str(value), transform=axes.get_yaxis_transform(), va="center", color="#a40000"
+            )
+
+
+def _draw_heat(heat: Heat, figure: Figure, axes: Axes) -> None:
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    values = [[_gap(value) for value in row] for row in heat.values]
+    positive = [value for row in values for value in row if value > 0]
+    is_wide = bool(positive) and max(positive) > 10 * min(positive)
+    norm = LogNorm(min(positive), max(positive)) if heat.is_logarithmic and is_wide else None
+    image = axes.imshow(values or [[math.nan]], aspect="auto", interpolation="nearest", cmap=_MAP, norm=norm)
+    every = max(1, math.ceil(len(heat.rows) / _MOST_ROWS))
+    axes.set_yticks(range(0, len(heat.rows), every), [_label(name) for name in heat.rows[::every]])
+    _name_points(axes, heat.columns)
+    scale = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda value, position: amount(value)))
+    scale.ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_lines(lines: Lines, axes: Axes) -> None:
+    for name, values in lines.series.items():
+        axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=_label(name))
+    axes.set_xlim(-0.5, max(len(lines.points), 1) - 0.5)
+    _name_points(axes, lines.points)
+    axes.grid(alpha=0.3)
+    if len(lines.series) > 1:
+        axes.legend()
+
+
+def _name_points(axes: Axes, names: Sequence[str]) -> None:
+    every = max(1, math.ceil(len(names) / _MOST_TICKS))
+    labels = [_label(name) for name in names[::every]]
+    is_short = max(map(len, labels), default=0) * len(labels) <= _SHORT_LABELS
+    turned: dict[str, Any] = {} if is_short else {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(0, len(names), every), labels, **turned)
+
+
+def _finite(value: float | None) -> float:
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _gap(value: Any) -> float:
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+def _label(name: str, room: int = _LONGEST_NAME) -> str:
+    return shortened(printable(name), room)

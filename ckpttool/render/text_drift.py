@@ -1,0 +1,111 @@
+"""What people read of ``diff`` for a series: a row a checkpoint, and what moved since the one before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.render.aligned import Aligned, aligned
+from ckpttool.render.amounts import amount
+from ckpttool.render.diff_summary import tensors_line, within
+from ckpttool.render.escape import printable
+from ckpttool.render.text_numbers import number
+from ckpttool.report import counted
+
+HEADINGS = (
+    "checkpoint",
+    "epoch",
+    "step",
+    "loss",
+    "norm",
+    "changed",
+    "L2",
+    "relative",
+    "max |Δ|",
+    "in",
+    "cosine",
+)
+_DISPENSABLE = ("in", "cosine", "L2", "norm")
+
+
+def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
+    """Return the answer in one line, then a row for each checkpoint in the order given.
+
+    Each row says what changed since the one above; the first one has nothing above it.
+    """
+    bold, end, dim = ("\x1b[1m", "\x1b[0m", "\x1b[2m") if colour else ("", "", "")
+    table = drift_table(drift, width - 2)
+    lines = [f"{bold}{_summary(drift)}{end}", "", f"  {dim}{table.lines[0]}{end}"]
+    lines += [f"  {line}" for line in table.lines[1:]]
+    if table.left_out:
+        lines.append(f"{dim}  too narrow for: {', '.join(table.left_out)}{end}")
+    others = [one for one in drift.steps if _has_more(one)]
+    if others:
+        lines.append("")
+        names = dict(zip((one.path for one in drift.points), short_names(drift), strict=True))
+        lines += [
+            f"  {printable(names[one.difference.b.path])}: {tensors_line(one.difference)}" for one in others
+        ]
+    return "\n".join(lines)
+
+
+def _summary(drift: Drift) -> str:
+    count = counted(len(drift.points), "checkpoint")
+    if drift.equal:
+        return f"all equal{within(drift.steps[0].difference.tolerance)}: {count}" if drift.steps else count
+    moved = sum(not step.difference.equal for step in drift.steps)
+    largest = max(drift.steps, key=lambda step: step.relative or 0.0)
+    told = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
+    if not largest.relative:
+        return told
+    path = printable(short_names(drift)[drift.steps.index(largest) + 1])
+    return f"{told}, most of all the one to {path} (relative {amount(largest.relative)})"
+
+
+def _has_more(step: Step) -> bool:
+    """Tell whether there is more to say of a step than its row says."""
+    found = step.difference
+    kinds = {one.kind for one in found.changed}
+    others = found.added or found.removed or found.renamed or found.broken or found.not_compared
+    return bool(others or kinds - {"values"})
+
+
+def drift_table(drift: Drift, width: int) -> Aligned:
+    """Return a row for each checkpoint."""
+    return aligned(HEADINGS, drift_cells(drift), width=width, left=("in",), dispensable=_DISPENSABLE)
+
+
+def drift_cells(drift: Drift) -> list[tuple[str, ...]]:
+    """Return the cells of each row."""
+    steps: Sequence[Step | None] = [None, *drift.steps]
+    return [_row(*row) for row in zip(short_names(drift), drift.points, steps, strict=True)]
+
+
+def short_names(drift: Drift) -> list[str]:
+    """Return the paths; without their directory where that is the same for all."""
+    paths = [point.path for point in drift.points]
+    if len({os.path.dirname(path) for path in paths}) > 1:
+        return paths
+    return [os.path.basename(path) or path for path in paths]
+
+
+def _row(name: str, point: Point, step: Step | None) -> tuple[str, ...]:
+    told = ["" if value is None else number(value) for value in (point.epoch, point.step, point.loss)]
+    norm = "" if point.norm is None else f"{point.norm:.6g}"
+    return (printable(name), *told, norm, *(("",) * 6 if step is None else _step_cells(step)))
+
+
+def _step_cells(step: Step) -> tuple[str, ...]:
+    found = step.difference
+    changed = f"{len(found.changed):,} of {found.compared:,}"
+    if all(one.statistics is None for one in found.changed):
+        return (changed, "", "", "", "", "")
+    return (
+        changed,
+        amount(step.l2),
+        "" if step.relative is None else amount(step.relative),
+        amount(step.max_abs),
+        printable(step.largest or ""),
+        "" if step.cosine is None else f"{step.cosine:.6f}",
+    )

@@ -1,0 +1,343 @@
+"""``ckpttool diff`` on real files: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import Run
+
+EQUAL, DIFFERENT, FAILED = 0, 1, 2
+
+
+@pytest.fixture
+def work(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current directory: two epochs of a run, and one tensor changed in a safetensors file."""
+    shutil.copytree(files / "series", tmp_path / "runs")
+    for name, epoch in (("a.pth", 1), ("b.pth", 2)):
+        shutil.copy(files / "series" / f"model_epoch_{epoch}.pth", tmp_path / name)
+    weights = {
+        "fc.weight": np.arange(20, dtype=np.float32).reshape(2, 10),
+        "fc.bias": np.zeros(2, np.float32),
+    }
+    save_file(weights, tmp_path / "one.safetensors")
+    weights["fc.weight"][1, 3] += 0.5
+    save_file(weights, tmp_path / "two.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Two ------------------------------------------------------------------------------------------------
+
+
+def test_equal(work: Path, run: Run) -> None:
+    shutil.copy("a.pth", "copy.pth")
+    assert run("diff", "a.pth", "copy.pth") == (EQUAL, "equal: 8 tensors, 272 B compared\n", "")
+
+
+def test_a_path_against_itself_is_compared(work: Path, run: Run) -> None:
+    assert run("diff", "a.pth", "a.pth") == (EQUAL, "equal: 8 tensors, 272 B compared\n", "")
+
+
+def test_different(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "one.safetensors", "two.safetensors")
+    assert (status, err) == (DIFFERENT, "")
+    assert out.splitlines() == [
+        "1 of 2 tensors changed, max |Δ| 0.5 in fc.weight",
+        "",
+        "  tensor             differ  max |Δ|  at      values     mean |Δ|  relative   L2    cosine",
+        "  fc.weight  1 of 20 (5.0%)      0.5  [1, 3]  13 → 13.5     0.025    0.0101  0.5  0.999953",
+    ]
+
+
+def test_epochs(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "a.pth", "b.pth")
+    assert (status, err) == (DIFFERENT, "")
+    assert out.splitlines()[0] == (
+        "8 of 8 tensors changed, max |Δ| 0.0199 in model_state_dict.fc.bias; "
+        "epoch 1 → 2, loss 0.5638 → 0.4431"
+    )
+
+
+def test_document(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "--json", "one.safetensors", "two.safetensors")
+    assert (status, err) == (DIFFERENT, "")
+    document = json.loads(out)
+    assert document["schema"] == "ckpttool.diff/1"
+    (changed,) = document["changed"]
+    a, b = (load_file(f"{name}.safetensors")["fc.weight"].astype(np.float64) for name in ("one", "two"))
+    assert changed["name"] == "fc.weight"
+    assert (changed["count"], changed["max_abs"], changed["where"]) == (1, 0.5, [1, 3])
+    assert changed["l2"] == pytest.approx(np.linalg.norm(b - a), rel=1e-12)
+    assert changed["max_rel"] == pytest.approx(0.5 / 13, rel=1e-12)
+
+
+@pytest.mark.parametrize(("option", "status"), [([], 1), (["--atol", "0.5"], 0), (["--rtol", "0.01"], 1)])
+def test_tolerance(work: Path, run: Run, option: list[str], status: int) -> None:
+    assert run("diff", "-q", *option, "one.safetensors", "two.safetensors") == (status, "", "")
+
+
+def test_bits(work: Path, run: Run) -> None:
+    save_file({"w": np.zeros(2, np.float32)}, "plus.safetensors")
+    save_file({"w": -np.zeros(2, np.float32)}, "minus.safetensors")
+    assert run("diff", "-q", "plus.safetensors", "minus.safetensors").status == EQUAL
+    assert run("diff", "-q", "--bitwise", "plus.safetensors", "minus.safetensors").status == DIFFERENT
+
+
+def test_ignored_and_only(work: Path, run: Run) -> None:
+    assert run("diff", "-q", "--ignore", "*.weight", "one.safetensors", "two.safetensors").status == EQUAL
+    assert run("diff", "--only", "weights", "a.pth", "b.pth").out.startswith("2 of 2 tensors changed")
+
+
+def test_names_alone(work: Path, run: Run) -> None:
+    assert run("diff", "--name-only", "one.safetensors", "two.safetensors") == (1, "M\tfc.weight\n", "")
+    assert run("diff", "--name-only", "a.pth", "a.pth") == (0, "", "")
+
+
+def test_by_module(work: Path, run: Run) -> None:
+    out = run("diff", "--stat", "a.pth", "b.pth").out
+    assert [line.split()[0] for line in out.splitlines()[2:6]] == [
+        "module",
+        "model_state_dict.fc",
+        "optimizer_state_dict.state.0",
+        "optimizer_state_dict.state.1",
+    ]
+
+
+def test_rename(work: Path, run: Run) -> None:
+    weights = load_file("one.safetensors")
+    renamed = {name.replace("fc", "head"): array for name, array in weights.items()}
+    save_file(renamed, "renamed.safetensors")
+    assert run("diff", "one.safetensors", "renamed.safetensors").out.startswith("2 renamed (fc.* → head.*)")
+    out = run("diff", "--no-rename", "one.safetensors", "renamed.safetensors").out
+    assert out.startswith("no tensor in common, 2 removed (fc.*), 2 added (head.*)\n")
+
+
+# What git hands over --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sides", "verb"), [(0, "removed"), (1, "added")])
+def test_nothing_on_one_side(work: Path, run: Run, sides: int, verb: str) -> None:
+    paths = ["a.pth", "/dev/null"]
+    status, out, err = run("diff", *(paths[::-1] if sides else paths))
+    assert (status, err) == (DIFFERENT, "")
+    assert out.splitlines()[0] == f"8 {verb}; 3 values {verb}"
+
+
+def test_nothing_on_both_sides(run: Run) -> None:
+    status, out, err = run("diff", "/dev/null", "/dev/null")
+    assert (status, out) == (FAILED, "")
+    assert err.startswith("ckpttool: error: /dev/null: ")
+
+
+# Three or more --------------------------------------------------------------------------------------
+
+
+def test_series(work: Path, run: Run) -> None:
+    paths = [f"runs/model_epoch_{epoch}.pth" for epoch in (1, 2, 3)]
+    status, out, err = run("diff", *paths)
+    assert (status, err) == (DIFFERENT, "")
+    lines = out.splitlines()
+    assert lines[0].startswith("3 checkpoints: 2 of 2 steps changed something")
+    assert [line.split()[:2] for line in lines[3:6]] == [
+        [f"model_epoch_{epoch}.pth", str(epoch)] for epoch in (1, 2, 3)
+    ]
+    document = json.loads(run("diff", "--json", *paths).out)
+    assert document["schema"] == "ckpttool.diff/1"
+    assert [(step["a"], step["b"]) for step in document["steps"]] == [*itertools.pairwise(paths)]
+
+
+SORTED = [f"runs/model_epoch_{epoch}.pth" for epoch in (1, 10, 2, 3)]
+TRAINED = [SORTED[0], *SORTED[2:], SORTED[1]]
+SAID = "compared in the order of training: the names sort in another\n"
+
+
+@pytest.mark.parametrize(
+    ("paths", "compared", "said"),
+    [
+        (SORTED, TRAINED, SAID),
+        ([SORTED[1], SORTED[0], *SORTED[2:]], TRAINED, SAID),  # as some languages sort
+        (TRAINED, TRAINED, ""),
+        (TRAINED[::-1], TRAINED[::-1], ""),
+        ([SORTED[0], SORTED[3], SORTED[2]], [SORTED[0], SORTED[3], SORTED[2]], ""),
+        ([*SORTED[:2], SORTED[1]], [*SORTED[:2], SORTED[1]], ""),
+    ],
+)
+def test_names_that_a_shell_sorted_go_as_training_did(
+    work: Path, run: Run, paths: list[str], compared: list[str], said: str
+) -> None:
+    status, out, err = run("diff", "--json", *paths)
+    assert (status, err) == (DIFFERENT, said)
+    assert [one["path"] for one in json.loads(out)["checkpoints"]] == compared
+    assert run("diff", "-q", *paths) == (DIFFERENT, "", "")
+
+
+def test_names_that_count_nothing_stay_in_the_order_given(work: Path, run: Run) -> None:
+    paths = [f"{name}.pth" for name in "xyz"]
+    for path, epoch in zip(paths, (2, 2, 1), strict=True):
+        shutil.copy(f"runs/model_epoch_{epoch}.pth", path)
+    status, out, err = run("diff", "--json", *paths)
+    assert (status, err) == (DIFFERENT, "")
+    assert [one["path"] for one in json.loads(out)["checkpoints"]] == paths
+
+
+def test_series_of_one_file(work: Path, run: Run) -> None:
+    status, out, err = run("diff", *["a.pth"] * 3)
+    assert (status, err) == (EQUAL, "")
+    assert out.startswith("all equal: 3 checkpoints\n")
+
+
+# What it refuses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.pth"], "diff compares two checkpoints, or more"),
+        (["--json", "--stat", "a.pth", "b.pth"], "--json and --stat exclude each other"),
+        (["--stat", "--name-only", "a.pth", "b.pth"], "--stat and --name-only exclude each other"),
+        (["--stat", "a.pth", "b.pth", "a.pth"], "--stat goes with two checkpoints"),
+        (["--bitwise", "--rtol", "1", "a.pth", "b.pth"], "--bitwise leaves no tolerance: leave --rtol out"),
+        (["--rtol", "nan", "a.pth", "b.pth"], "--rtol nan: with it everything would be equal"),
+        (["--atol", "inf", "a.pth", "b.pth"], "--atol inf: with it everything would be equal"),
+        (["a.pth", "none.pth"], "none.pth: no such file or directory"),
+        (["a.pth", "b.pth", "none.pth"], "none.pth: no such file or directory"),
+        (["--plot", "a.pdf", "a.pth", "b.pth"], "--plot a.pdf: a picture's name ends in .svg, .png or .html"),
+    ],
+)
+def test_refused(work: Path, run: Run, arguments: list[str], said: str) -> None:
+    assert run("diff", *arguments) == (FAILED, "", f"ckpttool: error: {said}\n")
+
+
+def test_directory_of_several_is_refused_with_candidates(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "runs", "a.pth")
+    names = ", ".join(f"model_epoch_{epoch}.pth" for epoch in range(1, 11))
+    assert (status, out) == (FAILED, "")
+    assert sorted(err.removesuffix(")\n").partition("name one: ")[2].split(", ")) == sorted(names.split(", "))
+    assert err.startswith("ckpttool: error: runs: 10 checkpoints in it (name one: ")
+
+
+def test_directory_of_one_stands_for_it(work: Path, run: Run) -> None:
+    (work / "best").mkdir()
+    shutil.copy("a.pth", "best")
+    assert run("diff", "best", "a.pth").status == EQUAL
+
+
+def test_directory_of_none(work: Path, run: Run) -> None:
+    (work / "empty").mkdir()
+    assert run("diff", "empty", "a.pth") == (
+        FAILED,
+        "",
+        "ckpttool: error: empty: no checkpoint in this directory\n",
+    )
+
+
+# Damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flipped(work: Path) -> str:
+    """Return a copy of ``a.pth`` in which one bit of one tensor is another, and its checksum isn't."""
+    data = bytearray(Path("a.pth").read_bytes())
+    data[data.index(b"data/0") + 128] ^= 0x10
+    Path("flipped.pth").write_bytes(data)
+    return "flipped.pth"
+
+
+def test_damage_is_no_difference(flipped: str, run: Run) -> None:
+    status, out, err = run("diff", "a.pth", flipped)
+    assert (status, out) == (FAILED, "")
+    assert err.startswith("ckpttool: error: flipped.pth[model_state_dict.fc.weight]: ")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_going_on_tells_what_could_be_compared(flipped: str, run: Run, is_first: bool) -> None:
+    paths = [flipped, "a.pth"] if is_first else ["a.pth", flipped]
+    status, out, err = run("diff", "--keep-going", *paths)
+    assert status == FAILED
+    assert "1 tensor could not be compared" in out.splitlines()[0]
+    assert f"! model_state_dict.fc.weight of {'A' if is_first else 'B'}: " in out
+    assert err.startswith("ckpttool: error: flipped.pth[model_state_dict.fc.weight]: ")
+    assert len(err.splitlines()) == 1
+    document = json.loads(run("diff", "--keep-going", "--json", *paths).out)
+    assert [one["side"] for one in document["broken"]] == ["a" if is_first else "b"]
+    assert document["equal"] is False
+
+
+def test_quiet_says_errors(flipped: str, run: Run) -> None:
+    status, out, err = run("diff", "--keep-going", "-q", "a.pth", flipped)
+    assert (status, out, len(err.splitlines())) == (FAILED, "", 1)
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "html"])
+def test_picture(work: Path, run: Run, kind: str) -> None:
+    name = f"moved.{kind}"
+    status, out, err = run("diff", "--plot", name, "one.safetensors", "two.safetensors")
+    assert (status, err) == (DIFFERENT, "")
+    assert out.startswith("1 of 2 tensors changed")
+    first = Path(name).read_bytes()
+    assert len(first) > 1000
+    assert run("diff", "--plot", name, "one.safetensors", "two.safetensors").status == DIFFERENT
+    assert Path(name).read_bytes() == first
+
+
+def test_picture_of_a_series(work: Path, run: Run) -> None:
+    paths = [f"runs/model_epoch_{epoch}.pth" for epoch in (1, 2, 3)]
+    assert run("diff", "-q", "--plot", "drift.html", *paths) == (DIFFERENT, "", "")
+    page = Path("drift.html").read_text("utf-8")
+    assert "model_state_dict.fc.weight" in page and "<td>model_epoch_3.pth</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.svg", b"<svg/>", "what is there is no such report; it is not replaced"),
+        (
+            "a.png",
+            b"\x89PNG\r\n\x1a\n somebody's photograph",
+            "what is there is no such report; it is not replaced",
+        ),
+        ("a.html", b"<!doctype html><p>mine", "what is there is no such report; it is not replaced"),
+    ],
+)
+def test_nothing_but_an_earlier_picture_is_replaced(
+    work: Path, run: Run, name: str, content: bytes, said: str
+) -> None:
+    Path(name).write_bytes(content)
+    assert run("diff", "--plot", name, "a.pth", "b.pth") == (
+        FAILED,
+        "",
+        f"ckpttool: error: --plot {name}: {said}\n",
+    )
+    assert Path(name).read_bytes() == content
+
+
+def test_checkpoint_is_never_replaced_by_a_picture(work: Path, run: Run) -> None:
+    shutil.copy("a.pth", "a.svg")
+    before = Path("a.svg").read_bytes()
+    status, out, err = run("diff", "--plot", "a.svg", "a.svg", "b.pth")
+    assert (status, out, err) == (FAILED, "", "ckpttool: error: --plot a.svg: that file is read\n")
+    assert Path("a.svg").read_bytes() == before
+
+
+def test_picture_needs_matplotlib(work: Path, run: Run, without_matplotlib: None) -> None:
+    assert run("diff", "--plot", "a.svg", "a.pth", "b.pth") == (
+        FAILED,
+        "",
+        "ckpttool: error: a.svg: a picture needs matplotlib (pip install 'ckpttool[plot]')\n",
+    )
+
+
+def test_picture_that_cannot_be_written_is_an_error(work: Path, run: Run) -> None:
+    status, out, err = run("diff", "--plot", "none/a.svg", "one.safetensors", "two.safetensors")
+    assert (status, out) == (FAILED, "")
+    assert err == "ckpttool: error: none/a.svg: no such file or directory\n"

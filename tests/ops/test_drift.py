@@ -1,0 +1,196 @@
+"""A series of checkpoints: norms and changes are NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ckpttool.checkpoint import Role
+from ckpttool.comparing.statistics import Statistics
+from ckpttool.dtypes import BY_NAME
+from ckpttool.errors import CheckpointError
+from ckpttool.ops import drift as module
+from ckpttool.ops.diff import DiffWishes
+from ckpttool.ops.difference import Change, Difference, Facts
+from ckpttool.ops.drift import drift
+from ckpttool.render.text_drift import drift_text
+
+Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> list[str]:
+    """Return the paths of three checkpoints: both weights move, then one alone."""
+    return written(tmp_path, states())
+
+
+def states() -> list[dict[str, np.ndarray[Any, Any]]]:
+    random = np.random.default_rng(0)
+    first = {"fc.weight": random.normal(size=(64, 32)), "fc.bias": random.normal(size=32)}
+    second = {name: one + 0.1 * random.normal(size=one.shape) for name, one in first.items()}
+    third = {**second, "fc.bias": second["fc.bias"] * 3}
+    return [first, second, third]
+
+
+def written(directory: Path, states: Sequence[Arrays]) -> list[str]:
+    paths = []
+    for at, state in enumerate(states):
+        path = directory / f"m{at}.safetensors"
+        save_file(dict(state), path, {"epoch": str(at), "step": str(10 * at), "loss": str(1 / (at + 1))})
+        paths.append(str(path))
+    return paths
+
+
+def flat(state: Arrays) -> np.ndarray[Any, Any]:
+    return np.concatenate([state[name].reshape(-1).astype(np.float64) for name in sorted(state)])
+
+
+def test_numbers_are_those_of_numpy(series: list[str]) -> None:
+    found = drift(series, DiffWishes())
+    vectors = [flat(state) for state in states()]
+    assert [point.norm for point in found.points] == pytest.approx([*map(np.linalg.norm, vectors)], rel=1e-12)
+    assert [(point.epoch, point.step) for point in found.points] == [(0, 0), (1, 10), (2, 20)]
+    assert [point.loss for point in found.points] == [1, 1 / 2, 1 / 3]
+    for step, a, b in zip(found.steps, vectors, vectors[1:], strict=False):
+        assert step.l2 == pytest.approx(np.linalg.norm(b - a), rel=1e-12)
+        assert step.relative == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-12)
+        cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+        assert step.cosine == pytest.approx(cosine, rel=1e-12)
+        assert step.max_abs == np.abs(b - a).max()
+    assert [len(step.difference.changed) for step in found.steps] == [2, 1]
+    assert found.steps[1].largest == "fc.bias"
+    assert not found.equal
+
+
+def test_order_is_as_given(series: list[str]) -> None:
+    found = drift(series[::-1], DiffWishes())
+    assert [point.path for point in found.points] == series[::-1]
+    assert found.steps[0].largest == "fc.bias"
+
+
+def test_equal_ones(series: list[str]) -> None:
+    found = drift([series[0]] * 3, DiffWishes())
+    assert found.equal
+    assert [(step.l2, step.relative, step.cosine, step.max_abs, step.largest) for step in found.steps] == [
+        (0, 0, pytest.approx(1), 0, None)
+    ] * 2
+    assert drift_text(found).splitlines()[0] == "all equal: 3 checkpoints"
+
+
+def test_what_comes_and_goes_leaves_the_rest_comparable(tmp_path: Path) -> None:
+    first, second, third = states()
+    del second["fc.bias"]
+    third = {**third, "head.weight": np.ones((3, 3))}
+    found = drift(written(tmp_path, [first, second, third]), DiffWishes(rename=False))
+    a, b = first["fc.weight"].reshape(-1), second["fc.weight"].reshape(-1)
+    step = found.steps[0]
+    assert step.l2 == pytest.approx(np.linalg.norm(b - a), rel=1e-12)
+    assert step.relative == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-12)
+    assert step.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), rel=1e-12)
+    assert [len(one.difference.added) for one in found.steps] == [0, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int64", "bool", "complex64"])
+def test_norms_of_every_kind_of_number(tmp_path: Path, dtype: str) -> None:
+    values = np.random.default_rng(1).normal(scale=3, size=1000).astype(dtype)
+    paths = written(tmp_path, [{"fc.weight": values}] * 2)
+    point = drift(paths, DiffWishes()).points[0]
+    wide = values.astype("complex128" if dtype == "complex64" else "float64")
+    assert point.norm == pytest.approx(np.linalg.norm(wide), rel=1e-12)
+
+
+def test_what_is_not_finite_has_no_say_in_a_norm(tmp_path: Path) -> None:
+    values = np.array([3.0, np.nan, np.inf, 4.0])
+    found = drift(written(tmp_path, [{"fc.weight": values}] * 2), DiffWishes())
+    assert found.points[0].norm == 5.0
+    assert found.steps[0].difference.changed == ()
+
+
+def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"), np.nan)
+    found = Statistics(size=2, count=1, where=(0,), at_a="a", at_b="b", **nothing)
+    words = Facts("words", Role.WEIGHTS, BY_NAME["string"], (2,), 8)
+    real = module.diff_opened
+
+    def with_strings(*opened: Any, **more: Any) -> Difference:
+        told = real(*opened, **more)
+        change = Change(a=words, b=words, kind="values", statistics=found)
+        return replace(told, changed=(change, *told.changed))
+
+    expected = drift(series, DiffWishes()).steps[0]
+    monkeypatch.setattr(module, "diff_opened", with_strings)
+    step = drift(series, DiffWishes()).steps[0]
+    assert (step.l2, step.max_abs, step.largest) == (expected.l2, expected.max_abs, expected.largest)
+    assert step.cosine == expected.cosine and step.relative == expected.relative
+    text = drift_text(drift(series, DiffWishes()))
+    assert "nan" not in text.lower()
+
+
+@pytest.mark.framework
+def test_tied_weights_count_once(tmp_path: Path) -> None:
+    import torch
+
+    paths = []
+    for at in range(2):
+        weight = torch.arange(6.0) + at
+        path = tmp_path / f"m-{at}.pth"
+        torch.save({"embed.weight": weight, "head.weight": weight}, path)
+        paths.append(str(path))
+    found = drift(paths, DiffWishes())
+    a, b = np.arange(6.0), np.arange(6.0) + 1
+    assert found.points[0].norm == pytest.approx(np.linalg.norm(a))
+    assert found.steps[0].l2 == pytest.approx(np.linalg.norm(b - a))
+    assert found.steps[0].cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+@pytest.mark.framework
+def test_expanded_weights_are_read_once(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "m.pth"
+    torch.save({"fc.weight": torch.arange(3.0).expand(1000, 3)}, path)
+    found = drift([str(path)] * 2, DiffWishes())
+    assert found.points[0].norm == pytest.approx(np.linalg.norm(np.tile(np.arange(3.0), 1000)), rel=1e-12)
+
+
+def test_what_cannot_be_opened_is_an_error(series: list[str], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        drift([*series, str(tmp_path / "none.pth")], DiffWishes())
+
+
+def test_bytes_are_counted(series: list[str]) -> None:
+    counted: list[int] = []
+    drift(series, DiffWishes(), advance=counted.append)
+    sizes = [Path(path).stat().st_size for path in series]
+    assert sum(sizes) < sum(counted) <= 3 * sum(sizes)
+
+
+# As people read it ----------------------------------------------------------------------------------
+
+
+TABLE = """
+3 checkpoints: 2 of 2 steps changed something, most of all the one to m1.safetensors (relative 0.289)
+
+  checkpoint      epoch  step      loss     norm  changed   L2  relative  max |Δ|  in         cosine
+  m0.safetensors      0     0         1  1.73205
+  m1.safetensors      1    10       0.5  2.06155   1 of 2  0.5     0.289      0.5  fc.bias  0.980196
+  m2.safetensors      2    20  0.333333      2.5   0 of 2
+
+  m2.safetensors: 1 added (head.weight), 2 tensors equal
+"""
+
+
+def test_table(tmp_path: Path) -> None:
+    ones = {"fc.weight": np.full((2, 2), 0.5, np.float32), "fc.bias": np.ones(2, np.float32)}
+    moved = {**ones, "fc.bias": np.array([1, 1.5], np.float32)}
+    grown = {**moved, "head.weight": np.ones(2, np.float32)}
+    paths = written(tmp_path, [ones, moved, grown])
+    assert f"\n{drift_text(drift(paths, DiffWishes()), width=120)}\n" == TABLE
+    narrow = drift_text(drift(paths, DiffWishes()), width=72).splitlines()
+    assert narrow[6] == "  too narrow for: in, cosine, L2, norm"

@@ -1,0 +1,518 @@
+"""What is not a tensor, and differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
+from ckpttool.dtypes import BY_NAME
+from ckpttool.formats.telling import KeyText
+from ckpttool.ops.difference import ABSENT, ValueChange
+from ckpttool.ops.values_diff import compare_values, not_compared
+from ckpttool.training import training_state
+
+NAN = float("nan")
+
+
+def checkpoint(
+    metadata: Mapping[str, Any] = {},
+    *,
+    name: str = "",
+    format: str = "pytorch",
+    variant: str | None = None,
+    producer: Producer | None = None,
+    training: TrainingState | None = None,
+    tensors: tuple[Tensor, ...] = (),
+) -> Checkpoint:
+    state = training_state(metadata, name=name) if training is None else training
+    return Checkpoint(
+        path=name or "m.pth",
+        format=format,
+        variant=variant,
+        tensors=tensors,
+        files=(),
+        spans=lambda: iter(()),
+        metadata=lambda: metadata,
+        training=lambda: state,
+        producer=producer or Producer(),
+    )
+
+
+def tensor(*path: str) -> Tensor:
+    return Tensor(path=path, dtype=BY_NAME["float32"], shape=(1,), role=Role.WEIGHTS)
+
+
+def differing(a: Any, b: Any, **more: Any) -> list[tuple[str, object, object]]:
+    """Return what differs between two trees of one format, with nothing reported."""
+    changes, reported = compare_values(checkpoint(a, **more), checkpoint(b, **more))
+    assert reported == []
+    return [(one.path, one.a, one.b) for one in changes]
+
+
+# One format -----------------------------------------------------------------------------------------
+
+
+def test_same_values_are_no_difference() -> None:
+    tree = {"epoch": 3, "config": {"layers": [1, 2], "name": "x"}, "flag": True, "nothing": None, "nan": NAN}
+    assert differing(tree, {**tree, "nan": float("nan"), "config": {"name": "x", "layers": [1.0, 2]}}) == []
+
+
+def test_epoch_is_told_once_and_first() -> None:
+    a = {"config": {"lr": 0.1}, "current_epoch": 3, "loss": 0.5}
+    b = {"config": {"lr": 0.2}, "current_epoch": 4, "loss": 0.5}
+    assert differing(a, b) == [
+        ("epoch", 3, 4),
+        ("learning_rate", 0.1, 0.2),
+    ]
+
+
+def test_what_one_side_lacks_is_absent() -> None:
+    assert differing({"epoch": 3, "x": 1}, {"epoch": 3, "y": {"z": 2}}) == [
+        ("x", 1, ABSENT),
+        ("y", ABSENT, {"z": 2}),
+    ]
+    assert differing({"current_epoch": 3, "x": 1}, {"x": 1}) == [("epoch", 3, ABSENT)]
+
+
+def test_epoch_under_another_key_is_the_same_epoch() -> None:
+    assert differing({"epoch": 3, "x": 1}, {"current_epoch": 3, "x": 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("x", "y"), [(1, 1.0), (NAN, NAN), (0.0, -0.0), ([], []), ([NAN], [NAN]), ("a", "a")]
+)
+def test_equal(x: object, y: object) -> None:
+    assert differing({"x": x}, {"x": y}) == []
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [(1, True), (0, False), (1, "1"), (None, 0), ([], {}), ([1], [True]), ("a", "b"), (NAN, 1.0), ({}, None)],
+)
+def test_different(x: object, y: object) -> None:
+    ((path, a, b),) = differing({"x": x}, {"x": y})
+    assert path == "x"
+    assert repr((a, b)) == repr((x, y))
+
+
+def test_number_and_text_are_two_keys() -> None:
+    number, text = {"m": {KeyText("1"): 2, "x": 3}}, {"m": {"1": 2, "x": 3}}
+    assert differing(number, text) == [("m.1", "key 1, no text", "key '1'")]
+    assert differing(text, number) == [("m.1", "key '1'", "key 1, no text")]
+    assert differing(number, {"m": {KeyText("1"): 2, "x": 3}}) == []
+    other = checkpoint({"m": '{"1": 2, "x": 3}'}, format="safetensors")
+    assert compare_values(checkpoint(number), other)[0] == []
+
+
+def test_optimizer_groups_are_compared_key_by_key() -> None:
+    a = {"optimizer": {"param_groups": [{"lr": 0.1, "betas": [0.9, 0.999], "params": [0, 1]}]}}
+    b = {"optimizer": {"param_groups": [{"lr": 0.1, "betas": [0.9, 0.95], "params": [0, 1]}]}}
+    assert differing(a, b) == [("optimizer.param_groups.0.betas", [0.9, 0.999], [0.9, 0.95])]
+
+
+def test_learning_rate_is_told_by_its_own_name() -> None:
+    a = {"optimizer": {"param_groups": [{"lr": 0.1}, {"lr": 0.2}]}}
+    b = {"optimizer": {"param_groups": [{"lr": 0.3}, {"lr": 0.2}]}}
+    assert differing(a, b) == [("learning_rate", 0.1, 0.3)]
+
+
+def test_lists_of_other_lengths() -> None:
+    a = {"groups": [{"x": 1}], "few": [1, 2]}
+    b = {"groups": [{"x": 2}, {"x": 3}], "few": [1, 2, 3]}
+    assert differing(a, b) == [
+        ("groups", "1 item", "2 items"),
+        ("groups.0.x", 1, 2),
+        ("few", [1, 2], [1, 2, 3]),
+    ]
+
+
+def test_long_lists_are_counted() -> None:
+    state = list(range(625))
+    other = [*state[:3], -1, *state[4:600], *range(1, 26)]
+    assert differing({"rng": state}, {"rng": other}) == [
+        ("rng", "625 items", "625 items, 26 differ, the first at 3")
+    ]
+    assert differing({"rng": state}, {"rng": [*state, 1]}) == [
+        ("rng", "625 items", "626 items, the first are the same")
+    ]
+
+
+def test_large_things_on_one_side_are_told_by_size() -> None:
+    a = {"x": 1, "big": {str(key): key for key in range(1000)}, "long": [[1]] * 3}
+    assert differing(a, {"x": 1}) == [("big", "1,000 keys", ABSENT), ("long", "3 items", ABSENT)]
+
+
+def test_last_loss_of_a_list() -> None:
+    assert differing({"losses": [3.0, 2.0]}, {"losses": [3.0, 2.0, 1.0]}) == [("loss", 2.0, 1.0)]
+    assert differing({"losses": [3.0, 2.0]}, {"losses": [4.0, 2.0]}) == [("losses", [3.0, 2.0], [4.0, 2.0])]
+
+
+def test_deep_trees_do_not_recurse() -> None:
+    a: Any = 1
+    b: Any = 2
+    for _ in range(5_000):
+        a, b = {"k": a}, {"k": b}
+    ((path, *_),) = differing(a, b)
+    assert path.count("k") == 5_000
+
+
+def test_versions_and_times_are_reported() -> None:
+    a = {"x": 1, "pytorch-lightning_version": "2.5", "saved_at": "2026-01-01", "config": {"timestamp": 1}}
+    b = {"x": 1, "pytorch-lightning_version": "2.6", "saved_at": "2026-01-02", "config": {"timestamp": 2}}
+    changes, reported = compare_values(checkpoint(a), checkpoint(b))
+    assert changes == []
+    assert [one.path for one in reported] == ["saved_at", "pytorch-lightning_version", "config.timestamp"]
+
+
+def test_settings_that_merely_sound_like_bookkeeping_count() -> None:
+    a = {"config": {"backend": "nccl", "dataset_version": 1, "time": 3, "format": "pt"}, "format": "mine"}
+    b = {"config": {"backend": "gloo", "dataset_version": 2, "time": 4, "format": "np"}, "format": "yours"}
+    assert [path for path, *_ in differing(a, b)] == [
+        "config.backend",
+        "config.dataset_version",
+        "config.time",
+        "config.format",
+        "format",
+    ]
+
+
+def test_signatures_differ_by_what_callers_see() -> None:
+    def graph(tensor: str, shape: list[int]) -> dict[str, Any]:
+        inputs = {"x": {"name": tensor, "dtype": "float32", "shape": shape}}
+        return {"meta_graphs": [{"signatures": {"serve": {"inputs": inputs}}}]}
+
+    a, b = graph("in:0", [1, 3]), graph("in_1:0", [1, 4])
+    changes, reported = compare_values(checkpoint(a, format="savedmodel"), checkpoint(b, format="savedmodel"))
+    path = "meta_graphs.0.signatures.serve.inputs.x"
+    assert changes == [ValueChange(f"{path}.shape", [1, 3], [1, 4])]
+    assert reported == [ValueChange(f"{path}.name", "in:0", "in_1:0")]
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(width=16) | st.text("ab", max_size=2)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=20) | st.dictionaries(st.text("xyz", max_size=2), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def alike(x: Any, y: Any) -> bool:
+    """Tell whether two trees say the same, as this module's docstring has it."""
+    if isinstance(x, dict) and isinstance(y, dict):
+        return x.keys() == y.keys() and all(alike(x[key], y[key]) for key in x)
+    if isinstance(x, list) and isinstance(y, list):
+        return len(x) == len(y) and all(alike(*pair) for pair in zip(x, y, strict=True))
+    if isinstance(x, bool) != isinstance(y, bool):
+        return False
+    return bool(x == y) or (isinstance(x, float) and isinstance(y, float) and x != x and y != y)
+
+
+@given(TREES, TREES)
+def test_trees_differ_where_they_differ(x: Any, y: Any) -> None:
+    a, b = ({"k": tree, "always": 1} for tree in (x, y))
+    changes = differing(a, b)
+    assert bool(changes) is not alike(x, y)
+    assert all(path == "k" or path.startswith("k.") for path, *_ in changes)
+    assert differing(a, json.loads(json.dumps(a))) == []
+
+
+# Sides that tell less -------------------------------------------------------------------------------
+
+
+FULL = {"epoch": 10, "optimizer": {"param_groups": [{"lr": 0.1}]}, "note": "x"}
+LEFT = [
+    ValueChange("epoch", 10, ABSENT),
+    ValueChange("learning_rate", 0.1, ABSENT),
+    ValueChange("optimizer", "1 key", ABSENT),
+    ValueChange("note", "x", ABSENT),
+]
+
+
+def test_bare_state_dict_lacks_nothing() -> None:
+    full = checkpoint(FULL, tensors=(tensor("model", "fc.weight"),))
+    bare = checkpoint({}, tensors=(tensor("fc.weight"),))
+    assert compare_values(full, bare) == ([], LEFT)
+    assert len(compare_values(bare, full)[1]) == len(LEFT)
+
+
+@pytest.mark.parametrize("path", [("model", "fc.weight"), ("fc.weight",)])
+def test_what_is_built_alike_lacks_what_it_has_not(path: tuple[str, ...]) -> None:
+    full, less = (checkpoint(told, tensors=(tensor(*path),)) for told in (FULL, {}))
+    changes, reported = compare_values(full, less)
+    assert [(one.path, one.b) for one in changes] == [
+        ("epoch", ABSENT),
+        ("optimizer", ABSENT),
+        ("note", ABSENT),
+    ]
+    assert reported == []
+
+
+def test_one_value_in_a_bare_state_dict_counts() -> None:
+    a, b = (checkpoint(told, tensors=(tensor("w"),)) for told in ({"scale": 7.0}, {}))
+    assert compare_values(a, b) == ([ValueChange("scale", 7.0, ABSENT)], [])
+
+
+def test_what_holds_no_tensor_is_no_bare_state_dict() -> None:
+    metrics = checkpoint({"accuracy": 0.5}, tensors=(tensor("model", "w"),))
+    assert compare_values(metrics, checkpoint({}))[0] == [ValueChange("accuracy", 0.5, ABSENT)]
+
+
+def test_library_of_a_safetensors_file_is_no_data() -> None:
+    a = checkpoint({"format": "pt", "epoch": "3"}, format="safetensors")
+    b = checkpoint({"epoch": "3"}, format="safetensors")
+    assert compare_values(a, b) == ([], [ValueChange("format", "pt", ABSENT)])
+    c = checkpoint({"format": "tf", "epoch": "4"}, format="safetensors")
+    assert compare_values(a, c) == ([ValueChange("epoch", 3, 4)], [ValueChange("format", "pt", "tf")])
+
+
+def test_metadata_of_one_safetensors_file_counts() -> None:
+    a = checkpoint({"format": "pt", "lr": "1", "note": "x"}, format="safetensors")
+    changes, _ = compare_values(a, checkpoint({}, format="safetensors"))
+    assert changes == [ValueChange("learning_rate", "1", ABSENT), ValueChange("note", "x", ABSENT)]
+
+
+def test_sums_of_an_index_are_no_data() -> None:
+    index = {"total_size": 80, "total_parameters": 20, "note": "x"}
+    sharded = checkpoint(index, format="safetensors", variant="sharded")
+    single = checkpoint({"note": "x"}, format="safetensors")
+    changes, reported = compare_values(sharded, single)
+    assert changes == []
+    assert [one.path for one in reported] == ["format", "total_size", "total_parameters"]
+    assert differing({"total_size": 80}, {"total_size": 81}) == [("total_size", 80, 81)]
+
+
+@pytest.mark.parametrize("format", ["fluid", "keras-h5", "paddle"])
+def test_variants_for_weights_alone_lack_nothing(format: str) -> None:
+    whole = checkpoint({"model_config": {"units": 3}}, format=format, variant="model")
+    weights = checkpoint({}, format=format, variant="weights")
+    changes, reported = compare_values(whole, weights)
+    assert changes == []
+    assert reported[-1] == ValueChange("model_config", {"units": 3}, ABSENT)
+    other = checkpoint({"model_config": {"units": 4}}, format=format, variant="model")
+    assert compare_values(whole, other)[0] == [ValueChange("model_config.units", 3, 4)]
+
+
+def test_other_formats_are_compared_by_what_both_know() -> None:
+    a = checkpoint({"epoch": 3, "loss": 0.5, "config": {"width": 4, "depth": 2}})
+    b = checkpoint({"epoch": "4", "loss": "0.5", "step": "7"}, format="safetensors")
+    changes, reported = compare_values(a, b)
+    assert changes == [ValueChange("epoch", 3, 4)]
+    assert reported == [
+        ValueChange("format", "pytorch", "safetensors"),
+        ValueChange("hyper_parameters.width", 4, ABSENT),
+        ValueChange("hyper_parameters.depth", 2, ABSENT),
+        ValueChange("step", ABSENT, 7),
+    ]
+
+
+def test_settings_of_other_formats_are_compared_one_by_one() -> None:
+    a = checkpoint({"config": {"width": 4, "dims": [1, 2]}})
+    b = checkpoint({"config": {"width": 5, "dims": [1, 2]}}, format="hdf5")
+    assert compare_values(a, b)[0] == [ValueChange("hyper_parameters.width", 4, 5)]
+
+
+def both_say(a: object, b: object) -> tuple[list[ValueChange], list[ValueChange]]:
+    """Return how a value differs from a text under the same key, and what is reported besides formats."""
+    changes, reported = compare_values(
+        checkpoint({"classes": a}), checkpoint({"classes": b}, format="safetensors")
+    )
+    return changes, [one for one in reported if one.path != "format"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (10, "10"),
+        (10, " 10.0"),
+        (0.7, ".7"),
+        (NAN, "nan"),
+        (float("inf"), "inf"),
+        (True, "True"),
+        (False, "false"),
+        (None, "None"),
+        (None, "null"),
+        ("gelu", "gelu"),
+        ([1, "x"], '[1, "x"]'),
+        ([1.5, 2], ["1.5", "2"]),
+        ({"a": {"b": [1, {"c": None}]}}, '{"a": {"b": [1, {"c": null}]}}'),
+        (2**80, str(2**80)),
+    ],
+)
+def test_texts_spell_the_values_of_another_format(a: object, b: object) -> None:
+    assert both_say(a, b) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (10, "12"),
+        (10, "ten"),
+        (10, ""),
+        (0.5, ".7"),
+        (True, "1"),
+        (None, "0"),
+        ("gelu", "relu"),
+        (2**80, str(2**80 + 1)),
+        (1, "9" * 5000),
+        ([1, 2], "[1, 3]"),
+        ([1, 2], "[1, 2"),
+        ({"a": 1}, "a"),
+        ({"a": 1}, "[" * 100_000),
+        (10, 12),
+    ],
+)
+def test_same_key_with_another_value_is_a_difference(a: object, b: object) -> None:
+    changes, reported = both_say(a, b)
+    assert len(changes) == 1 and changes[0].path.startswith("classes")
+    assert reported == []
+
+
+@given(TREES.filter(lambda tree: isinstance(tree, dict | list)))
+def test_json_of_a_tree_spells_it(tree: Any) -> None:
+    assert both_say(tree, json.dumps(tree)) == ([], [])
+
+
+def test_keys_below_a_shared_one_may_be_missing_in_another_format() -> None:
+    changes, reported = both_say({"a": 1, "b": 2}, '{"b": 3, "c": 4}')
+    assert changes == [ValueChange("classes.b", 2, 3)]
+    assert reported == [ValueChange("classes.a", 1, ABSENT), ValueChange("classes.c", ABSENT, 4)]
+
+
+def test_training_under_one_key_is_told_once_across_formats() -> None:
+    a = checkpoint({"epoch": 3, "losses": [3.0, 2.0], "config": {"width": 4}, "val_acc": 0.5})
+    told = {"epoch": "4", "losses": "[3.0, 1.0]", "config": '{"width": 5}', "val_acc": "0.6"}
+    changes, _ = compare_values(a, checkpoint(told, format="safetensors"))
+    assert [one.path for one in changes] == ["epoch", "metrics.val_acc", "losses", "config.width"]
+
+
+@pytest.mark.parametrize(("rate", "is_same"), [(0.10000000149011612, True), (0.1001, False), (1e300, False)])
+def test_numbers_in_tensors_have_single_precision(rate: float, is_same: bool) -> None:
+    inside = TrainingState(learning_rate=rate, origin={"learning_rate": "tensor learning_rate"})
+    a, b = checkpoint({"lr": 0.1}), checkpoint(format="tensorflow", training=inside)
+    assert (compare_values(a, b)[0] == []) is is_same
+
+
+def test_both_sides_tensors_are_told_in_training_words() -> None:
+    sides = [TrainingState(epoch=epoch, origin={"epoch": "tensor epoch"}) for epoch in (1, 2)]
+    a, b = (checkpoint(format="numpy", training=side) for side in sides)
+    assert compare_values(a, b) == ([ValueChange("epoch", 1, 2)], [])
+
+
+def test_trainers_of_fluid_are_told_once() -> None:
+    def serial(epoch: int) -> Checkpoint:
+        state = TrainingState(epoch=epoch, origin={"epoch": "file trainer_0/epoch_id"})
+        told = {"serial": epoch, "trainers": {"0": {"epoch_id": epoch}, "1": {"epoch_id": 5}}}
+        return checkpoint(told, format="fluid", training=state)
+
+    changes, reported = compare_values(serial(1), serial(2))
+    assert changes == [ValueChange("epoch", 1, 2)]
+    assert reported == [ValueChange("serial", 1, 2)]
+
+
+def test_name_of_a_file_is_not_its_content() -> None:
+    a, b = checkpoint(name="model_epoch_3.pth"), checkpoint(name="model_epoch_4.pth")
+    assert a.training.epoch == 3
+    assert compare_values(a, b) == ([], [])
+    assert compare_values(checkpoint({"epoch": 3}), b) == ([ValueChange("epoch", 3, ABSENT)], [])
+
+
+def test_format_and_variant_are_reported() -> None:
+    a, b = checkpoint(variant="zip"), checkpoint(variant="legacy")
+    assert compare_values(a, b) == ([], [ValueChange("format", "pytorch zip", "pytorch legacy")])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        (
+            Producer("keras", "3.1"),
+            Producer("keras", "3.2"),
+            [ValueChange("producer", "keras 3.1", "keras 3.2")],
+        ),
+        (Producer("keras", "3.1"), Producer("pytorch"), [ValueChange("producer", "keras 3.1", "pytorch")]),
+        (Producer("keras"), Producer("pytorch"), []),
+        (Producer("pytorch", "2.1"), Producer(), []),
+        (Producer(), Producer(), []),
+    ],
+)
+def test_producers_are_reported_where_they_say_more_than_the_format(
+    a: Producer, b: Producer, told: list[ValueChange]
+) -> None:
+    assert compare_values(checkpoint(producer=a), checkpoint(producer=b)) == ([], told)
+
+
+def test_mangled_names_of_torchscript_are_one_class() -> None:
+    def model(name: str) -> Checkpoint:
+        return checkpoint({"attributes": {"<class>": name}}, format="torchscript")
+
+    a, b = model("__torch__.nn.___torch_mangle_1.Linear"), model("__torch__.nn.Linear")
+    assert compare_values(a, b) == ([], [])
+    assert compare_values(a, model("__torch__.nn.___torch_mangle_1.Conv"))[0] != []
+
+
+# What is not compared -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "<2,000 bytes of data>",
+        "<80,000,000 bytes of text>",
+        "<12 bytes of a file that was not read>",
+        "<NumPy array of |S5, shape [9]: 80,000,000 bytes of data>",
+        "module.function(1, <80,000,000 bytes of data>)",
+        "module.function(…)",
+        "<Strange>",
+        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2]},
+        {"<dataset>": "compound", "shape": []},
+    ],
+)
+def test_values_told_in_part_are_named(told: object) -> None:
+    tree = {"config": {"blob": told, "more": [told]}}
+    expected = ["config.blob: known only in part", "config.more.0: known only in part"]
+    assert not_compared(checkpoint(tree), checkpoint(tree)) == expected
+    assert not_compared(checkpoint(tree), checkpoint(tree, format="hdf5")) == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "<unk>",
+        "<PAD>",
+        "text",
+        "",
+        "<2 bytes: 00 ff>",
+        "<16 bytes>",
+        "(…)",
+        "x" * 5000,
+        "<1,000 bytes, CRC-32 0123abcd>",
+        "<NumPy array of |S5, shape [9]: 45 bytes, CRC-32 0123abcd>",
+        f"{'x' * 4096}… (5,000 characters, CRC-32 0123abcd)",
+        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [2], "CRC-32": "0123abcd"},
+        {"<class>": "numpy.ndarray", "dtype": "<U2", "shape": [0, 2]},
+        {"<dataset>": "compound", "shape": None},
+    ],
+)
+def test_values_told_in_full_need_no_note(told: object) -> None:
+    assert not_compared(checkpoint({"x": told}), checkpoint({"x": told})) == []
+
+
+@pytest.mark.parametrize(
+    ("format", "key"), [("torchscript", "code"), ("torch-export", "models"), ("savedmodel", "graph")]
+)
+def test_programs_without_a_checksum_are_not_compared(format: str, key: str) -> None:
+    assert len(not_compared(checkpoint(format=format), checkpoint(format=format))) == 1
+    assert not_compared(checkpoint(format=format), checkpoint()) == []
+    summed = checkpoint({key: [{"main": "<80 bytes, CRC-32 0123abcd>"}]}, format=format)
+    assert not_compared(summed, summed) == []
+    assert len(not_compared(summed, checkpoint(format=format))) == 1
+    other = checkpoint({"note": "<80 bytes, CRC-32 0123abcd>"}, format=format)
+    assert len(not_compared(other, other)) == 1
