@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckpttool.checkpoint import Tensor
+from ckpttool.comparing.afar import MAX_CHILDREN, WORTH_BYTES, Assistant
 from ckpttool.comparing.crew import Crew, Meter, Range, Worker, batches
-from ckpttool.comparing.elements import Side, Unreadable, stream_of
+from ckpttool.comparing.elements import Side, Unreadable
 from ckpttool.comparing.repeated import is_endless, once, repeated
 from ckpttool.comparing.statistics import Statistics, Tally, Tolerance
 from ckpttool.comparing.workers import (
@@ -133,6 +134,10 @@ def _foregone(pair: TensorPair) -> Outcome | None:
     return None
 
 
+Begin = Callable[[Crew[TensorPair], Meter], Worker[TensorPair]]
+"""What makes the worker of one thread."""
+
+
 class _Comparing:
     """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
 
@@ -149,11 +154,11 @@ class _Comparing:
             if (known := _foregone(pair)) is not None:
                 outcomes[id(pair)] = known
         left = [pair for pair in pairs if id(pair) not in outcomes]
-        self._pass([pair for pair in left if pair.is_open], BytesWorker, byte_ranges)
+        self._pass([pair for pair in left if pair.is_open], [BytesWorker] * self._jobs, byte_ranges)
         outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
         unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
-        measuring = partial(ValuesWorker, tolerance=self._tolerance)
-        self._pass([pair for pair in unequal if pair.failure is None], measuring, element_ranges)
+        measurable = [pair for pair in unequal if pair.failure is None]
+        self._pass(measurable, self._measuring(measurable), element_ranges)
         outcomes |= {id(pair): _measured(pair) for pair in left if not pair.is_open}
         self._advance(sum(pair.unread for pair in pairs))
         return outcomes
@@ -161,22 +166,32 @@ class _Comparing:
     def _pass(
         self,
         pairs: list[TensorPair],
-        begin: Callable[[Crew[TensorPair], Meter], Worker[TensorPair]],
+        begin: Sequence[Begin],
         cut: Cut,
     ) -> None:
-        """Let threads do the ranges of pairs."""
+        """Let as many threads as there are in ``begin`` do the ranges of pairs."""
         if not pairs:
             return
         streams: dict[int, list[Range[TensorPair]]] = defaultdict(list)
         placed: list[TensorPair] = []
         for pair in pairs:
-            stream = stream_of(pair.a) or stream_of(pair.b)
+            stream = pair.stream
             if stream is None:
                 placed.append(pair)
             else:
                 streams[stream] += cut(pair, whole=True)
         crew = Crew(batches(one for pair in placed for one in cut(pair)), streams.values())
-        crew.work(self._jobs, lambda: begin(crew, Meter(self._advance)))
+        crew.work([partial(one, crew, Meter(self._advance)) for one in begin])
+
+    def _measuring(self, pairs: Sequence[TensorPair]) -> list[Begin]:
+        """Return what measures values: this thread, others for what has to be put together, children."""
+        own = partial(ValuesWorker, tolerance=self._tolerance)
+        streams = len({pair.stream for pair in pairs} - {None})
+        placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream is None)
+        children = min(self._jobs - 1, MAX_CHILDREN, placed // WORTH_BYTES)
+        if children > 0:
+            return [own, *[partial(Assistant, tolerance=self._tolerance)] * children]
+        return [own] * min(self._jobs, 1 + streams)
 
 
 def _measured(pair: TensorPair) -> Outcome:

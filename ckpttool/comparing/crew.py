@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -41,7 +41,7 @@ class Worker(Protocol[T]):
         """Do one range."""
 
     def end(self) -> None:
-        """Tell what was not told yet: there is no more to do."""
+        """Tell what was not told yet, and give back what was taken: there is no more to do."""
 
 
 def batches(ranges: Iterable[Range[T]]) -> Iterator[list[Range[T]]]:
@@ -92,14 +92,15 @@ class Crew(Generic[T]):
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
-    def work(self, jobs: int, begin: Callable[[], Worker[T]]) -> None:
-        """Do all the work in at most ``jobs`` threads; each calls ``begin`` for its worker."""
-        threads = min(jobs, len(self._placed) + min(len(self._streamed), MAX_STREAMS))
-        others = [threading.Thread(target=self._work, args=(begin,), daemon=True) for _ in range(threads - 1)]
+    def work(self, begin: Sequence[Callable[[], Worker[T]]]) -> None:
+        """Do all the work, in at most a thread for each of ``begin``, which it calls for its worker."""
+        threads = min(len(begin), len(self._placed) + min(len(self._streamed), MAX_STREAMS))
+        own, *helpers = begin[: max(1, threads)]
+        others = [threading.Thread(target=self._work, args=(one,), daemon=True) for one in helpers]
         try:
             for thread in others:
                 thread.start()
-            self._work(begin)
+            self._work(own)
             for thread in others:
                 thread.join()
         except BaseException:  # Ctrl-C while waiting
@@ -120,20 +121,25 @@ class Crew(Generic[T]):
     def _work(self, begin: Callable[[], Worker[T]]) -> None:
         try:
             worker = begin()
-            while (batch := self._next()) is not None:
-                ranges, is_streamed = batch
-                for one in ranges:
-                    self.check()
-                    worker.do(one)
-                if is_streamed:
-                    with self._lock:
-                        self._streams -= 1
-            worker.end()
+            try:
+                self._do_all(worker)
+            finally:
+                worker.end()
         except Stopped:
             return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, which raises it
             self._error = error
             self._stop.set()
+
+    def _do_all(self, worker: Worker[T]) -> None:
+        while (batch := self._next()) is not None:
+            ranges, is_streamed = batch
+            for one in ranges:
+                self.check()
+                worker.do(one)
+            if is_streamed:
+                with self._lock:
+                    self._streams -= 1
 
     def _next(self) -> tuple[list[Range[T]], bool] | None:
         """Return the next batch, and whether it is streamed; these come first, since they can't be shared."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.readable import Contiguous, aligned
 from ckpttool.wire.source import Buffer, Source
 
 if TYPE_CHECKING:
@@ -148,9 +148,8 @@ class Buffers:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(2 * nbytes)
-        whole = memoryview(self.data)
-        self.a, self.b = whole[:nbytes], whole[nbytes:]
+        self.data = aligned(2 * nbytes)
+        self.a, self.b = self.data[:nbytes], self.data[nbytes:]
         self._memcmp = _libc_memcmp()
         if self._memcmp is not None:
             import ctypes

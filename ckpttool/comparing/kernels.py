@@ -41,11 +41,11 @@ class _Views(NamedTuple):
 
     Attributes:
         narrow: Both sides as float32.
-        wide: Both sides as float64; ``a``, ``b`` and their difference ``d`` are rows of one array.
+        wide: Both sides as float64; ``a``, ``b`` and their difference ``d``, of which in the end
+            only the moduli are wanted, are rows of one array.
         rows: All three, cut into lengths that BLAS multiplies in this thread; ``columns`` is their transpose.
         products: Of rows and columns; ``sums`` is the same memory, a row for each of ``a``, ``b`` and ``d``.
         padding: What lies behind the last element in the rows.
-        modulus: |b - a| in float64.
         quotients: b / a in float32.
         ratios: |b - a| / |a| in float64.
         mask: One boolean an element.
@@ -61,7 +61,6 @@ class _Views(NamedTuple):
     products: Array
     sums: Array
     padding: Array
-    modulus: Array
     quotients: Array
     ratios: Array
     mask: Array
@@ -71,7 +70,7 @@ def _ratio_at(at: Array, v: _Views) -> float:
     """Return the largest |b - a| / |a| at some indexes; 0 / 0 is no change."""
     import numpy as np
 
-    ratios = v.modulus[at] / np.abs(v.a[at])
+    ratios = v.d[at] / np.abs(v.a[at])
     return float(np.fmax.reduce(ratios, initial=0.0))
 
 
@@ -90,7 +89,6 @@ class Workspace:
         self._tolerance = tolerance
         self._narrow = np.zeros((2, BLOCK_ELEMENTS), "<f4")
         self._wide = np.zeros((3, BLOCK_ELEMENTS))
-        self._modulus = np.zeros(BLOCK_ELEMENTS)
         self._quotients = np.zeros(BLOCK_ELEMENTS, "<f4")
         self._ratios = np.zeros(BLOCK_ELEMENTS)
         self._mask = np.zeros(BLOCK_ELEMENTS, bool)
@@ -172,8 +170,8 @@ class Workspace:
         is_accurate = aa + bb + dd <= _MAX_CANCELLATION * abs(ab)
         tally.ab.add(ab if is_accurate else dot(v.a, v.b))
         if dd:
-            np.absolute(v.d, out=v.modulus)
-            tally.moduli.add(float(np.add.reduce(v.modulus)))
+            np.absolute(v.d, out=v.d)
+            tally.moduli.add(float(np.add.reduce(v.d)))
             self._extremes(tally, v, count, base)
         self._count(tally, v, count, base, differs=bool(dd))
         return True
@@ -182,9 +180,9 @@ class Workspace:
         """Look for larger changes than those before."""
         import numpy as np
 
-        largest = float(np.maximum.reduce(v.modulus))
+        largest = float(np.maximum.reduce(v.d))
         if largest > tally.max_abs:
-            tally.max_abs, tally.largest = largest, self._place(count, base, int(v.modulus.argmax()))
+            tally.max_abs, tally.largest = largest, self._place(count, base, int(v.d.argmax()))
         if tally.max_rel < math.inf and largest:
             ratio = self._largest_ratio(tally.max_rel, largest, v)
             tally.max_rel = max(tally.max_rel, ratio)
@@ -195,14 +193,12 @@ class Workspace:
 
         if not self._is_narrow:
             np.absolute(v.a, out=v.ratios)
-            np.divide(v.modulus, v.ratios, out=v.ratios)
+            np.divide(v.d, v.ratios, out=v.ratios)
             return float(np.fmax.reduce(v.ratios))
         # Only where |a| is below this, a change of at most the largest can be more than is known.
         below = largest / known * (1 + _SLACK) if known else math.inf
         if below < _LARGE:
             np.absolute(v.narrow[0], out=v.quotients)
-            if np.minimum.reduce(v.quotients) > below:
-                return 0.0
             np.less_equal(v.quotients, below, out=v.mask)
             if np.count_nonzero(v.mask) * _FEW < len(v.mask):
                 return _ratio_at(np.flatnonzero(v.mask), v)
@@ -229,7 +225,7 @@ class Workspace:
             np.absolute(v.a, out=v.a)
             np.multiply(v.a, self._tolerance.rtol, out=v.a)
             np.add(v.a, self._tolerance.atol, out=v.a)
-            np.greater(v.modulus, v.a, out=v.mask)
+            np.greater(v.d, v.a, out=v.mask)
         counted = int(np.count_nonzero(v.mask))
         tally.count += counted
         if counted and tally.first is None:
@@ -267,7 +263,6 @@ class Workspace:
             sums.reshape(3, rows, 1, 1),
             sums,
             padded[:, count:],
-            self._modulus[:count],
             self._quotients[:count],
             self._ratios[:count],
             self._mask[:count],

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.crew import Crew, Meter, Range
-from ckpttool.comparing.elements import Buffers, Elements, Side, Unreadable, place_of
+from ckpttool.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
 from ckpttool.comparing.statistics import Tally, Tolerance
 
 _BUFFER_BYTES = 1 << 18
@@ -43,6 +43,11 @@ class TensorPair:
     def is_open(self) -> bool:
         """Tell whether reading on can find something new."""
         return self.failure is None and not self.differs
+
+    @property
+    def stream(self) -> int | None:
+        """Return what pairs share that are read in turn; None where any thread can read any part."""
+        return stream_of(self.a) or stream_of(self.b)
 
     @property
     def identity(self) -> object:

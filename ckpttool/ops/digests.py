@@ -13,6 +13,7 @@ from ckpttool.checkpoint import Checkpoint, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.readable import aligned
 from ckpttool.wire.source import Source
 
 SCHEMA = "ckpttool.digests/1"
@@ -93,7 +94,7 @@ def _of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> str:
 
 
 def _blocks(source: Source) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(min(_BLOCK_BYTES, source.size)))
+    buffer = aligned(min(_BLOCK_BYTES, source.size))
     for start in range(0, source.size, _BLOCK_BYTES):
         block = buffer[: min(_BLOCK_BYTES, source.size - start)]
         source.read_into(start, block)

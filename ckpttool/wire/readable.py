@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -11,6 +12,7 @@ from ckpttool.errors import LimitExceeded, Truncated
 if TYPE_CHECKING:
     import numpy as np
 
+_LARGE = 1 << 16
 MAX_READ = 1 << 28
 """The most bytes that one ``read`` may ask for; all larger data is streamed."""
 
@@ -68,6 +70,17 @@ class Readable(ABC):
         """
 
 
+def aligned(nbytes: int) -> memoryview:
+    """Return memory to read into, at the start of a page where it is large.
+
+    Some processors copy from a page of the system's cache four times slower to an address that lies up to 31
+    bytes further into its own page, which is where a large ``bytearray`` begins.
+    """
+    if nbytes < _LARGE:
+        return memoryview(bytearray(nbytes))
+    return memoryview(mmap.mmap(-1, nbytes))
+
+
 def reader_from(source: Readable, base: int) -> Callable[[int, memoryview], None]:
     """Return what fills a buffer from an offset that counts from ``base``, in bytes."""
     return lambda offset, buffer: source.read_into(base + offset, buffer)
@@ -85,7 +98,7 @@ class Contiguous(NamedTuple):
     swap: int = 1
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        buffer = bytearray(min(self.nbytes, max(16, limit - limit % 16)))
+        buffer = aligned(min(self.nbytes, max(16, limit - limit % 16)))
         for start in range(0, self.nbytes, len(buffer) or 1):
             view = memoryview(buffer)[: min(len(buffer), self.nbytes - start)]
             self.source.read_into(self.offset + start, view)

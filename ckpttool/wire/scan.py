@@ -17,6 +17,7 @@ from ckpttool.checkpoint import Span, Values
 from ckpttool.dtypes import DType, FloatCode
 from ckpttool.errors import CheckpointError
 from ckpttool.wire.crc import crc32c
+from ckpttool.wire.readable import aligned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,7 +121,7 @@ def _cut(scanned: Scanned) -> Iterator[_Piece]:
 
 
 def _work(progress: _Progress, checksum: bool, values: bool) -> None:
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = aligned(CHUNK_BYTES)
     tests: dict[tuple[str, str], Callable[[int], bool]] = {}
     try:
         while (piece := progress.next()) is not None:

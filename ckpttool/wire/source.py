@@ -79,6 +79,11 @@ class Source(Readable):
         self._is_closed = False
         self._keep(descriptor)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Return what tells the file from any other: its device and its number there."""
+        return self._identity
+
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self._is_closed = True

@@ -1,0 +1,169 @@
+"""Values measured in processes beside this one, since threads of one would wait for each other's NumPy.
+
+NumPy works without the interpreter lock, but has to get it back after each of its short steps; two threads
+took longer than one. A child is told where the elements lie, reads them itself, and answers with a tally.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.comparing.crew import Crew, Meter, Range
+from ckpttool.comparing.elements import place_of
+from ckpttool.comparing.statistics import Tally, Tolerance
+from ckpttool.comparing.workers import PairWorker, TensorPair, ValuesWorker
+from ckpttool.dtypes import BY_NAME
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.source import Source
+
+WORTH_BYTES = 1 << 28
+"""So many bytes of both sides are worth a child, which takes as long to start as these to measure."""
+
+MAX_CHILDREN = 3
+"""With more, all together would take more memory than one diff may."""
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from ckpttool.comparing.afar import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
+)
+
+
+class Assistant(PairWorker):
+    """Lets a child do the ranges of one thread; what no child can do, it does itself."""
+
+    def __init__(self, crew: Crew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
+        super().__init__(crew, meter)
+        self._tolerance = tolerance
+        self._own: ValuesWorker | None = None
+        self._child: subprocess.Popen[bytes] | None = _started()
+
+    def end(self) -> None:
+        super().end()
+        if self._own is not None:
+            self._own.end()
+        self._dismiss()
+
+    def _do(self, part: Range[TensorPair]) -> None:
+        order = _order(part, self._tolerance)
+        tally = None if order is None else self._answer(order)
+        if tally is None:
+            if self._own is None:
+                self._own = ValuesWorker(self._crew, self._meter, self._tolerance)
+            self._own.do(part)
+            return
+        part.item.tallies.append(tally)
+        self._count(part.item, sum(one.dtype.nbytes(part.count) for one in (part.item.a, part.item.b)))
+
+    def _answer(self, order: Mapping[str, Any]) -> Tally | None:
+        """Return the child's tally; None where it can't tell one, or is gone."""
+        if self._child is None or self._child.stdin is None or self._child.stdout is None:
+            return None
+        try:
+            self._child.stdin.write(json.dumps(order).encode() + b"\n")
+            self._child.stdin.flush()
+            answer = pickle.load(self._child.stdout)  # noqa: S301 - from this program's own process
+        except (OSError, EOFError, pickle.UnpicklingError):  # it was killed
+            self._dismiss()
+            return None
+        return answer if isinstance(answer, Tally) else None
+
+    def _dismiss(self) -> None:
+        """Let the child end, which it does where nothing more can come."""
+        child, self._child = self._child, None
+        if child is not None:
+            with suppress(OSError):
+                child.communicate()
+
+
+def _started() -> subprocess.Popen[bytes] | None:
+    """Return a child that waits for orders; None where none can be started."""
+    # Nothing that lies in the directory where the user stands may stand in for what is installed.
+    places = [place for place in sys.path if os.path.isabs(place)]
+    command = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps([*places, str(Path(__file__).parents[2])])]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )
+    except OSError:
+        return None
+
+
+def _order(part: Range[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
+    """Return what a child has to know of a range; None where only this process can read it."""
+    sides = [_side(tensor) for tensor in (part.item.a, part.item.b)]
+    if None in sides:
+        return None
+    limits = {"rtol": tolerance.rtol, "atol": tolerance.atol, "bitwise": tolerance.bitwise}
+    return {"sides": sides, "start": part.start, "count": part.count, "tolerance": limits}
+
+
+def _side(tensor: Tensor) -> dict[str, Any] | None:
+    place = place_of(tensor)
+    if place is None or type(place.source) is not Source:
+        return None
+    return {
+        "path": os.fsdecode(place.source.path),
+        "identity": place.source.identity,
+        "offset": place.offset,
+        "swap": place.swap,
+        "dtype": tensor.dtype.name,
+        "size": tensor.size,
+    }
+
+
+# In the child ----------------------------------------------------------------------------------------
+
+
+def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer orders until there are no more; what can't be read is for the parent to find out."""
+    sources: dict[tuple[Any, ...], Source] = {}
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        for line in orders:
+            try:
+                answer: Tally | None = _measured(json.loads(line), sources)
+            except CheckpointError:
+                answer = None
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
+def _tensor(side: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tensor:
+    """Return the tensor that an order tells of, flat.
+
+    Raises:
+        CheckpointError: The file can't be opened, or is another by now.
+    """
+    path, identity = side["path"], tuple(side["identity"])
+    source = sources.get((path, identity))
+    if source is None:
+        source = sources[path, identity] = Source(path)
+    if source.identity != identity:
+        raise DamagedCheckpoint(path, "it was replaced while it was read")
+    dtype = BY_NAME[side["dtype"]]
+    values = Contiguous(source, side["offset"], dtype.nbytes(side["size"]), side["swap"])
+    return Tensor((), dtype, (side["size"],), values=values)
+
+
+def _measured(order: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tally | None:
+    tolerance = Tolerance(**order["tolerance"])
+    a, b = (_tensor(side, sources) for side in order["sides"])
+    pair = TensorPair(a, b)
+    crew: Crew[TensorPair] = Crew((), ())
+    ValuesWorker(crew, Meter(lambda nbytes: None), tolerance).do(
+        Range(pair, order["start"], order["count"], 0)
+    )
+    return None if pair.failure is not None else pair.tallies[0]
