@@ -256,6 +256,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         training: Callable[[], TrainingState] = TrainingState,
         layers: Callable[[], Mapping[str, str]] = dict,
         own_names: Callable[[], Mapping[str, str]] = dict,
+        tree: Callable[[], object] = lambda: None,
+        native: Callable[[], Mapping[str, bytes]] = dict,
         producer: Producer = Producer(),
         findings: tuple[Finding, ...] = (),
         safety: tuple[Finding, ...] = (),
@@ -279,6 +281,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self._training = training
         self._layers = layers
         self._own_names = own_names
+        self._tree = tree
+        self._native = native
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -316,7 +320,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         """Return the type of the layer of each weight whose layer the files tell, as its framework calls it.
 
         Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
-        flattened counts; Paddle's have that of the operator or of the parameter: ``linear``, ``conv2d``.
+        flattened counts, with ``(*, 4)`` where only its channels are told; Paddle's have that of the operator
+        or of the parameter: ``linear``, ``conv2d``.
         """
         return self._layers()
 
@@ -327,6 +332,23 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
         """
         return self._own_names()
+
+    @cached_property
+    def tree(self) -> object:
+        """Return all that the checkpoint holds as nested objects; None: the tensors by name are all.
+
+        It consists of plain Python containers and values, of the tensors themselves, and of the nodes of
+        ``ckpttool.wire.pickled`` for what plain Python has no type for. What can't be carried is ``Opaque``.
+        """
+        return self._tree()
+
+    @cached_property
+    def native(self) -> Mapping[str, bytes]:
+        """Return what serves the format alone and is needed to write it again, by the format and a name.
+
+        ``tensorflow.object_graph``, ``keras.config``: nothing that a tensor or the metadata tells.
+        """
+        return self._native()
 
     @property
     def nbytes(self) -> int:

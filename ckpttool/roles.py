@@ -12,9 +12,10 @@ MACHINERY = re.compile(
     r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
 )
 """Keys of what makes the training go, and is neither model nor optimizer."""
-_WHOLE_WEIGHTS = re.compile(
+WHOLE_WEIGHTS = re.compile(
     r"(^|_)(model|net|network|weights|params|(model_)?state|state_dict)$", re.IGNORECASE
 )
+"""Keys under which all that a model has lies."""
 _WHOLE_STATE = re.compile(r"^(train|trainer|training|extra)_state$", re.IGNORECASE)
 _TRAINING = re.compile(
     r"loss|metric|epoch|(^|_)step|iter|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score",
@@ -44,7 +45,7 @@ def role_of(path: Path, shape: tuple[int, ...]) -> Role:
         is_module_path = len(path) == 1 and "." in key
         if MACHINERY.search(key) and not is_module_path:
             return Role.TRAINING
-        if _WHOLE_WEIGHTS.search(key) and len(path) > 1 and not _WHOLE_STATE.search(key):
+        if WHOLE_WEIGHTS.search(key) and len(path) > 1 and not _WHOLE_STATE.search(key):
             return Role.WEIGHTS
         if _TRAINING.search(key) and not is_module_path:
             return Role.TRAINING

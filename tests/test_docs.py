@@ -18,7 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _MODULE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """A block of Python that begins with a file's name: the examples of the page find it there."""
-COMMANDS = ("inspect", "verify", "list", "latest", "diff", "prune")
+COMMANDS = ("inspect", "verify", "list", "latest", "diff", "convert", "merge", "prune")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import typer
 
-from ckpttool.cli import diff, inspect, latest, prune, verify
+from ckpttool.cli import convert, diff, inspect, latest, merge, prune, verify
 from ckpttool.cli.list import list_
 from ckpttool.cli.output import say_error
 from ckpttool.errors import CheckpointError, UsageError
@@ -24,7 +24,8 @@ _CLICK_ERROR: type[Exception] = next(
 
 app = typer.Typer(
     name="ckpttool",
-    help="Tell what a machine-learning checkpoint is and whether it is intact, and keep directories tidy.",
+    help="Tell what a machine-learning checkpoint is and whether it is intact, convert it, and keep "
+    "directories of them tidy.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -54,6 +55,8 @@ app.command()(verify.verify)
 app.command("list")(list_)
 app.command()(latest.latest)
 app.command()(diff.diff)
+app.command()(convert.convert)
+app.command()(merge.merge)
 app.command()(prune.prune)
 
 

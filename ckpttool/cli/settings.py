@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.cli.config import Config
-from ckpttool.cli.rules import Rule
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignoring import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import Request
+
+if TYPE_CHECKING:
+    from ckpttool.cli.config import Config
+    from ckpttool.cli.rules import Rule
 
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 """Wishes that replace each other: a later rule with one of them drops the other."""

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, Any
 
 from ckpttool.checkpoint import Tensor
@@ -25,6 +24,7 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
+from ckpttool.work import child_places
 
 WORTH_BYTES = 1 << 28
 """So many bytes of both sides are worth a child, which takes as long to start as these to measure."""
@@ -87,9 +87,9 @@ class Assistant(PairWorker):
 
 def _started() -> subprocess.Popen[bytes] | None:
     """Return a child that waits for orders; None where none can be started."""
-    # Nothing that lies in the directory where the user stands may stand in for what is installed.
-    places = [place for place in sys.path if os.path.isabs(place)]
-    command = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps([*places, str(Path(__file__).parents[2])])]
+    if not sys.executable:  # Python is embedded, and doesn't know where it lies
+        return None
+    command = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(child_places())]
     try:
         return subprocess.Popen(
             command,

@@ -16,10 +16,10 @@ from ckpttool.formats.interface import Format, Probe, open_with
 
 FORMATS: dict[str, str] = {
     "pytorch_zip:PytorchZip": "zip",
-    "pytorch_legacy:PytorchLegacy": "pickle other",
+    "pickles:PytorchLegacy": "pickle other",
     "pytorch_tar:PytorchTar": "tar",
     "torchscript:TorchScript": "zip",
-    "plain_pickle:PlainPickle": "pickle other",
+    "pickles:PlainPickle": "pickle other",
     "safetensors:Safetensors": "json",
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
@@ -34,7 +34,7 @@ FORMATS: dict[str, str] = {
     "numpy_files:Npy": "numpy",
     "numpy_files:Npz": "zip",
     "fluid:Fluid": "directory",
-    "paddle:PaddlePickle": "pickle other",
+    "pickles:PaddlePickle": "pickle other",
     "paddle_files:PaddleFiles": "json other",
     "hdf5:Hdf5": "hdf5",
     "keras_h5:KerasH5": "hdf5",
@@ -108,14 +108,22 @@ def _specialises(format: Format, other: Format) -> bool:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a checkpoint of any format; no value is read.
 
-    Close what it returns, or use it as a context manager.
+    Close what it returns, or use it as a context manager. A directory that holds one serial of Paddle Fluid,
+    and nothing else, stands for it.
 
     Raises:
         NotACheckpoint: No format recognises it.
         DamagedCheckpoint: Its structure is wrong.
         CheckpointError: It can't be read.
     """
-    return open_with(path, recognised)
+    try:
+        return open_with(path, recognised)
+    except NotACheckpoint:
+        from ckpttool.formats.fluid_siblings import only_serial
+
+        if (serial := only_serial(os.fspath(path))) is None:
+            raise
+        return open_with(serial, recognised)
 
 
 def recognised(probe: Probe) -> Format:

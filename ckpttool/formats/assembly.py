@@ -29,10 +29,12 @@ def assemble(
     findings: tuple[Finding, ...] = (),
     safety: tuple[Finding, ...] = (),
     records: Mapping[str, str] = {},
+    tree: Callable[[tuple[Tensor, ...]], object] = lambda tensors: None,
 ) -> Checkpoint:
     """Return the checkpoint that a tree of objects makes.
 
     Args:
+        tree: Gives ``Checkpoint.tree``, from the tensors with their names.
         records: How other records of the archive are told, by name.
     """
     tensors = named(flat.tensors, flat.plain)
@@ -48,6 +50,7 @@ def assemble(
         spans=spans,
         metadata=lambda: metadata,
         training=lambda: training_of(metadata, tensors, probe.name),
+        tree=lambda: tree(tensors),
         producer=producer,
         findings=findings,
         safety=safety,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.checkpoint import Extent, Path, Span, Values
+from ckpttool.checkpoint import Extent, Path, Span, Tensor, Values
 from ckpttool.formats.dcp_metadata import Place
+from ckpttool.formats.objects import kept
 from ckpttool.formats.torch_objects import TensorParts, TorchObjects
 from ckpttool.formats.torch_records import Records, StorageRecords, trailing
 from ckpttool.formats.trees import flatten
@@ -36,6 +37,8 @@ class Item:
     plain: object
     findings: tuple[Finding, ...]
     safety: tuple[Finding, ...]
+    tree: Callable[[tuple[Tensor, ...]], object]
+    """Gives what it holds as ``Checkpoint.tree``, from the tensors with their names."""
 
     def spans(self, file: str) -> Iterator[Span]:
         """Iterate over its records; ``file`` is the name for people of the file that it lies in."""
@@ -78,7 +81,8 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
     judged = pickles.read(records)
     with keeping(judged.safety):
         resolve = StorageRecords(records, "data")
-        flat = flatten(judged.pickles[0].root, TorchObjects(source.path, resolve).leaf, source.path)
+        root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
+        flat = flatten(root, leaf, source.path)
         findings = (*records.findings(), *resolve.findings(), *trailing(judged))
     return Item(
         fqn,
@@ -90,6 +94,7 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
         flat.plain,
         findings,
         (*judged.safety, *records.judged_others("data.pkl")),
+        lambda tensors: kept(root, leaf, tensors, source.path),
     )
 
 
@@ -180,7 +185,19 @@ class _Mould:
             identity=(source.path, base, parts.identity),
         )
         records = partial(_records, source, place, fqn)
-        return Item(fqn, place.nbytes, base, records, ((path, moved),), known.stored, known.plain, (), ())
+        stored = known.stored
+        return Item(
+            fqn, place.nbytes, base, records, ((path, moved),), stored, known.plain, (), (), _alone(moved)
+        )
+
+
+def _alone(parts: TensorParts) -> Callable[[tuple[Tensor, ...]], object]:
+    """Return what gives the tree of an item that is one tensor."""
+
+    def tree(tensors: tuple[Tensor, ...]) -> object:
+        return next((tensor for tensor in tensors if tensor.values is parts.values), None)
+
+    return tree
 
 
 _PICKLE = 0x80

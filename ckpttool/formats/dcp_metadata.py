@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Path
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.telling import plain
 from ckpttool.formats.torch_objects import MAX_AXES
 from ckpttool.formats.torch_types import sizes, torch_dtype
-from ckpttool.formats.trees import plain
 from ckpttool.report import Finding, error
 from ckpttool.wire.judgement import keeping, read_pickles
 from ckpttool.wire.pickled import Call

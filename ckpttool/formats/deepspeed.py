@@ -22,8 +22,8 @@ from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.report import error, warning
 from ckpttool.training import training_state
 
-_MODEL = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")
-_OPTIMIZER = re.compile(
+MODEL_STATES = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")
+OPTIMIZER_STATES = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_(?P<dp>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_?optim_states\.pt"
 )
 _LAYER = re.compile(r"layer_(?P<layer>\d{1,9})(-model_(?P<mp>\d{1,9}))?-model_states\.pt")
@@ -32,7 +32,7 @@ _EXPERT = re.compile(
 )
 _OF_A_LAYER = re.compile(r"(\d{1,9})\.")
 _OF_A_RANK = re.compile(r"(-model_\d+)?-model_states")
-_KINDS = {"model": _MODEL, "optimizer": _OPTIMIZER, "layer": _LAYER, "expert": _EXPERT}
+KINDS = {"model": MODEL_STATES, "optimizer": OPTIMIZER_STATES, "layer": _LAYER, "expert": _EXPERT}
 _OTHER = re.compile(r"(expp_rank_\d+_)?mp_rank_\d+_optim_states\.pt")
 _LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors")
 MAX_RANKS = 100_000
@@ -48,7 +48,7 @@ class DeepSpeed(Format):
 
     def matches(self, probe: Probe) -> bool:
         return any(
-            any(pattern.fullmatch(name) for pattern in (*_KINDS.values(), _OTHER)) and entry.is_file()
+            any(pattern.fullmatch(name) for pattern in (*KINDS.values(), _OTHER)) and entry.is_file()
             for name, entry in probe.entries.items()
         )
 
@@ -109,7 +109,7 @@ def _read(parts: Gathered, probe: Probe) -> list[_File]:
 
 
 def _placed(name: str, part: Checkpoint) -> _File:
-    for kind, pattern in _KINDS.items():
+    for kind, pattern in KINDS.items():
         match = pattern.fullmatch(name)
         if match:
             numbers = {
@@ -171,7 +171,7 @@ def _wanted(files: list[_File], stage: int | None, world: int, models: int) -> I
 
 def _prefix(files: list[_File]) -> str:
     """Return how the names of optimizer states begin, which tells their precision."""
-    found = (match[1] for file in files if (match := _OPTIMIZER.fullmatch(file.name)))
+    found = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
     return next(found, None) or ""
 
 
@@ -208,7 +208,7 @@ def _note_missing(parts: Gathered, files: list[_File], wanted: Iterable[str]) ->
 
 def _numbers(name: str) -> object:
     """Return what a file is for, and whose, however its name is spelt; a name that says nothing is itself."""
-    for kind, pattern in _KINDS.items():
+    for kind, pattern in KINDS.items():
         match = pattern.fullmatch(name)
         if match:
             found = match.groupdict()

@@ -72,7 +72,12 @@ def stage_of(told: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int |
 
 
 def _stage(part: Checkpoint) -> int | None:
-    told = _inner(part.metadata, STATES, "zero_stage")
+    return stage_told(part.metadata)
+
+
+def stage_told(states: Mapping[str, Any]) -> int | None:
+    """Return the stage of ZeRO that the optimizer states of a rank tell."""
+    told = _inner(states, STATES, "zero_stage")
     if isinstance(told, Mapping):
         told = told.get("<class>")
     match = _STAGE.search(told) if isinstance(told, str) else None
@@ -119,7 +124,7 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
     elif ranks.stage == 3:
         for rank in range(ranks.world):
             wanted = sum(-(-math.prod(s) // ranks.world) for group in ranks.shapes for s in group.values())
-            found = sum(tensor.size for tensor in _flat(ranks, rank))
+            found = sum(tensor.size for tensor in flat_of(ranks, rank))
             if found != wanted:
                 message = f"rank {rank} holds {found:,} elements, and the parameters need {wanted:,} of each"
                 yield error("partition-sum", message, os.path.basename(ranks.optimizer[rank].path))
@@ -127,7 +132,9 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
 
 def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
     stage = _stage(part)
-    if stage != ranks.stage:
+    # The optimizer for bfloat16 cuts as stage 1 does, and names no stage: none of its ranks does.
+    is_told = any(_stage(other) is not None for other in ranks.optimizer.values())
+    if stage != ranks.stage and is_told:
         message = f"ZeRO stage {stage}, and others have {ranks.stage}"
         yield error("stage-disagrees", message, os.path.basename(part.path))
     for count in _partition_counts(part) if ranks.world else ():
@@ -162,7 +169,7 @@ def _check_groups(ranks: Ranks) -> Iterator[Finding]:
 # Stage 3 --------------------------------------------------------------------------------------------
 
 
-def _flat(ranks: Ranks, rank: int) -> list[Tensor]:
+def flat_of(ranks: Ranks, rank: int) -> list[Tensor]:
     """Return the flat groups of a rank, in order."""
     path = (STATES, "fp32_flat_groups")
     return [tensor for tensor in ranks.optimizer[rank].tensors if tensor.path[:2] == path]
@@ -201,7 +208,7 @@ def rebuilt(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters by name; each rank has an equal part of each, the last one padded."""
     if ranks.is_whole:
-        flat = [_flat(ranks, rank) for rank in range(ranks.world)]
+        flat = [flat_of(ranks, rank) for rank in range(ranks.world)]
         offset = 0
         for group in ranks.shapes:
             for name, shape in group.items():
@@ -223,7 +230,7 @@ def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
     return next(iter(shapes_of(ranks.told.get("frozen_param_shapes"))), {})
 
 
-def _run(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
+def run_of(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
     """Return a range of the elements of several tensors, joined; None where they have no such range."""
     runs = []
     for tensor in tensors:
@@ -247,7 +254,7 @@ def _named(
     dtype, kept = ranks[0][0].dtype, []
     left = dtype.nbytes(math.prod(shape))
     for tensors in ranks:
-        runs = _run(tensors, offset, count)
+        runs = run_of(tensors, offset, count)
         if runs is None:
             return
         for run in runs:

@@ -14,9 +14,9 @@ RECORDS = "other records"
 """The key under which records of an archive are told that its format says nothing of."""
 
 
-def described(nbytes: int, crc: int) -> str:
-    """Return how content is told."""
-    return f"<{nbytes:,} bytes, CRC-32 {crc:08x}>"
+def described(nbytes: int, crc: int, *, what: str = "") -> str:
+    """Return how content is told; ``what`` is put before its size."""
+    return f"<{what}{nbytes:,} bytes, CRC-32 {crc:08x}>"
 
 
 def described_member(member: Member, *, has_checksums: bool = True) -> str:

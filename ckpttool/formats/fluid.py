@@ -17,6 +17,8 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.carried import ENTRY, MAX_DOCUMENT, restored
+from ckpttool.formats.fluid_native import native_of
 from ckpttool.formats.fluid_parts import (
     COUNTERS,
     MARKER,
@@ -37,7 +39,7 @@ from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.paddle_program import looks_like_program
 from ckpttool.formats.scalars import lazy_scalar
-from ckpttool.report import note
+from ckpttool.report import note, warning
 from ckpttool.wire.source import Source
 
 _RATE = "learning_rate_0"
@@ -53,7 +55,7 @@ class Fluid(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         kind = kind_of(probe.path, probe.entries)
-        parts = Parts(probe.path)
+        parts = Parts(probe.path, probe.also)
         with parts.opened:
             producer = Producer("paddle")
             if kind == "checkpoint":
@@ -158,15 +160,28 @@ def _add_around(parts: Parts, entries: Entries, *, is_marked: bool) -> None:
         match = TRAINER.fullmatch(name)
         if name in (MODEL, MARKER) or name in own:
             continue
+        if name == ENTRY and entry.is_file(follow_symlinks=False):
+            _add_entry(parts, entry)
+            continue
         if match and entry.is_dir(follow_symlinks=False):
             add_trainer(parts, str(int(match[1])), scan(entry.path), is_marked=is_marked)
         elif name in TABLES and entry.is_dir(follow_symlinks=False):
-            add_tables(parts, scan(entry.path))
+            add_tables(parts, parts.shards(name, entry))
         elif parts.is_inside(entry):
             parts.findings.append(note("not-part", "no part of a serial; it was not looked at", name))
     check_trainers(parts)
     if all(name in entries for name in TABLES):
         parts.findings.append(note("tables-twice", "lookup tables under both spellings", TABLES[1]))
+
+
+def _add_entry(parts: Parts, entry: os.DirEntry[str]) -> None:
+    """Read what the files of a serial have no place for."""
+    source = parts.source(entry)
+    if source.size > MAX_DOCUMENT:
+        message = f"{source.size:,} bytes, and at most {MAX_DOCUMENT:,} are read"
+        parts.findings.append(warning("content-entry", message, ENTRY))
+    else:
+        parts.entry = source.read(0, source.size)
 
 
 def _manifests(root: str) -> frozenset[str]:
@@ -200,7 +215,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
     tensors = tuple(parts.tensors)
     match = SERIAL.fullmatch(os.path.basename(os.path.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None
-    return Checkpoint(
+    checkpoint = Checkpoint(
         path=probe.path,
         format=Fluid.name,
         variant=kind,
@@ -210,12 +225,14 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
         metadata=cache(lambda: _metadata(parts, serial)),
         training=lambda: _training(parts.trainers, tensors),
         layers=lambda: layers_of(tensors, parts.kinds()),
+        native=lambda: native_of(parts),
         producer=producer,
         findings=tuple(parts.findings),
         safety=tuple(parts.safety),
         complete=parts.complete,
         close=parts.opened.pop_all().close,
     )
+    return checkpoint if parts.entry is None else restored(checkpoint, parts.entry, ENTRY)
 
 
 def _metadata(parts: Parts, serial: int | None) -> dict[str, object]:

@@ -46,11 +46,15 @@ def role_of(name: str) -> Role:
 class Parts:
     """What was read of a checkpoint so far.
 
-    ``root`` is the directory that nothing may lead out of; ``kinds`` gives the kinds of layers that the
-    program's operators tell.
+    ``root`` is the directory that nothing may lead out of; ``also`` are directories of the same names in
+    other places, where a checkpoint is spread over several; ``kinds`` gives the kinds of layers that the
+    program's operators tell. ``heights`` has how many rows there are in all, by the name of what holds some
+    of them, and ``levels`` what has sequences, by the name of the tensor; ``entry`` is what no other file has
+    a place for.
     """
 
     root: str
+    also: Mapping[str, tuple[os.DirEntry[str], ...]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     files: list[FileEntry] = field(default_factory=list)
@@ -58,6 +62,9 @@ class Parts:
     trainers: dict[str, dict[str, object]] = field(default_factory=dict)
     tables: dict[str, dict[str, object]] = field(default_factory=dict)
     safety: list[Finding] = field(default_factory=list)
+    heights: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, tuple[Source, Stream]] = field(default_factory=dict)
+    entry: bytes | None = None
     complete: bool = True
     kinds: Callable[[], Mapping[str, str]] = dict
     program: Callable[[], object] = lambda: None
@@ -82,6 +89,15 @@ class Parts:
     def name_of(self, path: str) -> str:
         """Return a path as findings name it: from the checkpoint's directory on."""
         return os.path.relpath(path, self.root).replace(os.sep, "/")
+
+    def shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """Yield what lies in a directory of shards, in all places where it lies.
+
+        Raises:
+            CheckpointError: The operating system refuses one.
+        """
+        for place in (entry, *self.also.get(name, ())):
+            yield from scan(place.path).items()
 
     def source(self, entry: os.DirEntry[str]) -> Source:
         """Return a file of the checkpoint."""
@@ -118,6 +134,8 @@ class Parts:
         extent = Extent(source.path, stream.offset, stream.nbytes)
         values = Contiguous(source, stream.offset, stream.nbytes)
         self.tensors.append(Tensor(path, stream.dtype, stream.shape, role, values, extent, extent))
+        if stream.lod and stream.rows is None:
+            self.levels[self.tensors[-1].name] = source, stream
         read = reader_from(source, stream.offset)
         self.spans.append(Span(extent, self.name_of(source.path), read, None, stream.dtype))
 
@@ -125,6 +143,7 @@ class Parts:
         """Take the row numbers of a SelectedRows as a tensor; they are structure, and may have been read."""
         if stream.rows is None:
             return
+        self.heights[".".join(map(str, path[:-1]))] = stream.rows.height
         values = Contiguous(source, stream.rows.offset, 8 * stream.rows.total)
         dtype = BY_NAME["int64"]
         self.tensors.append(Tensor(path, dtype, (stream.rows.total,), Role.OTHER, values))
@@ -177,13 +196,19 @@ def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]
 
 def check_accumulators(parts: Parts) -> None:
     """Compare what an optimizer keeps of each parameter with the parameter."""
-    shapes = {tensor.path[0]: tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
+    shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
+    for name, parameter in unlike_parameters(shapes):
+        message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
+        parts.findings.append(error("accumulator-shape", message, name))
+
+
+def unlike_parameters(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
+    """Yield what is named like an optimizer's state of a parameter and lacks its shape, and the parameter."""
     for name, shape in shapes.items():
-        match = _ACCUMULATOR.fullmatch(str(name))
-        parameter = match["parameter"] if match else None
+        match = _ACCUMULATOR.fullmatch(name)
+        parameter: str = (match["parameter"] or "") if match else ""
         if parameter in shapes and shape not in (shapes[parameter], (1,), ()):
-            message = f"shape {list(shape)}, and {parameter} has {list(shapes[parameter])}"
-            parts.findings.append(error("accumulator-shape", message, str(name)))
+            yield name, parameter
 
 
 def in_order(spans: list[Span]) -> Iterator[Span]:

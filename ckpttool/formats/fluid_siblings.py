@@ -24,6 +24,13 @@ _MISSING = "table-shard-missing"
 SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")
 
 
+def only_serial(path: str) -> str | None:
+    """Return the one serial in a directory that holds nothing else, None for any other directory."""
+    entries = [entry for name, entry in _looked_at(path).items() if not name.startswith(".")]
+    is_one = len(entries) == 1 and SERIAL.fullmatch(entries[0].name)
+    return entries[0].path if is_one and entries[0].is_dir(follow_symlinks=False) else None
+
+
 def siblings_have_marker(path: str) -> bool:
     """Tell whether another serial beside one has the marker."""
     own = os.path.realpath(path)

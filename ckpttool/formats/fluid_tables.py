@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Role
-from ckpttool.formats.fluid_parts import MARKER, TABLES, Entries, Parts
+from ckpttool.formats.fluid_parts import MARKER, TABLES, Parts
 from ckpttool.report import error, note, warning
 from ckpttool.wire.lodtensor import Stream, integers
 from ckpttool.wire.source import Source
@@ -34,15 +35,15 @@ class _Shard(NamedTuple):
         return self.stream.shape[0] if self.stream.shape else 1
 
 
-def add_tables(parts: Parts, entries: Entries) -> None:
-    """Read the shards of all lookup tables in a directory.
+def add_tables(parts: Parts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
+    """Read the shards of all lookup tables, by the names of their files.
 
     Raises:
         CheckpointError: The operating system refuses one.
     """
     names: dict[str, dict[int, str]] = defaultdict(dict)
     shards: dict[str, list[_Shard]] = defaultdict(list)
-    for name, entry in entries.items():
+    for name, entry in entries:
         match = SHARD.fullmatch(name)
         if name == MARKER or match is None:
             if name != MARKER:

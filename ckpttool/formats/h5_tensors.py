@@ -11,8 +11,10 @@ from typing import Any
 
 from ckpttool.checkpoint import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.h5_entry import is_text, reader_of
 from ckpttool.formats.h5_types import dtype_of
-from ckpttool.formats.telling import MAX_SUMMED, hexadecimal
+from ckpttool.formats.telling import MAX_SUMMED
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
 from ckpttool.wire.hdf5 import (
@@ -49,6 +51,7 @@ class Opened:
         tensors: By their path in the file.
         described: What holds no numbers: texts, or descriptions.
         unsummed: The datasets whose descriptions still lack the checksum.
+        entry: Reads the entry ``ckpttool.content``, where there is one.
     """
 
     location: Location
@@ -62,6 +65,7 @@ class Opened:
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
     unstored: int = 0
+    entry: Callable[[], bytes] | None = None
     _chunks: dict[Path, tuple[Chunk, ...]] = field(default_factory=dict)
 
     @property
@@ -73,7 +77,7 @@ class Opened:
             if found is not None:
                 left -= found.nbytes
                 told: Any = self.described[dataset.name]
-                self.described[dataset.name] = {**told, "CRC-32": hexadecimal(found.crc32)}
+                self.described[dataset.name] = {**told, "CRC-32": f"{found.crc32:08x}"}
         self.unsummed.clear()
         return self.described
 
@@ -180,7 +184,9 @@ def take_apart(
     opened = Opened(location, source, base, tree, in_place)
     for path, dataset in tree.datasets.items():
         dtype = dtype_of(dataset.kind, dataset.attributes)
-        if dtype is None or dataset.shape is None:
+        if path == (ENTRY,) and is_text(dataset):
+            opened.entry = reader_of(source, base, dataset)
+        elif dtype is None or dataset.shape is None:
             _describe(opened, dataset)
         else:
             opened.tensors[path] = _tensor(opened, dataset, dtype)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Role, Tensor
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.carried import ENTRY
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.roles import role_of
 from ckpttool.wire.h5worker import WORKER
@@ -19,6 +20,7 @@ from ckpttool.wire.hdf5 import SIGNATURE, Location
 
 if TYPE_CHECKING:
     from ckpttool.formats.h5_tensors import Opened
+    from ckpttool.wire.hdf5 import Dataset
 
 _STARTS = (0, 512, 1024, 2048)
 
@@ -79,7 +81,7 @@ class Hdf5(Format):
         def metadata() -> dict[str, object]:
             return metadata_of(opened)
 
-        return Checkpoint(
+        found = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=None,
@@ -93,6 +95,20 @@ class Hdf5(Format):
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
+        return with_entry(found, opened)
+
+
+def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Checkpoint:
+    """Return a checkpoint with what the entry in its file says of it, where there is one.
+
+    Raises:
+        CheckpointError: It lies outside the file.
+    """
+    if opened.entry is None:
+        return checkpoint
+    from ckpttool.formats.carried import restored
+
+    return restored(checkpoint, opened.entry(), where)
 
 
 def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
@@ -111,7 +127,7 @@ def metadata_of(opened: Opened) -> dict[str, object]:
     tree = opened.tree
     told: dict[str, object] = dict(tree.groups.get((), {}))
     attributes = {"/" + "/".join(path): dict(found) for path, found in tree.groups.items() if path and found}
-    attributes |= {one.name: dict(one.attributes) for one in tree.datasets.values() if one.attributes}
+    attributes |= {one.name: own for one in tree.datasets.values() if (own := _attributes(one))}
     if attributes:
         told["attributes"] = attributes
     if opened.described:
@@ -119,6 +135,12 @@ def metadata_of(opened: Opened) -> dict[str, object]:
     if links := _links(opened):
         told["links"] = links
     return told
+
+
+def _attributes(dataset: Dataset) -> dict[str, object]:
+    """Return the attributes of a dataset, without the one that says what its opaque elements are."""
+    is_told = dataset.kind.family == "opaque"
+    return {key: value for key, value in dataset.attributes.items() if not (is_told and key == "dtype")}
 
 
 def _links(opened: Opened) -> dict[str, str]:

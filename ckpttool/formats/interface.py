@@ -34,7 +34,12 @@ class Probe:
     """A path, looked at once for all formats: its first bytes, or the names in a directory.
 
     A context manager that closes the file; ``open_with`` hands it over to the checkpoint instead.
+
+    Attributes:
+        also: Entries of other directories under a name of ``entries``, of a checkpoint that lies in several.
     """
+
+    also: Mapping[str, tuple[os.DirEntry[str], ...]] = {}
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Look at a path.

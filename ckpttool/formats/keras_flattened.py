@@ -22,10 +22,35 @@ _AS_THEY_ARE = frozenset(
     )
 )
 """Layers behind which each element is where it was."""
+_SAME_CHANNELS = _AS_THEY_ARE | {
+    "BatchNormalization",
+    "PReLU",
+    *(
+        f"{kind}{axes}D"
+        for kind in (
+            "MaxPooling",
+            "AveragePooling",
+            "SpatialDropout",
+            "ZeroPadding",
+            "Cropping",
+            "UpSampling",
+        )
+        for axes in (2, 3)
+    ),
+}
+"""Layers behind which an image has as many channels as before."""
+_IMAGES = frozenset(f"{kind}{axes}D" for kind in ("Conv", "SeparableConv") for axes in (2, 3)) | {
+    "Conv2DTranspose",
+    "Conv3DTranspose",
+}
+"""Layers that make an image with as many channels as they have filters."""
 
 
 def flattened(model: Layer) -> dict[str, str]:
-    """Return for each layer that takes flattened images their shape as text, "" where it is not told."""
+    """Return for each layer that takes flattened images their shape as text, "" where it is not told.
+
+    Where only the channels of a shape are told, it is ``(*, 8)``.
+    """
     layers = {layer.name: layer for layer in listed(model)}
     origins = _chained(model) if model.kind == _SEQUENTIAL else _connected(model)
     found = {}
@@ -36,8 +61,29 @@ def flattened(model: Layer) -> dict[str, str]:
             at = origins.get(at)
         source = layers.get(at or "")
         if source is not None and source.kind == _FLATTEN and (shape := _flattens(source)) is not None:
-            found[name] = shape
+            found[name] = shape or _channels(source.name, layers, origins)
     return found
+
+
+def _channels(name: str, layers: Mapping[str, Layer], origins: Mapping[str, str]) -> str:
+    """Return the channels that a Flatten takes as text, from the layer that makes them; "" if none tells."""
+    at, seen = origins.get(name, ""), {name}
+    while at in layers and at not in seen and _keeps_channels(layers[at]):
+        seen.add(at)
+        at = origins.get(at, "")
+    source = layers.get(at)
+    if source is None or source.kind not in _IMAGES or not _is_channels_last(source):
+        return ""
+    filters = source.config.get("filters")
+    return f"(*, {filters})" if type(filters) is int and filters > 0 else ""
+
+
+def _keeps_channels(layer: Layer) -> bool:
+    return layer.is_known and layer.kind in _SAME_CHANNELS and _is_channels_last(layer)
+
+
+def _is_channels_last(layer: Layer) -> bool:
+    return layer.is_known and layer.config.get("data_format") in (None, "channels_last")
 
 
 def _flattens(layer: Layer) -> str | None:

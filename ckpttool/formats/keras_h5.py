@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.hdf5 import Hdf5, is_hdf5, looked_at
+from ckpttool.formats.hdf5 import Hdf5, is_hdf5, looked_at, with_entry
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.h5worker import WORKER
@@ -42,6 +42,7 @@ class KerasH5(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         from ckpttool.formats.keras_layout import layers_of, named_tensors, training_of, variant_of
+        from ckpttool.formats.keras_native import h5_native
 
         opened = looked_at(probe)
         tensors = named_tensors(opened)
@@ -50,7 +51,7 @@ class KerasH5(Format):
             from ckpttool.formats.keras_compare import compare_listed
 
             findings += compare_listed(told["model_config"], layers_of(opened))
-        return Checkpoint(
+        found = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=variant_of(opened),
@@ -60,12 +61,14 @@ class KerasH5(Format):
             metadata=lambda: told,
             training=lambda: training_of(told, tensors, probe.name),
             layers=lambda: _layers(opened, told, tensors),
+            native=lambda: h5_native(opened.tree.groups, tensors),
             producer=Producer("keras", _text(told.get("keras_version"))),
             findings=(*dict.fromkeys(opened.findings), *findings),
             safety=(*opened.safety, *safety),
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
+        return with_entry(found, opened)
 
 
 def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:

@@ -24,6 +24,9 @@ from ckpttool.training import training_state
 from ckpttool.wire.hdf5 import Attributes
 
 MODEL, WEIGHTS = "model", "weights"
+TOP_LEVEL = "top_level_model_weights"
+
+Groups = Mapping[tuple[str, ...], Attributes]
 
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
@@ -61,17 +64,16 @@ def names_in(attributes: Attributes, key: str) -> list[str] | None:
     return [name for part in parts if isinstance(part, list) for name in part if isinstance(name, str)]
 
 
-def _top(opened: Opened) -> tuple[str, ...] | None:
+def top_of(groups: Groups) -> tuple[str, ...] | None:
     """Return the group that lists layers, or None where there is none."""
     tops: tuple[tuple[str, ...], ...] = ("model_weights",), ()
-    return next(
-        (top for top in tops if names_in(opened.tree.groups.get(top, {}), "layer_names") is not None), None
-    )
+    return next((top for top in tops if names_in(groups.get(top, {}), "layer_names") is not None), None)
 
 
 def layers_of(opened: Opened) -> dict[str, list[tuple[int, ...] | None]]:
     """Return the shapes of the weights that each listed layer lists; None where one is not there."""
-    top, groups = _top(opened), opened.tree.groups
+    groups = opened.tree.groups
+    top = top_of(groups)
     found: dict[str, list[tuple[int, ...] | None]] = {}
     if top is None:
         return found
@@ -84,11 +86,10 @@ def layers_of(opened: Opened) -> dict[str, list[tuple[int, ...] | None]]:
     return found
 
 
-def _missing_groups(opened: Opened, top: tuple[str, ...]) -> Iterator[Finding]:
+def _missing_groups(groups: Groups, top: tuple[str, ...]) -> Iterator[Finding]:
     """Yield an error for each listed layer that has no group: Keras makes one even without weights."""
-    groups = opened.tree.groups
     for layer in names_in(groups.get(top, {}), "layer_names") or ():
-        if (*top, *layer.split("/")) not in groups and opened.complete:
+        if (*top, *layer.split("/")) not in groups:
             yield error(
                 "weight-missing", "a layer is listed, and its group is not there", f"layer {layer!r:.100}"
             )
@@ -96,40 +97,57 @@ def _missing_groups(opened: Opened, top: tuple[str, ...]) -> Iterator[Finding]:
 
 def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
-    groups, top = opened.tree.groups, _top(opened)
-    listed = [] if top is None else [*_layers(opened, top), *(_optimizer(opened) if top else ())]
-    if top is not None:
-        opened.findings += _missing_groups(opened, top)
-    tensors, taken, used = [], set(), set()
+    groups = opened.tree.groups
+    top = top_of(groups)
+    tensors, findings = named(groups, opened.tensors)
+    if top is not None and opened.complete:
+        opened.findings += _missing_groups(groups, top)
+        opened.findings += findings
+    elif top is not None:
+        opened.findings += (finding for finding in findings if finding.code != "weight-extra")
+    return tensors
+
+
+def named(
+    groups: Groups, stored: Mapping[tuple[str, ...], Tensor]
+) -> tuple[tuple[Tensor, ...], list[Finding]]:
+    """Return tensors with the names that Keras gives them, and what its lists say of them that is wrong.
+
+    Args:
+        groups: The attributes of all groups.
+        stored: The datasets by their path in the file, which becomes the ``key`` of what is named otherwise.
+    """
+    top = top_of(groups)
+    listed = [] if top is None else [*_layers(groups, top), *(_optimizer(groups) if top else ())]
+    tensors, findings, taken, used = [], [], set(), set()
     for raw, path, role in listed:
-        tensor = opened.tensors.get(raw)
+        tensor = stored.get(raw)
         if tensor is None or raw in taken:
             if tensor is None:
-                opened.findings.append(
-                    error("weight-missing", "it is listed, and not there", "/" + "/".join(raw))
-                )
+                findings.append(error("weight-missing", "it is listed, and not there", "/" + "/".join(raw)))
             continue
         taken.add(raw)
         name = raw if path in used else path
         used.add(name)
-        key = "/" + "/".join(raw) if name != raw else None
-        tensors.append(replace(tensor, path=name, role=role, key=key))
-    rest = [path for path in opened.tensors if path not in taken]
-    if top is not None and opened.complete:
-        unlisted = (
-            path for path in rest if path[: len(top)] == top and opened.tensors[path].shares_with is None
-        )
+        tensors.append(replace(tensor, path=name, role=role, key=_key(raw, name)))
+    rest = [path for path in stored if path not in taken]
+    if top is not None:
+        unlisted = (path for path in rest if path[: len(top)] == top and stored[path].shares_with is None)
         message = "its layer does not list it, so that Keras would not read it"
-        opened.findings += (error("weight-extra", message, "/" + "/".join(map(str, one))) for one in unlisted)
-    rest.sort(key=lambda path: [natural(str(part)) for part in path])
+        findings += (error("weight-extra", message, "/" + "/".join(one)) for one in unlisted)
+    rest.sort(key=lambda path: [natural(part) for part in path])
     known = _unambiguous({path: _known(groups, path) for path in rest}, used)
     for path in rest:
-        key = "/" + "/".join(map(str, path)) if known[path] != path else None
-        tensors.append(replace(opened.tensors[path], path=known[path], role=role_of(path), key=key))
-    return _renamed_ties(opened, tensors)
+        renamed = replace(stored[path], path=known[path], role=role_of(path), key=_key(path, known[path]))
+        tensors.append(renamed)
+    return _renamed_ties(stored, tensors), findings
 
 
-def _known(groups: Mapping[tuple[str, ...], Attributes], path: Path) -> Path:
+def _key(raw: tuple[str, ...], name: Path) -> str | None:
+    return "/" + "/".join(raw) if name != raw else None
+
+
+def _known(groups: Groups, path: Path) -> Path:
     """Return the path under which people know a numbered variable: by the names that they gave to layers.
 
     Keras names a group after the class of its layer, which is the same whenever the model is built; names
@@ -163,9 +181,9 @@ def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path
     }
 
 
-def _renamed_ties(opened: Opened, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+def _renamed_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
     names = {tensor.key: tensor.name for tensor in tensors if tensor.key}
-    keys = {tensor.name: "/" + "/".join(map(str, path)) for path, tensor in opened.tensors.items()}
+    keys = {tensor.name: "/" + "/".join(path) for path, tensor in stored.items()}
     return tuple(
         replace(tensor, shares_with=names.get(keys.get(tensor.shares_with, ""), tensor.shares_with))
         if tensor.shares_with
@@ -174,23 +192,22 @@ def _renamed_ties(opened: Opened, tensors: list[Tensor]) -> tuple[Tensor, ...]:
     )
 
 
-def _layers(opened: Opened, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
-    groups = opened.tree.groups
-    for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), "top_level_model_weights"]:
+def _layers(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+    for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), TOP_LEVEL]:
         group = (*top, *layer.split("/"))
         for weight in names_in(groups.get(group, {}), "weight_names") or ():
             parts = weight.split("/")
             told = [*parts[:-1], parts[-1].partition(":")[0]]
             if layer in told:
                 told = told[told.index(layer) + 1 :]
-            prefix = () if layer == "top_level_model_weights" else (layer,)
+            prefix = () if layer == TOP_LEVEL else (layer,)
             role = Role.OTHER if _SEEDS in weight else Role.WEIGHTS
             yield (*group, *parts), (*prefix, *told), role
 
 
-def _optimizer(opened: Opened) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+def _optimizer(groups: Groups) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
     group = ("optimizer_weights",)
-    for weight in names_in(opened.tree.groups.get(group, {}), "weight_names") or ():
+    for weight in names_in(groups.get(group, {}), "weight_names") or ():
         parts = weight.split("/")
         yield (*group, *parts), ("optimizer", *parts[:-1], parts[-1].partition(":")[0]), Role.OPTIMIZER
 

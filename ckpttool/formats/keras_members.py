@@ -10,6 +10,7 @@ from typing import Any
 
 from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.carried import ENTRY
 from ckpttool.formats.digests import described_members, told_below
 from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
@@ -30,7 +31,8 @@ CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weigh
 MAX_CONFIG = 100_000_000
 """The longest config in bytes."""
 
-_EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS})
+_EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
+_ASSETS = "assets/"
 _ARRAYS = ".npz"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
@@ -84,7 +86,32 @@ class Model:
 
     def _others(self) -> dict[str, str]:
         """Return how assets are told, and whatever else nothing here reads."""
-        return described_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS))
+        return described_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
+
+    def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
+        """Return what is needed to write the model again; see ``keras_native``.
+
+        Raises:
+            CheckpointError: A record can't be read.
+        """
+        from ckpttool.formats.keras_native import ASSET, STORED, stored_native
+        from ckpttool.formats.keras_native import CONFIG as KEPT_CONFIG
+        from ckpttool.formats.keras_native import METADATA as KEPT_METADATA
+
+        kept = {CONFIG: KEPT_CONFIG, METADATA: KEPT_METADATA}
+        kept |= {name: ASSET + name for name in self._by_name if name.startswith(_ASSETS)}
+        found = {key: self._text(name) for name, key in kept.items() if name in self._by_name}
+        if self.weights is not None:
+            found[STORED] = stored_native(self.weights.tree.groups, tensors)
+        return found
+
+    def entry(self) -> bytes | None:
+        """Return the entry ``ckpttool.content``, None where there is none.
+
+        Raises:
+            CheckpointError: It can't be read.
+        """
+        return self._text(ENTRY) if ENTRY in self._by_name else None
 
     def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
         """Return what the layers of weights are."""
@@ -156,7 +183,7 @@ class Model:
         content, start = self.archive.content(member), self.archive.offset(member)
         if member.size >= 2 and content.read(start, 2, member.name).startswith(_PICKLES):
             self.safety += read_pickles(content, start, start + member.size, member.name).safety
-        elif not member.name.startswith("assets/"):
+        elif not member.name.startswith(_ASSETS):
             message = "a record that Keras does not write; what would use it is not known"
             self.safety.append(warning("not-scanned", message, member.name))
 

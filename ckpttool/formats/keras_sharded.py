@@ -138,6 +138,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
         CheckpointError: The operating system refuses to open a shard.
     """
     from ckpttool.formats.keras_layout import training_of  # costs other JSON files nothing
+    from ckpttool.formats.keras_native import merged_native
 
     directory = os.path.dirname(index.path)
     with Gathered("shard") as shards:
@@ -162,6 +163,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
             metadata=lambda: told,
             training=lambda: training_of(told, tensors, name),
             layers=lambda: {key: kind for part in shards.parts.values() for key, kind in part.layers.items()},
+            native=lambda: merged_native(part.native for part in shards.parts.values()),
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.carried import ENTRY, restored
 from ckpttool.formats.interface import Format, Probe
 
 _CONFIG = "config.json"
@@ -39,7 +40,7 @@ class KerasZip(Format):
         model = Model(probe)
         tensors = model.read()
 
-        return Checkpoint(
+        found = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=None,
@@ -49,9 +50,12 @@ class KerasZip(Format):
             metadata=lambda: model.told,
             training=lambda: training_of(model.told, tensors, probe.name),
             layers=lambda: model.layers(tensors),
+            native=lambda: model.native(tensors),
             producer=Producer("keras", model.version),
             findings=tuple(dict.fromkeys(model.findings)),
             safety=tuple(dict.fromkeys(model.safety)),
             complete=model.complete,
             close=probe.close if model.weights is None else model.weights.with_it(probe.close),
         )
+        entry = model.entry()
+        return found if entry is None else restored(found, entry, ENTRY)

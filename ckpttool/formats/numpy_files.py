@@ -16,8 +16,10 @@ from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Path, Producer, R
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.assembly import assemble, training_of
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content_entry import restored_from_record
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.telling import Sums, hexadecimal
+from ckpttool.formats.telling import Sums
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding, error, note, warning
@@ -160,7 +162,7 @@ def described(header: Header, crc32: int | None) -> dict[str, object]:
     """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
     shown = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
     told: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": shown, "shape": list(header.shape)}
-    return told if crc32 is None else {**told, "CRC-32": hexadecimal(crc32)}
+    return told if crc32 is None else {**told, "CRC-32": f"{crc32:08x}"}
 
 
 class Npy(Format):
@@ -206,7 +208,7 @@ def _told(probe: Probe, arrays: _Arrays) -> Checkpoint:
         if found is None:
             return arrays.told
         ((name, told),) = arrays.told.items()
-        return {name: {**told, "CRC-32": hexadecimal(found[1])}}
+        return {name: {**told, "CRC-32": f"{found[1]:08x}"}}
 
     return Checkpoint(
         path=probe.path,
@@ -247,7 +249,7 @@ class Npz(Format):
             names = [probe.head[30 : 30 + length].decode("utf-8", "replace")]
         if not names:  # no arrays at all: its name is the only sign
             return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
-        return all(name.endswith(_SUFFIX) for name in names)
+        return all(name.endswith(_SUFFIX) or name == ENTRY for name in names)
 
     def open(self, probe: Probe) -> Checkpoint:
         archive, arrays = probe.archive, _Arrays(probe.path)
@@ -255,9 +257,11 @@ class Npz(Format):
         if len({member.name for member in members}) < len(members):
             raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
         arrays.findings += archive.findings
+        entry = next((member for member in members if member.name == ENTRY), None)
         for member in members:
-            _add(archive, arrays, member)
-        return assemble(
+            if member is not entry:
+                _add(archive, arrays, member)
+        checkpoint = assemble(
             probe=probe,
             format=self.name,
             variant="npz",
@@ -268,6 +272,7 @@ class Npz(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
+        return restored_from_record(checkpoint, archive, entry)
 
 
 def safety_of(archive: Archive) -> list[Finding]:
@@ -278,7 +283,8 @@ def safety_of(archive: Archive) -> list[Finding]:
     """
     arrays = _Arrays(archive.source.path)
     for member in archive.members:
-        _add(archive, arrays, member)
+        if member.name != ENTRY:
+            _add(archive, arrays, member)
     return arrays.safety
 
 

@@ -17,8 +17,8 @@ from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.numpy_types import ByteOrder, element_type, spelled
 from ckpttool.formats.scalars import shortest
-from ckpttool.formats.telling import Sums, described_bytes
-from ckpttool.formats.trees import Leaf, plain
+from ckpttool.formats.telling import Sums, described_bytes, plain
+from ckpttool.formats.trees import Leaf
 from ckpttool.wire.pickled import Call, Global, Payload
 from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
 from ckpttool.wire.source import Source

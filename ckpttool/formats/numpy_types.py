@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.formats.trees import plain
+from ckpttool.formats.telling import plain
 from ckpttool.wire.pickled import Call, Global
 
 _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}

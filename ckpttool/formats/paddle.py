@@ -6,10 +6,9 @@ Source: PaddlePaddle/Paddle, ``io.py`` and ``io_utils.py`` in ``python/paddle/fr
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import (
     Checkpoint,
@@ -19,6 +18,7 @@ from ckpttool.checkpoint import (
     Producer,
     Role,
     Span,
+    Tensor,
     TrainingState,
     Values,
 )
@@ -28,8 +28,9 @@ from ckpttool.formats.assembly import named, training_of
 from ckpttool.formats.fluid_parts import role_of
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.numpy_objects import numpy_leaf
+from ckpttool.formats.objects import kept
 from ckpttool.formats.paddle_operators import layers_of
-from ckpttool.formats.plain_pickle import PlainPickle
+from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat, Leaf, flatten
 from ckpttool.report import Finding, error, note, warning
@@ -40,72 +41,49 @@ from ckpttool.wire.readable import Readable, reader_from
 NAMES = "StructuredToParameterName@@"
 _SCHEDULER = "LR_Scheduler"
 PIECES = "UnpackBigParamInfor@@"
-MAX_TAIL = 1 << 22
-"""The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
-
-_PADDLE_NAMES = re.compile(
-    rb"StructuredToParameterName@@|UnpackBigParamInfor@@|LR_Scheduler|_(?:moment[12]?|velocity|beta1_pow_acc)_\d"
-)
-# Each tensor of an object that is no state dict is a call of tuple, or of eval from static graphs.
-_PADDLE_CALLS = re.compile(rb"(?:builtins|__builtin__)(?:\n|\x94?\x8c.)(?:tuple|eval)", re.DOTALL)
-_PADDLE_KEYS = (b"StructuredToParameterName@@", b"UnpackBigParamInfor@@", b"LR_Scheduler")
 _UINT16, _BFLOAT16 = BY_NAME["uint16"], BY_NAME["bfloat16"]
 
 
-class PaddlePickle(Format):
-    """A file that ``paddle.save`` pickled."""
+def open_saved(probe: Probe, name: str) -> Checkpoint:
+    """Return the checkpoint of a file that ``paddle.save`` pickled; ``name`` is its format's.
 
-    name: ClassVar[str] = "paddle"
-    suffixes = (".pdparams", ".pdopt")
-    specialises = (PlainPickle,)
-
-    def matches(self, probe: Probe) -> bool:
-        if probe.is_directory or not PlainPickle().matches(probe):
-            return False
-        head = probe.head
-        if b"numpy" not in head:
-            return False
-        if _PADDLE_CALLS.search(head) or _PADDLE_NAMES.search(head):
-            return True
-        length = min(MAX_TAIL, probe.source.size)
-        tail = probe.source.read(probe.source.size - length, length)
-        return any(name in tail for name in _PADDLE_KEYS)
-
-    def open(self, probe: Probe) -> Checkpoint:
-        source = probe.source
-        judged = read_pickles(source, 0, source.size)
-        objects = _Objects(probe.path)
-        try:
-            flat = flatten(judged.pickles[0].root, objects.leaf, probe.path, unwrapped)
-            stored = list(flat.tensors)
-            _rejoin(flat, probe.path)
-        except DamagedCheckpoint as failure:
-            failure.safety = judged.safety
-            raise
-        findings = list(_behind(judged.trailing, len(judged.pickles)))
-        if objects.bfloats:
-            message = (
-                f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
-            )
-            findings.append(note("uint16-is-bfloat16", message))
-        flat.tensors[:] = [(path or ("tensor",), _with_role(path, parts)) for path, parts in flat.tensors]
-        tensors = named(flat.tensors, flat.plain)
-        metadata = flat.plain if isinstance(flat.plain, dict) else {}
-        return Checkpoint(
-            path=probe.path,
-            format=self.name,
-            variant="pickle",
-            tensors=tensors,
-            files=(FileEntry(probe.path, source.size),),
-            spans=lambda: _spans(source, stored),
-            metadata=lambda: metadata,
-            training=lambda: _with_rate(training_of(metadata, tensors, probe.name), metadata),
-            layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
-            producer=Producer("paddle"),
-            findings=tuple(findings),
-            safety=judged.safety,
-            close=probe.close,
-        )
+    Raises:
+        CheckpointError: It can't be read, or its structure is wrong.
+    """
+    source = probe.source
+    judged = read_pickles(source, 0, source.size)
+    objects = _Objects(probe.path)
+    root = judged.pickles[0].root
+    try:
+        flat = flatten(root, objects.leaf, probe.path, unwrapped)
+        stored = list(flat.tensors)
+        _rejoin(flat, probe.path)
+    except DamagedCheckpoint as failure:
+        failure.safety = judged.safety
+        raise
+    findings = list(_behind(judged.trailing, len(judged.pickles)))
+    if objects.bfloats:
+        message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
+        findings.append(note("uint16-is-bfloat16", message))
+    flat.tensors[:] = [(path or ("tensor",), _with_role(path, parts)) for path, parts in flat.tensors]
+    tensors = named(flat.tensors, flat.plain)
+    metadata = flat.plain if isinstance(flat.plain, dict) else {}
+    return Checkpoint(
+        path=probe.path,
+        format=name,
+        variant="pickle",
+        tensors=tensors,
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: _spans(source, stored),
+        metadata=lambda: metadata,
+        training=lambda: _with_rate(training_of(metadata, tensors, probe.name), metadata),
+        layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
+        tree=lambda: _tree(root, objects, tensors, probe.path),
+        producer=Producer("paddle"),
+        findings=tuple(findings),
+        safety=judged.safety,
+        close=probe.close,
+    )
 
 
 def _with_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
@@ -245,6 +223,18 @@ def _rejoin(flat: Flat[TensorParts], path: str) -> None:
         values = tuple(piece.values for piece in pieces if piece.values is not None)
         found[name,] = TensorParts(dtypes.pop(), shape, _Joined(values))
     flat.tensors[:] = list(found.items())
+
+
+def _tree(root: object, objects: _Objects, tensors: tuple[Tensor, ...], path: str) -> object:
+    """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
+    tree = kept(root, objects.leaf, tensors, path, unwrap=unwrapped, arrays=False)
+    told = tree.pop(PIECES, None) if isinstance(tree, dict) else None
+    if not isinstance(tree, dict) or not isinstance(told, dict):
+        return tree
+    pieces = {str(piece) for one in told.values() for piece in one["slices"]}
+    whole = {tensor.path: tensor for tensor in tensors}
+    left: dict[object, object] = {key: part for key, part in tree.items() if key not in pieces}
+    return left | {name: whole[name,] for name in told}
 
 
 def _spans(source: Readable, stored: list[tuple[Path, TensorParts]]) -> Iterator[Span]:

@@ -11,18 +11,16 @@ from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.fluid_parts import Parts, in_order, role_of
 from ckpttool.formats.fluid_programs import add_combined, check_program
 from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
-from ckpttool.formats.paddle import open_pickle
 from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.paddle_pir import looks_like_pir, read_pir
 from ckpttool.formats.paddle_program import Program, looks_like_program, read_program
 from ckpttool.formats.parts import placed
 from ckpttool.report import error, warning
-from ckpttool.training import training_state
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.lodtensor import read_file, starts_like_stream
 from ckpttool.wire.source import Source
@@ -143,6 +141,8 @@ def _add_parameters(parts: Parts, entry: os.DirEntry[str], program: Program | No
 
 def _add_pickles(parts: Parts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
     """Read the state dicts beside a program; they hold all of its variables."""
+    from ckpttool.formats.paddle import open_pickle
+
     for entry in entries:
         if not parts.is_inside(entry):
             continue
@@ -185,6 +185,12 @@ def _variant(parts: Parts, program: Program | None) -> str:
     return "tensors" if program is None else "inference"
 
 
+def _training(name: str) -> TrainingState:
+    from ckpttool.training import training_state
+
+    return training_state({}, {}, name)
+
+
 def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint:
     is_single = program is None and len(parts.tensors) == 1
     tensors = tuple(
@@ -199,7 +205,7 @@ def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint
         spans=lambda: in_order(parts.spans),
         metadata=cache(lambda: {} if program is None else {"program": program.told()}),
         # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
-        training=lambda: training_state({}, {}, "" if is_single else probe.name),
+        training=lambda: _training("" if is_single else probe.name),
         layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         producer=Producer("paddle", program.release if program is not None else None),
         findings=tuple(parts.findings),

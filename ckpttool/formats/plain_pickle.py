@@ -7,85 +7,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.assembly import assemble
-from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.pytorch_legacy import Pickles, has_legacy_magic, read_legacy, told_by_errors
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.objects import kept
+from ckpttool.formats.pytorch_legacy import Pickles, read_legacy, told_by_errors
+from ckpttool.formats.telling import plain
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
-from ckpttool.formats.trees import Flat, Leaf, flatten, nodes, plain, references
+from ckpttool.formats.trees import Flat, Leaf, flatten, nodes, references
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import read_pickles
-from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Payload, Persistent
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Buffer
 
-MAX_TRIED = 1 << 26
-"""The most bytes of a file that are interpreted to see whether they are a pickle without a header."""
 MAX_INNER = 1 << 28
 """The most bytes of one storage that lies inside a pickle as text."""
 
-_PROTO = 0x80
-_PROTOCOLS = range(2, 6)
-# How pickles of containers and objects start in protocols 0 and 1.
-_FIRST_OPCODES = frozenset(b"(]})c")
 
+def open_plain(probe: Probe, name: str) -> Checkpoint:
+    """Return the checkpoint of a file; ``name`` is its format's.
 
-class PlainPickle(Format):
-    """A file that Python's ``pickle`` wrote."""
-
-    name: ClassVar[str] = "pickle"
-    suffixes = (".pkl", ".pickle")
-
-    def matches(self, probe: Probe) -> bool:
-        head = probe.head
-        if not head or has_legacy_magic(head):
-            return False
-        if head[0] == _PROTO:
-            return _is_header(head)
-        return head[0] in _FIRST_OPCODES and _is_headless(probe.source)
-
-    def open(self, probe: Probe) -> Checkpoint:
-        source = probe.source
-        judged = read_pickles(source, 0, source.size)
-        roots = [pickle.root for pickle in judged.pickles]
-        root = roots[0] if len(roots) == 1 else roots
-        objects = _PickleObjects(source, judged.safety)
-        with told_by_errors(objects.found):
-            flat = flatten(root, objects.leaf, probe.path)
-        return assemble(
-            probe=probe,
-            format=self.name,
-            variant=None,
-            flat=flat,
-            files=(FileEntry(probe.path, source.size),),
-            spans=lambda: _spans(source, flat),
-            producer=Producer(_framework(root)),
-            findings=(*_behind(judged.trailing), *_unresolved(root)),
-            safety=tuple(objects.found),
-        )
-
-
-def _is_header(head: bytes) -> bool:
-    """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
-    if len(head) < 3 or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
-        return False
-    return head[4:9] != b"\0\0\0\0{"
-
-
-def _is_headless(source: Readable) -> bool:
-    """Tell whether a whole file is pickles of containers or objects, in protocols that have no header."""
-    if source.size > MAX_TRIED:
-        return False
-    try:
-        judged = read_pickles(source, 0, source.size)
-    except CheckpointError:
-        return False
-    root = judged.pickles[0].root
-    return not judged.trailing and isinstance(root, dict | list | tuple | set | Call)
+    Raises:
+        CheckpointError: It can't be read, or its structure is wrong.
+    """
+    source = probe.source
+    judged = read_pickles(source, 0, source.size)
+    roots = [pickle.root for pickle in judged.pickles]
+    root = roots[0] if len(roots) == 1 else roots
+    objects = _PickleObjects(source, judged.safety)
+    with told_by_errors(objects.found):
+        flat = flatten(root, objects.leaf, probe.path)
+    framework = _framework(root)
+    return assemble(
+        probe=probe,
+        format=name,
+        variant=None,
+        flat=flat,
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: _spans(source, flat),
+        producer=Producer(framework),
+        findings=(*_behind(judged.trailing), *_unresolved(root)),
+        safety=tuple(objects.found),
+        tree=lambda tensors: kept(root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"),
+    )
 
 
 def _behind(trailing: int) -> Iterator[Finding]:

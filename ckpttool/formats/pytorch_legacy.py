@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.assembly import assemble
-from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.objects import kept
+from ckpttool.formats.pickles import MAGIC
+from ckpttool.formats.telling import plain
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch_records import element_types, parse_persistent_id
-from ckpttool.formats.trees import Flat, Leaf, flatten, plain, references
+from ckpttool.formats.trees import Flat, Leaf, flatten, references
 from ckpttool.report import Finding, error
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge
@@ -29,49 +32,39 @@ from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
 
-MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
 PARTS = ("magic number", "protocol version", "system info", "object", "storage keys")
 """The pickles, in their order."""
 
-_BINARY_MAGIC = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
-_TEXT_MAGIC = f"L{MAGIC}L\n".encode()
-_MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
 _NUMEL_BYTES = 8
 
 
-class PytorchLegacy(Format):
-    """A file that ``torch.save`` wrote before 1.6, or was told to write like that."""
+def open_legacy(probe: Probe, name: str) -> Checkpoint:
+    """Return the checkpoint of a file; ``name`` is its format's.
 
-    name: ClassVar[str] = "pytorch"
-
-    def matches(self, probe: Probe) -> bool:
-        return has_legacy_magic(probe.head)
-
-    def open(self, probe: Probe) -> Checkpoint:
-        source = probe.source
-        pickles = Pickles(source)
-        with told_by_errors(pickles.found):
-            legacy = read_legacy(pickles, 0, source.size)
-            flat = flatten(legacy.root, _LegacyObjects(probe.path, legacy.storages).leaf, probe.path)
-        trailing = source.size - legacy.end
-        findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
-        return assemble(
-            probe=probe,
-            format=self.name,
-            variant="legacy",
-            flat=with_sources(flat, pickles.sources),
-            files=(FileEntry(probe.path, source.size),),
-            spans=lambda: storage_spans(legacy.storages.by_key, flat),
-            producer=Producer("pytorch"),
-            findings=tuple(findings) if trailing else (),
-            safety=pickles.safety,
-        )
-
-
-def has_legacy_magic(head: bytes) -> bool:
-    """Tell whether a file that starts like this is of the old format, damaged or not."""
-    return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
+    Raises:
+        CheckpointError: It can't be read, or its structure is wrong.
+    """
+    source = probe.source
+    pickles = Pickles(source)
+    with told_by_errors(pickles.found):
+        legacy = read_legacy(pickles, 0, source.size)
+        leaf = _LegacyObjects(probe.path, legacy.storages).leaf
+        flat = flatten(legacy.root, leaf, probe.path)
+    trailing = source.size - legacy.end
+    findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
+    return assemble(
+        probe=probe,
+        format=name,
+        variant="legacy",
+        flat=with_sources(flat, pickles.sources),
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: storage_spans(legacy.storages.by_key, flat),
+        producer=Producer("pytorch"),
+        findings=tuple(findings) if trailing else (),
+        safety=pickles.safety,
+        tree=lambda tensors: kept(legacy.root, leaf, tensors, probe.path),
+    )
 
 
 # The pickles --------------------------------------------------------------------------------------

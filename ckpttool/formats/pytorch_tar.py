@@ -16,6 +16,7 @@ from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.assembly import assemble
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.objects import kept
 from ckpttool.formats.pytorch_legacy import (
     Pickles,
     module_fields,
@@ -24,9 +25,10 @@ from ckpttool.formats.pytorch_legacy import (
     view_of,
     with_sources,
 )
+from ckpttool.formats.telling import plain
 from ckpttool.formats.torch_objects import MAX_AXES, Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch_types import storage_dtype
-from ckpttool.formats.trees import Leaf, flatten, plain
+from ckpttool.formats.trees import Leaf, flatten
 from ckpttool.report import Finding, error
 from ckpttool.wire.pickled import Persistent
 from ckpttool.wire.source import Source
@@ -57,7 +59,8 @@ class PytorchTar(Format):
         pickles = Pickles(probe.source)
         with told_by_errors(pickles.found):
             contents = _Contents(pickles, members, findings)
-            flat = flatten(contents.root(), _TarObjects(probe.path, contents).leaf, probe.path)
+            root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
+            flat = flatten(root, leaf, probe.path)
         return assemble(
             probe=probe,
             format=self.name,
@@ -68,6 +71,7 @@ class PytorchTar(Format):
             producer=Producer("pytorch"),
             findings=tuple(findings),
             safety=pickles.safety,
+            tree=lambda tensors: kept(root, leaf, tensors, probe.path),
         )
 
 

@@ -9,7 +9,10 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.formats.assembly import assemble
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content_entry import restored_from_record
 from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.objects import kept
 from ckpttool.formats.torch_objects import TorchObjects
 from ckpttool.formats.torch_records import Records, StorageRecords, trailing
 from ckpttool.formats.trees import flatten
@@ -33,9 +36,10 @@ class PytorchZip(Format):
         with keeping(judged.safety):
             resolve = StorageRecords(records, "data")
             objects = TorchObjects(probe.path, resolve)
-            flat = flatten(judged.pickles[0].root, objects.leaf, probe.path)
+            root = judged.pickles[0].root
+            flat = flatten(root, objects.leaf, probe.path)
         findings = (*records.findings(), *resolve.findings(), *trailing(judged))
-        return assemble(
+        checkpoint = assemble(
             probe=probe,
             format=self.name,
             variant="zip",
@@ -45,5 +49,7 @@ class PytorchZip(Format):
             producer=Producer("pytorch"),
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
-            records=records.unknown(lambda name: name == "data.pkl" or resolve.holds(name)),
+            records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or resolve.holds(name)),
+            tree=lambda tensors: kept(root, objects.leaf, tensors, probe.path),
         )
+        return restored_from_record(checkpoint, probe.archive, records.by_name.get(ENTRY))

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Role, Span, Tensor
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.formats.carried import ENTRY, restored
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
 from ckpttool.training import training_state
@@ -71,7 +72,8 @@ class Safetensors(Format):
         metadata = read_metadata(path, header.pop(_METADATA, None))
         findings = (*_oddities(text), *_metadata_oddities(metadata), *_entry_oddities(header))
         tensors = tuple(place_all(source, _LENGTH.size + len(text), header))
-        return Checkpoint(
+        entry = metadata.pop(ENTRY, None)
+        checkpoint = Checkpoint(
             path=path,
             format=self.name,
             variant=None,
@@ -84,6 +86,7 @@ class Safetensors(Format):
             findings=findings,
             close=probe.close,
         )
+        return checkpoint if entry is None else restored(checkpoint, entry, f"{_METADATA}.{ENTRY}")
 
 
 def _spans(source: Source, tensors: tuple[Tensor, ...]) -> Iterator[Span]:

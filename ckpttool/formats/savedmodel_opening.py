@@ -18,12 +18,13 @@ from zlib import crc32
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.carried import restored
 from ckpttool.formats.digests import described
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
 from ckpttool.formats.savedmodel_graph import MetaGraph, SavedModel, read_model
 from ckpttool.formats.savedmodel_ops import judge_keras, judge_layer, judge_links, judge_ops
-from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, TEXT, is_inside, require_inside
+from ckpttool.formats.savedmodel_paths import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel_text import text_message
 from ckpttool.formats.savedmodel_variables import (
     INDEX,
@@ -76,11 +77,11 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
     with Gathered("variables") as parts:
         parts.findings += [*findings, *_described(model, directory)]
         parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
-        tensors = _variables(parts, model, directory)
+        bundle, tensors = _variables(parts, model, directory)
         if INDEX in parts.parts:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
         parts.findings += _extra(file, entries)
-        return Checkpoint(
+        checkpoint = Checkpoint(
             path=directory,
             format=_FORMAT,
             variant="v1" if _objects(model) is None else "v2",
@@ -90,12 +91,35 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             metadata=cache(lambda: _told(model, directory, file, fingerprint)),
             layers=lambda: _layers(model, directory, tensors),
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
+            native=lambda: _native(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
             findings=tuple(parts.findings),
             safety=tuple(_safety(model, directory, entries)),
             complete=parts.complete,
             close=parts.keep(),
         )
+        return _restored(checkpoint, directory)
+
+
+def _restored(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+    """Return a checkpoint with what a converter has put beside it, if anything."""
+    path = os.path.join(directory, CONTENT)
+    if not os.path.isfile(path) or not is_inside(path, directory):
+        return checkpoint
+    try:
+        with Source(path) as source:
+            data = source.read(0, source.size)
+    except CheckpointError as failure:
+        checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
+        return checkpoint
+    return restored(checkpoint, data, CONTENT)
+
+
+def _native(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
+    """Return the keys of the variables and their graph, where they tell the variables' names."""
+    if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
+        return {}
+    return bundle.native
 
 
 def _layers(model: SavedModel, directory: str, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
@@ -134,7 +158,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
     left = MAX_ASSETS
     for file in _files(directory):
         name = os.path.relpath(file.path, directory)
-        if not name.startswith(_ASSETS_BELOW) or not is_inside(file.path, directory):
+        if not name.startswith(_ASSETS_BELOW) or name == CONTENT or not is_inside(file.path, directory):
             continue
         if file.nbytes > left:
             yield name, f"<{file.nbytes:,} bytes of a file that was not read>"
@@ -191,23 +215,25 @@ def _objects(model: SavedModel) -> MetaGraph | None:
 # Variables ------------------------------------------------------------------------------------------
 
 
-def _variables(parts: Gathered, model: SavedModel, directory: str) -> tuple[Tensor, ...]:
+def _variables(
+    parts: Gathered, model: SavedModel, directory: str
+) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
     """Open the bundle of the variables, and compare it with the objects of the graph."""
     path = os.path.join(directory, INDEX)
     if not os.path.lexists(path):
         if any(map(needs_variables, model.graphs)):
             parts.fault("missing", "there is none, and the model has variables", INDEX)
-        return ()
+        return None, ()
     bundle = parts.add(INDEX, lambda: _bundle(path, directory))
     if bundle is None:
-        return ()
+        return None, ()
     graph = _objects(model)
     if graph is None or graph.objects is None:
-        return bundle.tensors
+        return bundle, bundle.tensors
     found = list(compare(bundle.tensors, graph.objects))
     parts.findings += found
     parts.complete &= not any(finding.code == "variable-missing" for finding in found)
-    return named(bundle.tensors, graph.objects)
+    return bundle, named(bundle.tensors, graph.objects)
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:

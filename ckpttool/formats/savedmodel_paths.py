@@ -6,10 +6,13 @@ import os
 from collections.abc import Collection
 
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.carried import ENTRY
 
 BINARY, TEXT, CHUNKED = "saved_model.pb", "saved_model.pbtxt", "saved_model.cpb"
 
 VARIABLES = "variables"
+CONTENT = f"assets.extra/{ENTRY}"
+"""Where the entry of what a SavedModel has no place for lies in its directory."""
 _BESIDE = frozenset({"assets", "assets.extra", "debug", "fingerprint.pb", "keras_metadata.pb"})
 
 

@@ -131,7 +131,7 @@ def _is_private(key: str) -> bool:
 def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken: Container[str]) -> Tensor:
     """Return a variable under its own name, unless another has it, too."""
     key = raw_key(tensor)
-    if name is None:
+    if name is None or name == tensor.name:
         return tensor
     if _is_private(key):
         return replace(tensor, role=Role.OTHER) if name in public else tensor

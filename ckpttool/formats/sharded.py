@@ -16,6 +16,7 @@ from functools import partial
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.formats.carried import ENTRY, restored
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import (
@@ -132,9 +133,12 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
             shards.findings += _check_total(index, tensors)
         metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
         metadata |= index.metadata
+        entry = metadata.get(ENTRY)
+        if isinstance(entry, str):
+            del metadata[ENTRY]
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
         name = os.path.basename(os.path.normpath(asked.path))
-        return Checkpoint(
+        checkpoint = Checkpoint(
             path=asked.path,
             format=format,
             variant="sharded",
@@ -149,6 +153,8 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
             complete=shards.complete,
             close=shards.keep(),
         )
+    where = f"{os.path.basename(index.path)}: {ENTRY}"
+    return restored(checkpoint, entry, where) if isinstance(entry, str) else checkpoint
 
 
 def _add_shards(shards: Gathered, index: Index, format: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ckpttool.formats.digests import described
 from ckpttool.wire.pickled import Call, Global, Payload, Persistent
 
 MAX_SUMMED = 1 << 26
@@ -67,11 +68,11 @@ class Teller:
 
     def _described(self, node: object) -> object:
         if isinstance(node, str):
-            crc = hexadecimal(zlib.crc32(node.encode("utf-8", "surrogatepass")))
-            return f"{node[:_MAX_TEXT]}… ({len(node):,} characters, CRC-32 {crc})"
+            crc = zlib.crc32(node.encode("utf-8", "surrogatepass"))
+            return f"{node[:_MAX_TEXT]}… ({len(node):,} characters, CRC-32 {crc:08x})"
         if isinstance(node, int):
             data = node.to_bytes(node.bit_length() // 8 + 1, "little", signed=True)
-            return f"<integer of {node.bit_length():,} bits, CRC-32 {hexadecimal(zlib.crc32(data))}>"
+            return f"<integer of {node.bit_length():,} bits, CRC-32 {zlib.crc32(data):08x}>"
         if isinstance(node, bytes | bytearray):
             return described_bytes(node)
         if isinstance(node, Payload):
@@ -95,7 +96,7 @@ class Teller:
             return f"{name or type(node).__name__}(…)"
         if length <= _MAX_LINE:
             return shown
-        return f"{shown[:_MAX_LINE]} … {length:,} characters, CRC-32 {hexadecimal(crc)}"
+        return f"{shown[:_MAX_LINE]} … {length:,} characters, CRC-32 {crc:08x}"
 
     def _spelled(self, root: object) -> Iterator[str]:
         """Yield the pieces of a line, without recursion, while there are words left: a cycle never ends."""
@@ -121,16 +122,11 @@ def plain(node: object) -> object:
     return Teller().plain(node)
 
 
-def hexadecimal(crc: int) -> str:
-    """Return a checksum as it is written."""
-    return f"{crc:08x}"
-
-
 def described_bytes(data: bytes | bytearray) -> str:
     """Return what bytes are: all of them where they are few."""
     if len(data) <= _SHOWN_BYTES:
         return f"<{len(data):,} bytes: {data.hex(' ')}>"
-    return f"<{len(data):,} bytes, CRC-32 {hexadecimal(zlib.crc32(data))}>"
+    return described(len(data), zlib.crc32(data))
 
 
 class Sums:
@@ -162,8 +158,7 @@ class Sums:
         is_text = payload.kind == "text"
         if found is None:
             return f"<{payload.nbytes:,} bytes of {'text' if is_text else 'data'}>"
-        nbytes, crc = found
-        return f"<{'text of ' if is_text else ''}{nbytes:,} bytes, CRC-32 {hexadecimal(crc)}>"
+        return described(*found, what="text of " if is_text else "")
 
 
 # Objects in one line --------------------------------------------------------------------------------

@@ -118,7 +118,10 @@ def _node(path: str, message: memoryview, allowed: int) -> _Node:
 
 
 def _names(nodes: list[_Node]) -> dict[str, Known]:
-    """Return the best path to each key; what is reached through an optimizer alone belongs to it."""
+    """Return the best path to each key; what is reached through an optimizer alone belongs to it.
+
+    A variable that is called as its key spells the way to it is known by that: it may have other names, too.
+    """
     reached = _best_paths(nodes)
     for at, node in enumerate(nodes):
         for original, slot, variable in node.slots:
@@ -129,8 +132,23 @@ def _names(nodes: list[_Node]) -> dict[str, Known]:
     for at, (cost, path) in reached.items():
         for attribute, name, key in nodes[at].attributes:
             full = path if attribute == VALUE else (*path, attribute)
+            if attribute == VALUE and key == key_along(steps_of(name)):
+                full = steps_of(name)
             found[key] = Known(full or (key,), cost.optimizers > 0, name)
     return found
+
+
+def steps_of(name: str) -> tuple[str, ...]:
+    """Return the objects' local names on the way to a tensor; what lies very deep keeps its dots."""
+    steps = name.split(".")
+    if len(steps) <= MAX_DEPTH:
+        return tuple(steps)
+    return (*steps[: MAX_DEPTH - 1], ".".join(steps[MAX_DEPTH - 1 :]))
+
+
+def key_along(steps: Iterable[str]) -> str:
+    """Return the key of the value that steps from object to object lead to."""
+    return "/".join(step.replace(".", "..").replace("/", ".S") for step in steps) + _MARK + VALUE
 
 
 def _best_paths(nodes: list[_Node]) -> dict[int, tuple[Cost, tuple[str, ...]]]:

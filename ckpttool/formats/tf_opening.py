@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
+from ckpttool.formats.carried import ENTRY, restored
 from ckpttool.formats.interface import natural, scan
 from ckpttool.formats.parts import file_entry
+from ckpttool.formats.tf_bundle import BundleEntry
+from ckpttool.formats.tf_native import native_of
 from ckpttool.formats.tf_objects import GRAPH_KEY, Known, own_names
 from ckpttool.formats.tf_prefix import META, PART, TEMPORARY, bundles, shard_name
 from ckpttool.formats.tf_reader import Bundle
@@ -36,8 +39,12 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
         else:
             entries = bundle.read_index()
             bundle.open_shards()
-        graph = bundle.graph(entries.pop(GRAPH_KEY.encode(), None))
-        found = [bundle.tensor(one, graph, entries) for one in entries.values() if one.key[:1] != b"\0"]
+        objects = entries.pop(GRAPH_KEY.encode(), None)
+        graph = bundle.graph(objects)
+        content = bundle.text(_entry(entries), ENTRY)
+        listed = [one for one in entries.values() if one.key[:1] != b"\0"]
+        found = [bundle.tensor(one, graph, entries) for one in listed]
+        keys = {tensor.name: one.key for tensor, one in zip(found, listed, strict=True)}
         tensors = tuple(map(_without_copies(found), sorted(found, key=_in_reading_order) if graph else found))
         bundle.findings += bundle.account()
         bundle.findings += _unfinished(bundle, prefix, beside)
@@ -46,7 +53,32 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
             paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
         paths.append(prefix + META)
         files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
-        return _checkpoint(bundle, shown or prefix, tensors, files, graph)
+        path = shown or prefix
+        opened = _checkpoint(
+            bundle, path, tensors, files, graph, lambda: _native(bundle, objects, keys, whole.tensors)
+        )
+        whole = opened if content is None else restored(opened, content, ENTRY)
+        return whole
+
+
+def _entry(entries: dict[bytes, BundleEntry]) -> BundleEntry | None:
+    """Take out the entry with what TensorFlow has no place for, if there is one."""
+    found = entries.get(ENTRY.encode())
+    if found is None or found.dtype.name != "string" or found.shape or found.slices:
+        return None
+    return entries.pop(ENTRY.encode())
+
+
+def _native(
+    bundle: Bundle, objects: BundleEntry | None, keys: Mapping[str, bytes], tensors: tuple[Tensor, ...]
+) -> Mapping[str, bytes]:
+    """Return the native parts; the graph of objects is read again for it."""
+    if objects is None:
+        return native_of(keys, None, tensors)
+    source = bundle.sources.get(objects.shard)
+    if source is None or GRAPH_KEY in bundle.told:  # damaged, which was found
+        return {}
+    return native_of(keys, bundle.string(source, objects), tensors)
 
 
 def _without_copies(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -84,6 +116,7 @@ def _checkpoint(
     tensors: tuple[Tensor, ...],
     files: tuple[FileEntry, ...],
     graph: Mapping[str, Known],
+    native: Callable[[], Mapping[str, bytes]],
 ) -> Checkpoint:
     return Checkpoint(
         path=path,
@@ -94,6 +127,7 @@ def _checkpoint(
         spans=bundle.spans,
         training=lambda: training_of(tensors, os.path.basename(path)),
         own_names=lambda: own_names(tensors, graph),
+        native=native,
         producer=Producer("tensorflow"),
         findings=tuple(bundle.findings),
         complete=bundle.complete,

@@ -143,23 +143,43 @@ class Bundle:
 
     def graph(self, entry: BundleEntry | None) -> dict[str, Known]:
         """Return what the graph of objects tells about keys; where it is damaged, that is noted."""
-        if entry is None:
-            return {}
-        source = self.source_of(entry, GRAPH_KEY)
-        if source is None:
+        message = self.text(entry, GRAPH_KEY)
+        if message is None:
             return {}
         try:
-            data = source.read(entry.offset, entry.nbytes, GRAPH_KEY)
-            stream = summed(source, entry, self.header.byteorder, GRAPH_KEY)
-            _require_checksum(stream, entry, self.path)
-            (message,) = decoded_strings(data, 1)
             return read_graph(self.path, message)
+        except DamagedCheckpoint as failure:
+            self._note(GRAPH_KEY, failure.code, failure.reason)
+            return {}
+
+    def text(self, entry: BundleEntry | None, name: str) -> bytes | None:
+        """Return the only string of an entry; None for none, and where it is damaged, which is noted."""
+        source = None if entry is None else self.source_of(entry, name)
+        if entry is None or source is None:
+            return None
+        try:
+            return self.string(source, entry)
         except (DamagedCheckpoint, ValueError) as failure:
             code = getattr(failure, "code", "object-graph")
-            reason = failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure)
-            self.findings.append(error(code, reason, GRAPH_KEY))
-            self.told.add(GRAPH_KEY)
-            return {}
+            self._note(name, code, failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure))
+            return None
+
+    def string(self, source: Source, entry: BundleEntry) -> bytes:
+        """Return the only string of an entry.
+
+        Raises:
+            DamagedCheckpoint: Its bytes have another checksum, or can't be read.
+            ValueError: It is no string.
+        """
+        data = source.read(entry.offset, entry.nbytes, entry.name)
+        stream = summed(source, entry, self.header.byteorder, entry.name)
+        _require_checksum(stream, entry, self.path)
+        (message,) = decoded_strings(data, 1)
+        return message
+
+    def _note(self, name: str, code: str, reason: str) -> None:
+        self.findings.append(error(code, reason, name))
+        self.told.add(name)
 
     def tensor(
         self, entry: BundleEntry, graph: dict[str, Known], entries: dict[bytes, BundleEntry]

@@ -29,6 +29,7 @@ from ckpttool.formats.tf_bundle import (
     require_few,
     slice_key,
 )
+from ckpttool.formats.tf_native import native_of
 from ckpttool.formats.tf_objects import role_of_key
 from ckpttool.formats.tf_prefix import META, MOST_NAMED, OLD_SHARD
 from ckpttool.formats.tf_slices import Part, tile
@@ -246,6 +247,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
             files=(*(FileEntry(source.path, source.size) for source in sources), *_graph(path)),
             spans=lambda: (span for table, source in tables.items() for span in _spans(source, table, told)),
             training=lambda: training_of(tensors, sharded["prefix"] if sharded else name),
+            native=lambda: native_of({one.name: one.key for one in told}, None),
             producer=Producer("tensorflow"),
             findings=findings,
             complete=not findings,

@@ -17,12 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Extent, Path, Producer, Span
+from ckpttool.checkpoint import Checkpoint, Extent, Path, Producer, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.assembly import named, training_of
+from ckpttool.formats.carried import ENTRY
 from ckpttool.formats.chunks import put_together
+from ckpttool.formats.content_entry import restored_from_file
 from ckpttool.formats.dcp_items import Item, Items
 from ckpttool.formats.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
+from ckpttool.formats.dcp_tree import tree_of_items
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
 from ckpttool.formats.shard_index import refusal
@@ -57,7 +60,7 @@ class TorchDcp(Format):
             tensors = named(directory.tensors, directory.values)
             metadata = tree_of(directory.values)
             keep, keep_parts = opened.pop_all().close, parts.keep()
-            return Checkpoint(
+            checkpoint = Checkpoint(
                 path=probe.path,
                 format=self.name,
                 variant=None,
@@ -66,12 +69,14 @@ class TorchDcp(Format):
                 spans=lambda: directory.spans(parts),
                 metadata=lambda: metadata,
                 training=lambda: training_of(metadata, tensors, probe.name),
+                tree=lambda: directory.tree(tensors),
                 producer=Producer("pytorch"),
                 findings=tuple(parts.findings),
                 safety=tuple(dict.fromkeys(parts.safety)),
                 complete=parts.complete,
                 close=lambda: (keep(), keep_parts())[0],
             )
+            return restored_from_file(checkpoint, directory.beside.get(ENTRY))
 
 
 Entries = Mapping[str, os.DirEntry[str]]
@@ -105,12 +110,13 @@ class _Directory:
 
     def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
-        self._sources: dict[str, Source] = {}
+        self.beside: dict[str, Source] = {}
         self._files: dict[str, _File] = {}
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
         self.tensors: list[tuple[Path, TensorParts]] = []
         self.values: list[tuple[Path, object]] = []
+        self._extra: Checkpoint | None = None
 
     def read(self) -> None:
         """Open everything, and note what is wrong.
@@ -127,7 +133,10 @@ class _Directory:
             parts.safety.append(warning("not-scanned", message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
-            self._sources[name] = self._opened.enter_context(Source(entry.path))
+            self.beside[name] = self._opened.enter_context(Source(entry.path))
+        carried = self._probe.entries.get(ENTRY)
+        if carried is not None and carried.is_file(follow_symlinks=False):
+            self.beside[ENTRY] = self._opened.enter_context(Source(carried.path))
         parts.findings += metadata.findings
         parts.safety += metadata.safety
         self._note_transformed()
@@ -137,15 +146,19 @@ class _Directory:
         self._add_extra()
         self._note_others()
 
+    def tree(self, tensors: tuple[Tensor, ...]) -> object:
+        """Return all that the items hold, in the containers that their paths make."""
+        return tree_of_items(self._metadata.entries, self._items, self._extra, tensors)
+
     def files(self) -> Iterator[str]:
         """Yield the paths of all files that belong to it."""
         for name, entry in self._probe.entries.items():
-            if entry.is_file() and (name == EXTRA or name.endswith((".distcp", ".metadata"))):
+            if entry.is_file() and (name in (EXTRA, ENTRY) or name.endswith((".distcp", ".metadata"))):
                 yield entry.path
 
     def spans(self, parts: Gathered) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
-        for name, source in self._sources.items():
+        for name, source in self.beside.items():
             yield Span(Extent(source.path, 0, source.size), name, source.read_into)
         for name, file in self._files.items():
             for offset in sorted(file.items):
@@ -180,12 +193,13 @@ class _Directory:
 
     def _open_file(self, name: str) -> _File | None:
         why = refusal(name) or ("a path into a directory" if "/" in name else None)
-        path = os.path.join(self._probe.path, name)
+        entry = self._probe.entries.get(name)
+        path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:
             self._parts.fault("path", f"{why}; it was not opened", name)
         elif not os.path.exists(path):
             self._parts.fault("missing", "there is no such file", name)
-        elif not _lies_in(path, self._probe.path):
+        elif not _lies_in(path, os.path.dirname(path)):
             self._parts.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
         elif not os.path.isfile(path):
             self._parts.fault("damaged", "not a regular file", name)
@@ -296,7 +310,7 @@ class _Directory:
         entry = self._probe.entries.get(EXTRA)
         if entry is None:
             return
-        part = self._parts.add(EXTRA, partial(open_file, entry.path))
+        part = self._extra = self._parts.add(EXTRA, partial(open_file, entry.path))
         for tensor in part.tensors if part is not None else ():
             made = TensorParts(
                 tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder

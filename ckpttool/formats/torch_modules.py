@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Path, Role
-from ckpttool.formats.trees import Leaf, flatten, plain
+from ckpttool.formats.telling import plain
+from ckpttool.formats.trees import Leaf, flatten
 from ckpttool.wire.pickled import Call
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     Raises:
         LimitExceeded: Modules nest too deep, or hold themselves.
     """
-    if not _is_module(call):
+    if not is_module(call):
         return None
     tensors: list[tuple[Path, TensorParts]] = []
     classes: dict[str, str] = {}
@@ -137,10 +138,10 @@ def _is_hidden(state: dict[str, Any], name: object) -> bool:
 
 
 def _is_child(node: object) -> bool:
-    return isinstance(node, Call) and _is_module(node)
+    return isinstance(node, Call) and is_module(node)
 
 
-def _is_module(call: Call) -> bool:
+def is_module(call: Call) -> bool:
     state = call.state
     return isinstance(state, dict) and all(
         isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")

@@ -15,11 +15,11 @@ from ckpttool.checkpoint import Extent, Path, Role, Values
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.numpy_objects import numpy_leaf
-from ckpttool.formats.telling import Sums
+from ckpttool.formats.telling import Sums, plain
 from ckpttool.formats.torch_leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch_modules import module_leaf
 from ckpttool.formats.torch_types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.formats.trees import Budget, Leaf, plain, references
+from ckpttool.formats.trees import Budget, Leaf, references
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach
@@ -238,9 +238,13 @@ class TorchObjects:
     def _quantized(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])
         found = self._leaf(storage, _known(storage.dtype), call.args[1], call.args[2], call.args[3])
-        scheme, *params = call.args[4]
+        return self.quantized(found.tensors, call.args[4])
+
+    def quantized(self, elements: tuple[tuple[Path, TensorParts], ...], parameters: Any) -> Leaf[TensorParts]:
+        """Return the elements of a quantized tensor with the parameters that make numbers of them."""
+        scheme, *params = parameters
         told: dict[str, object] = {"scheme": str(plain(scheme)).removeprefix("torch.")}
-        tensors = list(found.tensors)
+        tensors = list(elements)
         for name, node in zip(quantizer_fields(told["scheme"]), params, strict=False):
             below = self.leaf(node)
             if below is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
-from ckpttool.formats.trees import plain
+from ckpttool.formats.telling import plain
 from ckpttool.wire.pickled import Call, Global
 
 COMPONENTS = {

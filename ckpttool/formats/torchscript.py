@@ -145,10 +145,12 @@ def _own_names(pickle: Pickle) -> Pickle:
 # Tensors ------------------------------------------------------------------------------------------
 
 
-def _is_own(node: object) -> bool:
-    """Tell whether a node is an object of a class that the archive's own code defines."""
+def _own_class(node: object) -> Global | None:
+    """Return the class of an object that the archive's own code defines, or None of any other node."""
     function = node.function if isinstance(node, Call) else None
-    return isinstance(function, Global) and function.module.partition(".")[0] == _OWN_PREFIX
+    if isinstance(function, Global) and function.module.partition(".")[0] == _OWN_PREFIX:
+        return function
+    return None
 
 
 def _is_tag(call: Call) -> bool:
@@ -161,7 +163,7 @@ def _unwrapped(node: object) -> object:
     """Return the value that a call only tags with its type, or the state of an object that isn't a module."""
     while isinstance(node, Call) and _is_tag(node):
         node = node.args[0]
-    if isinstance(node, Call) and _is_own(node) and isinstance(node.state, list | tuple):
+    if isinstance(node, Call) and _own_class(node) and isinstance(node.state, list | tuple):
         return node.state
     return node
 
@@ -191,7 +193,7 @@ def _held_by_modules(root: object) -> set[int]:
     """Return the addresses of all that is an attribute of a module, or lies in what it packs."""
     held: set[int] = set()
     for node in nodes(root):
-        if isinstance(node, Call) and _is_own(node):
+        if isinstance(node, Call) and _own_class(node):
             if isinstance(node.state, dict):
                 held.update(map(id, node.state.values()))
             else:
@@ -211,8 +213,8 @@ def _constants(root: object, objects: TorchObjects, path: str) -> list[tuple[Pat
 def _metadata(
     records: Records, pickles: _Pickles, storages: Sequence[StorageRecords], attributes: object
 ) -> dict[str, object]:
-    root = pickles.root("data.pkl")
-    name = f"{root.function.module}.{root.function.name}" if _is_own(root) else ""  # type: ignore[attr-defined]
+    own = _own_class(pickles.root("data.pkl"))
+    name = f"{own.module}.{own.name}" if own else ""
     told: dict[str, object] = {
         "attributes": attributes,
         "code": told_code(((name, records.archive.read(member)) for name, member in _code(records)), name),

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.telling import KeyText, Teller, in_order, inner
-from ckpttool.formats.telling import plain as plain
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
@@ -189,16 +188,11 @@ class _Flattening(Generic[T]):
 
     def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
         """Return what an object holds: its state, its items, or the arguments that it is made of."""
-        if _is_object_array(call):
-            shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
-            return iter([*enumerate(call.state[4]), *shape])
-        if call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple):
-            return iter(enumerate(call.args[0]))
-        state = _merged(call.state)
-        is_open = isinstance(state, dict) or bool(call.pairs or call.items)
+        is_special = _is_object_array(call) or _is_size(call)
+        is_open = is_special or isinstance(_merged(call.state), dict) or bool(call.pairs or call.items)
         if not is_open and self._is_line(call):
             return None
-        return iter(_apart(*_parts_of(call, state)))
+        return iter(members(call))
 
     def _is_line(self, call: Call) -> bool:
         """Tell whether an object can be told in a line: it is small, and no tensor can be in it."""
@@ -276,6 +270,20 @@ def _apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tu
             key = f"<{key}>"
         keyed.append((key, part))
     return keyed
+
+
+def members(call: Call) -> list[tuple[Any, Any]]:
+    """Return the parts of an object with the keys under which ``flatten`` finds them."""
+    if _is_object_array(call):
+        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
+        return [*enumerate(call.state[4]), *shape]
+    if _is_size(call):
+        return list(enumerate(call.args[0]))
+    return _apart(*_parts_of(call, _merged(call.state)))
+
+
+def _is_size(call: Call) -> bool:
+    return call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple)
 
 
 def _is_object_array(call: Call) -> bool:

@@ -34,20 +34,17 @@ _PRODUCER_KEYS = frozenset(
     }
 )
 """Keys, wherever they lie, of who wrote it and when."""
-_OUTER_KEYS = frozenset(
-    {
-        "schema_version",
-        "opset_version",
-        "fingerprint",
-        "file",
-        "backend",
-        "serial",
-        "time",
-        "date",
-        "StructuredToParameterName@@",
-    }
-)
-"""Keys at the root that a format writes for itself."""
+_TIMES = frozenset({"time", "date"})
+"""Keys at the root of when it was written."""
+_OUTER_KEYS = {
+    "savedmodel": ("file", "fingerprint", "schema_version"),
+    "torch-export": ("schema_version", "opset_version"),
+    "keras": ("backend",),
+    "keras-h5": ("backend",),
+    "fluid": ("serial",),
+    "paddle": ("StructuredToParameterName@@",),
+}
+"""Keys at the root that a format writes for itself; in any other they are the user's."""
 _INDEX_KEYS = frozenset({"total_size", "total_parameters"})
 """Keys at the root that the index of a sharded checkpoint adds."""
 _LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
@@ -91,10 +88,11 @@ def compare_values(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], lis
         differing = [one for one in both if _has_both(one)]
         single = [*_told_by_one(ours, theirs), *_keys_of_one(a, b, ours, theirs)]
         single += [one for one in both if not _has_both(one)]
-    counts = [not (_is_bookkeeping(one) or _is_of_an_index(one, a, b)) for one in differing]
+    formats = (a.format, b.format)
+    counts = [not (_is_bookkeeping(one, formats) or _is_of_an_index(one, a, b)) for one in differing]
     return [*compress(differing, counts)], [
         *_of_the_whole(a, b),
-        *(one for one in single if not _is_bookkeeping(one)),
+        *(one for one in single if not _is_bookkeeping(one, formats)),
         *(one for one, is_counted in zip(differing, counts, strict=True) if not is_counted),
     ]
 
@@ -127,7 +125,8 @@ def _dialect(checkpoint: Checkpoint) -> str:
 def _is_bare(checkpoint: Checkpoint) -> bool:
     """Tell whether it is a state dict and nothing else."""
     says_nothing = all(
-        _is_bookkeeping(ValueChange(key, value, value)) for key, value in checkpoint.metadata.items()
+        _is_bookkeeping(ValueChange(key, value, value), (checkpoint.format,) * 2)
+        for key, value in checkpoint.metadata.items()
     )
     return says_nothing and bool(checkpoint.tensors) and not _is_wrapped(checkpoint)
 
@@ -152,11 +151,19 @@ def _of_the_whole(a: Checkpoint, b: Checkpoint) -> Iterator[ValueChange]:
         )
 
 
-def _is_bookkeeping(change: ValueChange) -> bool:
-    """Tell whether a value says how a file was written, rather than what it holds."""
+def _is_bookkeeping(change: ValueChange, formats: tuple[str, str]) -> bool:
+    """Tell whether a value says how a file was written, rather than what it holds.
+
+    Args:
+        change: What the two sides say.
+        formats: The format of each side.
+    """
     first, _, _ = change.path.partition(".")
     _, _, last = change.path.rpartition(".")
-    if last in _PRODUCER_KEYS or first in _OUTER_KEYS or _INNER_NAME.search(change.path):
+    if last in _PRODUCER_KEYS or first in _TIMES or _INNER_NAME.search(change.path):
+        return True
+    sides = zip((change.a, change.b), formats, strict=True)
+    if any(side is not ABSENT and first in _OUTER_KEYS.get(format, ()) for side, format in sides):
         return True
     return change.path == "format" and all(
         side is ABSENT or side in _LIBRARIES for side in (change.a, change.b)

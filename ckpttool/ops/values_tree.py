@@ -57,7 +57,9 @@ def walked(a: object, b: object, path: str = "", *, spelled: bool = False) -> It
                 continue
             if len(x) != len(y):
                 yield ValueChange(here, _count(x), _count(y))
-            pending += reversed([(joined(here, at), *pair) for at, pair in enumerate(zip(x, y))])  # noqa: B905
+            pending += reversed(
+                [(joined(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
+            )
         elif not same(x, y, spelled=spelled):
             yield ValueChange(here, told(x), told(y))
 
@@ -74,7 +76,7 @@ def _other_keys(path: str, x: Mapping[Any, Any], y: Mapping[Any, Any]) -> Iterat
 
 def _lists(path: str, x: list[Any], y: list[Any], *, spelled: bool) -> Iterator[ValueChange]:
     """Yield how two lists of plain values differ: as they are, or counted where they are long."""
-    apart = [at for at, pair in enumerate(zip(x, y)) if not same(*pair, spelled=spelled)]  # noqa: B905
+    apart = [at for at, pair in enumerate(zip(x, y, strict=False)) if not same(*pair, spelled=spelled)]
     if not apart and len(x) == len(y):
         return
     if max(len(x), len(y)) <= _SHOWN_ITEMS:
@@ -155,7 +157,9 @@ def told_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
                 yield here
             pending += reversed([(joined(here, key), x[key], y[key]) for key in x if key in y])
         elif isinstance(x, list) and isinstance(y, list):
-            pending += reversed([(joined(here, at), *pair) for at, pair in enumerate(zip(x, y))])  # noqa: B905
+            pending += reversed(
+                [(joined(here, at), *pair) for at, pair in enumerate(zip(x, y, strict=False))]
+            )
         elif isinstance(x, str) and x == y and (_UNREAD.search(x) or _CUT.fullmatch(x)):
             yield here
 

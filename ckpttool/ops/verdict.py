@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ckpttool.report import Finding, Severity
 
 CHECKS = ("structure", "checksum", "values", "safety", "manifest")
+OPTIONAL = "manifest"
+"""The check that stands in the answer only where there is something to compare with, or it was asked for."""
 PREDICTION = ("load", "predict")
 """The checks that a request for a prediction brings; both stand in the answer, or none."""
 QUICK_CHECKS = ("structure", "safety")
@@ -76,3 +79,8 @@ class Verification:
 def fatal(*, strict: bool) -> tuple[Severity, ...]:
     """Return what fails the check that found it."""
     return (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+
+
+def asks_for_manifest(only: Collection[str]) -> bool:
+    """Tell whether the manifest's check is asked for by its name, and not among all."""
+    return OPTIONAL in only and set(only) != set(CHECKS)

@@ -1,52 +1,39 @@
-"""Is it intact, sane and safe? Each byte is read once, for its checksum and its values together.
+"""Is it intact, sane and safe? The verdict on one checkpoint, also on one that can't be opened.
 
-A check passes only for what it looked at: what a format can't tell is skipped, and says so.
+A prediction's child is started first, and only then is imported what the checks need.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Checkpoint, Span, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated, Unsupported
 from ckpttool.formats import recognised, suffix_format
-from ckpttool.formats.chunks import storages_of
-from ckpttool.formats.interface import Format, Probe, Unit
-from ckpttool.ops.manifest import SUFFIX, compare, has_digests, manifests_of
-from ckpttool.ops.scanned import (
-    checksum_findings,
-    covered_by_checksums,
-    loss_findings,
-    special_findings,
-    without_checksums,
-    without_values,
-)
+from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.ops.verdict import (
     CHECKS,
-    NOTHING_CHECKED,
+    OPTIONAL,
     PREDICTION,
     Check,
     Safety,
     Status,
     Verification,
-    fatal,
+    asks_for_manifest,
 )
-from ckpttool.report import Finding, Severity, counted, error, has_errors
-from ckpttool.wire.scan import Scanned, count_specials, scan
+from ckpttool.report import counted, error, has_errors
 from ckpttool.work import Advance, default_jobs
 
 if TYPE_CHECKING:
     from ckpttool.ops.ignoring import Ignore
     from ckpttool.ops.predicted import Prediction
     from ckpttool.predict.request import Request
-    from ckpttool.predict.run import Stage
 
-_OPTIONAL = "manifest"
-"""The check that stands in the answer only where there is something to compare with, or it was asked for."""
+_MANIFEST, _ = SIDECARS
 
 
 def verify(
@@ -79,9 +66,13 @@ def verify(
     format = unit.format if unit else None
     try:
         format = format or _format_of(name)
-        with format.open_unit(unit or Unit(name, (), format)) as checkpoint:
-            verifier = _Verifier(checkpoint, only, strict, jobs or default_jobs(), advance)
-            return verifier.run(prediction, ignores)
+        with (
+            format.open_unit(unit or Unit(name, (), format)) as checkpoint,
+            _started(checkpoint, prediction) as child,
+        ):
+            from ckpttool.ops.checks import Verifier
+
+            return Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run(child, ignores)
     except (DamagedCheckpoint, Unsupported) as failure:
         hint = format or suffix_format(os.path.basename(name))
         unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
@@ -93,6 +84,15 @@ def verify(
 def _format_of(path: str) -> Format:
     with Probe(path) as probe:
         return recognised(probe)
+
+
+def _started(checkpoint: Checkpoint, request: Request | None) -> AbstractContextManager[Prediction | None]:
+    """Return the prediction that was asked for, with its child on the way."""
+    if request is None:
+        return nullcontext()
+    from ckpttool.ops.predicted import Prediction
+
+    return Prediction(checkpoint, request)
 
 
 def _beyond_opening(
@@ -109,7 +109,7 @@ def _beyond_opening(
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else "not asked for")
         for name in CHECKS
-        if name != _OPTIONAL or _asks_for_manifest(only) or os.path.isfile(path + SUFFIX)
+        if name != OPTIONAL or asks_for_manifest(only) or os.path.isfile(path + _MANIFEST)
     ]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     checks += [Check(name, Status.SKIPPED, reason) for name in PREDICTION if predicts]
@@ -123,192 +123,7 @@ def _beyond_opening(
 
 def unreadable(failure: CheckpointError) -> Verification:
     """Return the verdict on what lies in a directory and can't be read: it is not fine."""
-    checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != _OPTIONAL]
+    checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     finding = replace(error(failure.code, failure.reason, failure.where), check="structure")
     return Verification(failure.path, None, None, Safety.UNKNOWN, tuple(checks), (finding,), was_opened=False)
-
-
-class _Verifier:
-    """Runs the checks on one open checkpoint and collects what they find."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        only: Collection[str],
-        strict: bool,
-        jobs: int,
-        advance: Advance,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._only = only
-        self._strict = strict
-        self._jobs = jobs
-        self._advance = advance
-        self._findings: list[Finding] = []
-        self._scanned: list[Scanned] = []
-        self._manifests = manifests_of(checkpoint)
-        self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
-
-    def run(self, request: Request | None, ignores: Sequence[Ignore]) -> Verification:
-        """Return the verdict."""
-        with self._started(request) as prediction:
-            checks = self._own_checks()
-            if prediction is not None:
-                checks += self._predicted(prediction, self._verification(checks), ignores)
-        return self._verification(checks)
-
-    def _verification(self, checks: tuple[Check, ...]) -> Verification:
-        found = self._checkpoint
-        return Verification(
-            found.path,
-            found.format,
-            found.variant,
-            self._verdict(),
-            checks,
-            tuple(self._findings),
-            found.nbytes,
-        )
-
-    def _started(self, request: Request | None) -> AbstractContextManager[Prediction | None]:
-        """Return the prediction that was asked for, with its child on the way."""
-        if request is None:
-            return nullcontext()
-        from ckpttool.ops.predicted import Prediction
-
-        return Prediction(self._checkpoint, request)
-
-    def _own_checks(self) -> tuple[Check, ...]:
-        if {"checksum", "values"} & set(self._only):
-            self._scanned = scan(
-                self._checkpoint.spans(),
-                jobs=self._jobs,
-                checksum="checksum" in self._only,
-                values="values" in self._only,
-                advance=self._advance,
-            )
-        runs = (self._structure, self._checksum, self._values, self._safety, self._manifest)
-        compares = self._has_manifest or _asks_for_manifest(self._only)
-        checks = tuple(
-            run() if name in self._only else Check(name, Status.SKIPPED, "not asked for")
-            for name, run in zip(CHECKS, runs, strict=True)
-            if name != _OPTIONAL or compares
-        )
-        self._findings.extend(_nothing_checked(checks, self._only))
-        return checks
-
-    def _predicted(
-        self, prediction: Prediction, before: Verification, ignores: Sequence[Ignore]
-    ) -> tuple[Check, ...]:
-        """Return the checks of a prediction, which only a checkpoint earns that passed all before."""
-        from ckpttool.ops.ignoring import apply_ignores
-
-        accepted = apply_ignores(before, ignores, strict=self._strict)
-        has_failed = any(check.status is Status.FAILED for check in accepted.checks)
-        answer = prediction.answer(has_failed=has_failed)
-        if not has_failed:
-            self._findings.extend(answer.owed())
-        return tuple(self._staged(stage) for stage in (answer.load, answer.predict))
-
-    def _staged(self, stage: Stage) -> Check:
-        if stage.is_skipped:
-            return Check(stage.name, Status.SKIPPED, stage.detail)
-        check = self._check(stage.name, stage.findings, stage.detail)
-        return replace(check, detail=stage.detail)
-
-    def _verdict(self) -> Safety:
-        severities = {finding.severity for finding in self._checkpoint.safety}
-        if "safety" not in self._only:
-            return Safety.UNKNOWN
-        if Severity.ERROR in severities:
-            return Safety.UNSAFE
-        return Safety.UNKNOWN if Severity.WARNING in severities else Safety.SAFE
-
-    def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
-        """Record findings and return the check that made them."""
-        found = tuple(replace(finding, check=name) for finding in findings)
-        self._findings.extend(found)
-        failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
-        if failures:
-            return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}")
-        return Check(name, Status.PASSED, detail)
-
-    def _structure(self) -> Check:
-        files = counted(len(self._checkpoint.files), "file")
-        return self._check(
-            "structure", self._checkpoint.findings, f"{files}, {counted(len(self._checkpoint), 'tensor')}"
-        )
-
-    def _checksum(self) -> Check:
-        findings = checksum_findings(self._scanned)
-        if not findings and all(one.span.crc32 is None for one in self._scanned):
-            return Check("checksum", Status.SKIPPED, without_checksums(self._checkpoint))
-        return self._check("checksum", findings, covered_by_checksums(self._scanned))
-
-    def _values(self) -> Check:
-        tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
-        if not tensors:
-            return Check("values", Status.SKIPPED, without_values(self._checkpoint))
-        findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
-        findings += loss_findings(self._checkpoint)
-        return self._check("values", findings, counted(len(tensors), "tensor"))
-
-    def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the tensors that the pass over the file has not shown to be finite."""
-        clean = {
-            _place(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
-        }
-        broken = {_place(s.span) for s in self._scanned if s.failure is not None}
-        doubtful = []
-        for tensor in tensors:
-            places = [(one.file, one.offset, one.nbytes) for one in storages_of(tensor)]
-            if tensor.dtype.float_code is None or tensor.shares_with is not None:
-                continue
-            if not broken.isdisjoint(places):
-                continue
-            if not places or any(clean.get(place) is not tensor.dtype for place in places):
-                doubtful.append(tensor)
-        return doubtful
-
-    def _specials(self, tensor: Tensor) -> list[Finding]:
-        assert tensor.values is not None  # selected by the caller
-        try:
-            specials = count_specials(tensor.values, tensor.dtype)
-        except CheckpointError as failure:
-            return [error(failure.code, failure.reason, tensor.name)]
-        return special_findings(specials, tensor)
-
-    def _safety(self) -> Check:
-        if not self._checkpoint.safety:
-            return Check("safety", Status.PASSED, "loading it runs nothing")
-        check = self._check("safety", self._checkpoint.safety, "what loading it could run")
-        if check.status is not Status.PASSED:
-            return check
-        if unsearched := sum(finding.code == "not-scanned" for finding in self._checkpoint.safety):
-            return Check("safety", Status.SKIPPED, f"{counted(unsearched, 'part')} could not be searched")
-        doubts = sum(finding.severity is Severity.WARNING for finding in self._checkpoint.safety)
-        if not doubts:
-            return Check("safety", Status.PASSED, "loading it runs nothing")
-        return Check("safety", Status.PASSED, f"nothing known to be unsafe; {counted(doubts, 'warning')}")
-
-    def _manifest(self) -> Check:
-        if not self._has_manifest:
-            return Check("manifest", Status.SKIPPED, "there is none beside it")
-        findings, compared = compare(self._checkpoint, self._manifests, self._jobs)
-        return self._check("manifest", findings, compared)
-
-
-def _nothing_checked(checks: Sequence[Check], only: Collection[str]) -> Iterator[Finding]:
-    """Yield an error where none of the checks that were asked for could run: skipped is not passed."""
-    wanted = [check for check in checks if check.name in only]
-    if all(check.status is Status.SKIPPED for check in wanted):
-        why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
-        yield error(NOTHING_CHECKED, f"no check that was asked for could run ({why})")
-
-
-def _asks_for_manifest(only: Collection[str]) -> bool:
-    return _OPTIONAL in only and set(only) != set(CHECKS)
-
-
-def _place(span: Span) -> tuple[str, int, int]:
-    return span.extent.file, span.extent.offset, span.extent.nbytes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Path, Tensor, Values
-from ckpttool.pairing.arranged_values import Added, Following, Piece, values_of
+from ckpttool.pairing.arranged_values import Added, Following, Piece, Zeros, values_of
 
 
 class Unfit(ValueError):
@@ -32,9 +32,10 @@ class Pattern:
     gates: tuple[int, ...] = ()
 
     def inverse(self) -> Pattern:
-        """Return the way back."""
+        """Return the way back; what was taken from one ``row`` becomes one row."""
         back = tuple(self.gates.index(at) for at in range(len(self.gates)))
-        return Pattern(self.result, self.stored, back)
+        stored = tuple(tuple(name for name in group if name != "row") for group in self.stored)
+        return Pattern(self.result, stored, back)
 
 
 def pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
@@ -64,7 +65,7 @@ def transposed(order: Sequence[int]) -> Pattern:
     return Pattern(tuple((f"a{at}",) for at in range(len(order))), tuple((f"a{at}",) for at in order))
 
 
-def _lengths(shape: tuple[int, ...], way: Pattern, known: dict[str, int]) -> dict[str, int]:
+def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -> dict[str, int]:
     """Return the length of each named axis.
 
     Raises:
@@ -90,7 +91,12 @@ def _lengths(shape: tuple[int, ...], way: Pattern, known: dict[str, int]) -> dic
 
 
 def arranged(
-    tensor: Tensor, way: Pattern, path: Path, *, sizes: dict[str, int] | None = None, row: int | None = None
+    tensor: Tensor,
+    way: Pattern,
+    path: Path,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    row: int | None = None,
 ) -> Tensor:
     """Return a tensor in another layout, under another path; no value is read.
 
@@ -106,7 +112,7 @@ def arranged(
     """
     if tensor.dtype.bits < 8:
         raise Unfit(f"elements of {tensor.dtype.bits} bits")
-    lengths = _lengths(tensor.shape, way, dict(sizes or {}))
+    lengths = lengths_of(tensor.shape, way, sizes or {})
     names = [name for group in way.stored for name in group]
     order = [name for group in way.result for name in group]
     shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
@@ -186,3 +192,8 @@ def summed(a: Tensor, b: Tensor, path: Path) -> Tensor:
         raise Unfit(f"elements of type {a.dtype}")
     known = a.values is not None and b.values is not None
     return _made(a, path, a.shape, (Added(a, b),) if known else None)
+
+
+def zeros(like: Tensor, path: Path) -> Tensor:
+    """Return a tensor of the same shape and type in which all is zero."""
+    return Tensor(path, like.dtype, like.shape, like.role, Zeros(like.nbytes))

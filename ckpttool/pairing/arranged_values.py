@@ -251,6 +251,21 @@ class Added:
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Elements that are all zero; ``nbytes`` is how many bytes they take."""
+
+    nbytes: int
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        block = memoryview(bytes(min(self.nbytes, limit)))
+        for start in range(0, self.nbytes, limit):
+            yield block[: self.nbytes - start]
+
+    def once(self) -> Zeros:
+        return self
+
+
 def _native(data: bytearray, dtype: DType) -> np.ndarray[Any, Any]:
     import numpy as np
 

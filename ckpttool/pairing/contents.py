@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Hashable, Iterable
+
+from isal import isal_zlib
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError
@@ -33,7 +34,7 @@ def checksum(tensor: Tensor) -> int | None:
     found = 0
     try:
         for block in tensor.blocks():
-            found = zlib.crc32(block, found)
+            found = isal_zlib.crc32(block, found)
     except CheckpointError:
         return None
     return found

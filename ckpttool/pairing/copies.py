@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from ckpttool.checkpoint import Role
+from ckpttool.checkpoint import Role, Tensor
 from ckpttool.pairing.contents import alike, equal
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layers import steps_of
@@ -25,6 +25,11 @@ def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
 
 def _may_be_copy(item: Item) -> bool:
     return item.tensor.role is Role.OTHER and steps_of(item.tensor.path)[:1] in [(name,) for name in _LISTS]
+
+
+def may_be_copy(tensor: Tensor, format: str) -> bool:
+    """Tell whether a tensor may be held once more under another name."""
+    return format in FORMATS and _may_be_copy(stored(tensor))
 
 
 def _copied(items: Sequence[Item]) -> dict[int, Hashable]:

@@ -7,6 +7,7 @@ does: a rank fits many layers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ _KERAS_VARIABLE = re.compile(
     r"_?(kernel|bias|recurrent_kernel|depthwise_kernel|pointwise_kernel|embeddings|gamma|beta"
     r"|moving_mean|moving_variance|scale)"
 )
-_FLATTENED = re.compile(r"Dense after Flatten(?: \((?P<shape>[\d, ]+)\))?")
+_FLATTENED = re.compile(r"Dense after Flatten(?: \((?P<shape>(?:\*|\d+)[\d, ]*)\))?")
 CELL = re.compile(r"(basic_)?(lstm_|gru_|rnn_|simple_rnn_)?cell(_\d+)?")
 """What the cell inside a recurrent layer is called."""
 _PADDLE_VARIABLE = {"w_0": "weight", "b_0": "bias", "w_1": "_mean", "w_2": "_variance"}
@@ -91,8 +92,12 @@ def layers_of(checkpoint: Checkpoint) -> list[Layer]:
 
 
 def _has_other_words(group: Mapping[str, Tensor]) -> bool:
-    """Tell whether a variable has a name that PyTorch's layers don't give."""
     return any(name != "bias" and _KERAS_VARIABLE.fullmatch(name) for name in group)
+
+
+def has_other_word(tensor: Tensor) -> bool:
+    """Tell whether a variable has a name that PyTorch's layers don't give."""
+    return _has_other_words(dict.fromkeys(steps_of(tensor.path)[-1:], tensor))
 
 
 # Keras ----------------------------------------------------------------------------------------------
@@ -211,12 +216,22 @@ def _checked(place: Steps, kind: str | None, variables: Mapping[str, Tensor], to
 
 def _flattened(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> Layer:
     """Return a Dense whose inputs were flattened, which puts them in another order than PyTorch does."""
+    if shape and shape.startswith("*"):
+        return _behind_channels(place, variables, int(shape.rpartition(",")[2]))
     axes = tuple(map(int, shape.replace(",", " ").split())) if shape else ()
     if sum(length != 1 for length in axes) <= 1 and axes:
         return Layer(place, "dense", variables)
-    if len(axes) != 3:
+    if len(axes) < 3:
         return Layer(place, "named", variables)
-    return Layer(place, "flattened", variables, dict(zip("hwc", axes, strict=True)))
+    return Layer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
+
+
+def _behind_channels(place: Steps, variables: Mapping[str, Tensor], channels: int) -> Layer:
+    """Return a Dense behind a flattened image of which the channels alone are known, which is enough."""
+    inputs = variables["kernel"].shape[0] if "kernel" in variables and variables["kernel"].shape else 0
+    if not channels or inputs % channels:
+        return Layer(place, "named", variables)
+    return Layer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
 
 
 # Paddle ---------------------------------------------------------------------------------------------

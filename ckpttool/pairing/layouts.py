@@ -11,12 +11,14 @@ Source: AlexanderLutsenko/nobuco ``node_converters/``, huggingface/transformers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Checkpoint, Tensor
-from ckpttool.pairing.arranged import Pattern, Unfit, arranged, joined, pattern, summed
+from ckpttool.pairing.arranged import Pattern, Unfit, arranged, lengths_of, pattern
 from ckpttool.pairing.layers import ATTENTION, CELL, Layer, Steps, layers_of, steps_of
+
+Back = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,28 @@ class Item:
         tensor: Lazy; transposed, sliced or joined where a rule applies.
         sources: The stored tensors that it is made of: itself alone where it is as stored.
         rule: The layout rule that was used, in people's words, or None.
+        row: Which row of the source it is, where each is an item of its own.
+        back: What makes the source of a number out of such a tensor; None where it is held alike.
     """
 
     name: str
     tensor: Tensor
     sources: tuple[Tensor, ...]
     rule: str | None = None
+    row: int | None = None
+    back: Back | None = field(default=None, compare=False, repr=False)
+
+    def restored(self, given: Tensor, at: int = 0) -> Tensor:
+        """Return source number ``at``, were ``given`` this item: the way back; of a row, a matrix of one row.
+
+        Raises:
+            Unfit: Its shape is not the item's.
+        """
+        if given.shape != self.tensor.shape:
+            raise Unfit(f"shape {list(given.shape)}, not {list(self.tensor.shape)}")
+        source = self.sources[at]
+        made = given if self.back is None else self.back(given, at)
+        return replace(made, path=source.path, role=source.role, key=source.key, shares_with=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +92,6 @@ _THREE = {"g": 3}
 DENSE = "Dense kernel (I, O) = Linear weight (O, I)"
 CONVOLUTION = "convolution kernel (k…, I, O) = weight (O, I, k…)"
 FLATTENED = "Dense kernel after a flatten (H·W·C, O) = Linear weight (O, C·H·W)"
-SUMMED = "LSTM bias = bias_ih + bias_hh"
-JOINED = "query, key and value = in_proj"
 
 FLATTEN = pattern("(h w c) o -> o (c h w)")
 _NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
@@ -170,7 +186,7 @@ def in_torch_layout(checkpoint: Checkpoint) -> list[Item]:
     """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
 
     One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
-    biases of an LSTM, are put together by ``met``, where the other side has them in one.
+    biases of an LSTM, are put together by ``meeting.met``, where the other side has them in one.
     """
     turned = {
         id(tensor): items
@@ -198,11 +214,17 @@ def _turned(tensor: Tensor, layer: Layer, rule: Rule, turn: Turn) -> Item | None
     way = turn.ways.get(len(tensor.shape))
     if way is None:
         return None
+    sizes = {**turn.sizes, **layer.sizes}
     try:
-        made = arranged(tensor, way, path, sizes={**turn.sizes, **layer.sizes}, row=turn.row)
+        lengths = lengths_of(tensor.shape, way, sizes)
+        made = arranged(tensor, way, path, sizes=sizes, row=turn.row)
     except Unfit:
         return None
-    return Item(".".join(path), made, (tensor,), rule.text)
+
+    def back(given: Tensor, at: int) -> Tensor:
+        return arranged(given, way.inverse(), tensor.path, sizes=lengths)
+
+    return Item(".".join(path), made, (tensor,), rule.text, turn.row, back)
 
 
 def _named(tensor: Tensor, path: Steps, rule: str | None) -> Item:
@@ -222,71 +244,3 @@ def _place(layer: Layer, leaf: str) -> Steps:
     if layer.kind in ("attention", "attention output"):
         place = (*place[:-1], ATTENTION[place[-1].lstrip("_")])
     return (*place, *last)
-
-
-# What one side has in one and the other in parts ------------------------------------------------------
-
-
-def met(items: Iterable[Item], others: Iterable[Item]) -> list[Item]:
-    """Return one side's items, of which those are put together that the other side has in one.
-
-    An attention's query, key and value become ``in_proj``; two biases of an LSTM become their sum.
-    """
-    met_items, leaves = list(items), {item.name.rpartition(".")[2] for item in others}
-    if {"in_proj_weight", "in_proj_bias"} & leaves:
-        met_items = _joined(met_items)
-    if any(leaf.startswith("bias_l0") for leaf in leaves):
-        met_items = _summed(met_items)
-    return met_items
-
-
-_PROJECTED = re.compile(r"(?P<place>(?:.+\.)?)(?P<part>[qkv])_proj\.(?P<leaf>weight|bias)")
-_BIAS = re.compile(r"(?P<place>(?:.+\.)?)bias_(?P<part>ih|hh)(?P<layer>_l\d+(?:_reverse)?)")
-
-
-def _joined(items: list[Item]) -> list[Item]:
-    parts: dict[tuple[str, str], dict[str, Item]] = {}
-    for item in items:
-        if found := _PROJECTED.fullmatch(item.name):
-            parts.setdefault((found["place"], found["leaf"]), {})[found["part"]] = item
-    whole = {}
-    for (place, leaf), own in parts.items():
-        if own.keys() == {"q", "k", "v"}:
-            members = [own[part] for part in "qkv"]
-            path = steps_of((f"{place}in_proj_{leaf}",))
-            whole.update(_replaced(members, path, JOINED))
-    return _with(items, whole)
-
-
-def _summed(items: list[Item]) -> list[Item]:
-    parts: dict[tuple[str, str], dict[str, Item]] = {}
-    recurrent = {item.name: item.tensor.shape for item in items if ".weight_hh" in f".{item.name}"}
-    for item in items:
-        if found := _BIAS.fullmatch(item.name):
-            parts.setdefault((found["place"], found["layer"]), {})[found["part"]] = item
-    whole = {}
-    for (place, layer), own in parts.items():
-        shape = recurrent.get(f"{place}weight_hh{layer}", ())
-        has_two = len(shape) == 2 and shape[0] == 3 * shape[1]  # a GRU keeps them apart
-        if own.keys() == {"ih", "hh"} and not has_two:
-            path = steps_of((f"{place}bias{layer}",))
-            whole.update(_replaced([own["ih"], own["hh"]], path, SUMMED))
-    return _with(items, whole)
-
-
-def _replaced(members: list[Item], path: Steps, rule: str) -> dict[int, Item | None]:
-    """Return what stands in the place of each member: the whole for the first, nothing for the others."""
-    tensors = [item.tensor for item in members]
-    try:
-        made = joined(tensors, path) if rule is JOINED else summed(tensors[0], tensors[1], path)
-    except Unfit:
-        return {}
-    sources = tuple(source for item in members for source in item.sources)
-    told = members[0].rule
-    whole = Item(".".join(path), made, sources, rule if told is None else f"{told}; {rule}")
-    return {id(members[0]): whole} | {id(item): None for item in members[1:]}
-
-
-def _with(items: list[Item], whole: Mapping[int, Item | None]) -> list[Item]:
-    placed = (whole.get(id(item), item) for item in items)
-    return [item for item in placed if item is not None]

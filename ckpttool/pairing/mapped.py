@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ckpttool.checkpoint import Tensor
-from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, transposed
-from ckpttool.pairing.layouts import CONVOLUTIONS, FLATTEN, Item, stored
+from ckpttool.pairing.arranged import Unfit
+from ckpttool.pairing.layouts import Item, stored
 from ckpttool.pairing.mapping import TensorMap, TensorRule
 from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.ruling import Names, filled, ruled
 
 Becomes = Callable[[Item], list[Item]]
 
@@ -34,6 +32,8 @@ def apply_map(
         pairs.follow(rule, flip)
     for glob, name in told.names.items():
         pairs.rename(glob, name, layouts)
+    for glob in told.drop:
+        pairs.leave(glob)
     unpaired.take(pairs.found)
     used_a, used_b = pairs.used
     ids = used_a | used_b
@@ -51,7 +51,7 @@ class _Pairs:
     def __init__(self, unpaired: Unpaired, told: TensorMap) -> None:
         self._map = told
         self._a, self._b = (_by_name(side) for side in (unpaired.a, unpaired.b))
-        self._twice = [_twice(side) for side in (unpaired.a, unpaired.b)]
+        self._names = [Names(item.tensor.name for item in side) for side in (unpaired.a, unpaired.b)]
         self._given: dict[str, str] = {}
         self.found: list[Pair] = []
         self.aside: list[Item] = []
@@ -61,11 +61,11 @@ class _Pairs:
         """Follow one line of ``[names]``."""
         place = f'names."{glob}"'
         matched = 0
-        for own, captured in self._called(glob):
+        for own, captured in self._names[0].called(glob):
             item = self._a[own]
             if id(item.tensor) in self.used[0]:
                 continue
-            target = _filled(name, captured)
+            target = filled(name, captured)
             self._require_single(place, [own], [target])
             self._give(place, target, own)
             other = self._b.get(target)
@@ -78,23 +78,30 @@ class _Pairs:
         if not matched:
             raise self._map.wrong(place, self._unmatched(glob, name))
 
+    def leave(self, glob: str) -> None:
+        """Follow one name of ``drop``."""
+        left = [self._a[own] for own, _ in self._names[0].called(glob)]
+        left = [item for item in left if id(item.tensor) not in self.used[0]]
+        if not left:
+            raise self._map.wrong("drop", self._none(glob))
+        self.aside += left
+        self.used[0].update(id(item.tensor) for item in left)
+
     def _unmatched(self, glob: str, name: str) -> str:
-        if any(self._called(glob)):
+        if any(self._names[0].called(glob)):
             return f"the second side has no {name!r} (or a line before took what is to be called so)"
         return self._none(glob)
 
     def _none(self, glob: str) -> str:
-        is_taken = any(self._called(glob))
+        is_taken = any(self._names[0].called(glob))
         return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
 
     def follow(self, rule: TensorRule, flip: bool) -> None:
         """Follow one ``[[tensor]]``."""
         matched = 0
-        for own, captured in self._called(rule.sources[0]):
-            if id(self._a[own].tensor) in self.used[0]:
-                continue  # the first table that means a tensor decides
-            names = [own, *(_filled(name, captured) for name in rule.sources[1:])]
-            targets = [_filled(name, captured) for name in rule.targets]
+        is_taken = lambda name: id(self._a[name].tensor) in self.used[0]  # noqa: E731
+        for names, targets in self._names[0].meant(rule, is_taken):  # the first table that means one decides
+            own = names[0]
             self._require_single(rule.place, names, targets)
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
             taken = next((item for item in sources if id(item.tensor) in self.used[0]), None)
@@ -113,16 +120,6 @@ class _Pairs:
         if not matched:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
 
-    def _called(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Yield the names of the first side that a glob means, each with what its stars took."""
-        if "*" not in glob:
-            yield from [(glob, ())] if glob in self._a else []
-            return
-        stars = re.compile("(.*)".join(map(re.escape, glob.split("*"))), re.DOTALL)
-        for own in self._a:
-            if match := stars.fullmatch(own):
-                yield own, match.groups()
-
     def _get(self, place: str, side: dict[str, Item], name: str, which: str) -> Item:
         if name not in side:
             raise self._map.wrong(place, f"nothing on the {which} side is called {name!r}")
@@ -130,7 +127,10 @@ class _Pairs:
 
     def _require_single(self, place: str, names: Sequence[str], targets: Sequence[str]) -> None:
         """Require that each name is one tensor's alone."""
-        for called, twice, which in ((names, self._twice[0], "first"), (targets, self._twice[1], "second")):
+        for called, twice, which in (
+            (names, self._names[0].twice, "first"),
+            (targets, self._names[1].twice, "second"),
+        ):
             for name in called:
                 if name in twice:
                     raise self._map.wrong(place, f"several tensors of the {which} side are called {name!r}")
@@ -153,19 +153,9 @@ def _by_name(items: Iterable[Item]) -> dict[str, Item]:
     return found
 
 
-def _twice(items: Iterable[Item]) -> set[str]:
-    count = Counter(item.tensor.name for item in items)
-    return {name for name, times in count.items() if times > 1}
-
-
 def _in_layout(item: Item, layouts: Becomes) -> Item:
     made = layouts(item)
     return made[0] if len(made) == 1 else item  # what becomes several tensors is compared as stored
-
-
-def _filled(name: str, captured: Sequence[str]) -> str:
-    rest = iter(captured)
-    return "".join(next(rest) if part == "*" else part for part in re.split(r"(\*)", name))
 
 
 def _made(sources: list[Item], others: list[Item], rule: TensorRule, flip: bool) -> list[Item]:
@@ -174,43 +164,11 @@ def _made(sources: list[Item], others: list[Item], rule: TensorRule, flip: bool)
     Raises:
         Unfit: The rule doesn't fit them.
     """
-    tensors = [_turned(item.tensor, rule, flip) for item in sources]
-    origin = tuple(item.tensor for item in sources)
+    rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others] if rule.split == 0 else []
+    paths = [other.tensor.path for other in others]
+    tensors = [item.tensor for item in sources]
+    made = ruled(tensors, rule, paths, flip=flip, rows=rows)
     told = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
-    text = f"map: {told}" if (rule.rule, rule.join, rule.split) != ("as-is", None, None) else None
-    if rule.split is None:
-        whole = tensors[0] if len(tensors) == 1 else joined(tensors, tensors[0].path)
-        return [Item(others[0].tensor.name, whole, origin, text)]
-    rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others]
-    if not tensors[0].shape or sum(rows) != tensors[0].shape[0]:
-        raise Unfit(f"shape {list(tensors[0].shape)} for {' + '.join(map(str, rows))} rows")
-    return [
-        Item(other.tensor.name, cut(tensors[0], sum(rows[:at]), rows[at], other.tensor.path), origin, text)
-        for at, other in enumerate(others)
-    ]
-
-
-def _turned(tensor: Tensor, rule: TensorRule, flip: bool) -> Tensor:
-    way = _way(rule, len(tensor.shape))
-    if way is None:
-        return tensor
-    if flip and rule.rule in ("conv", "flatten"):
-        way = way.inverse()
-    sizes = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
-    return arranged(tensor, way, tensor.path, sizes=sizes)
-
-
-def _way(rule: TensorRule, axes: int) -> Pattern | None:
-    if rule.rule == "as-is":
-        return None
-    if rule.rule == "dense":
-        return pattern("i o -> o i")
-    if rule.rule == "transpose":
-        return transposed(range(axes)[::-1])
-    if rule.rule == "permute":
-        return transposed(rule.axes)
-    if rule.rule == "flatten":
-        return FLATTEN
-    if axes not in CONVOLUTIONS:
-        raise Unfit(f"{axes} axes, not {', '.join(map(str, CONVOLUTIONS))}")
-    return CONVOLUTIONS[axes]
+    text = None if rule.is_plain else f"map: {told}"
+    origin = tuple(tensors)
+    return [Item(other.tensor.name, one, origin, text) for one, other in zip(made, others, strict=True)]

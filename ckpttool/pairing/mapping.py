@@ -17,8 +17,13 @@ MAX_BYTES = 1 << 24
 
 Rule = Literal["as-is", "dense", "conv", "flatten", "transpose", "permute"]
 
-_TABLES = ("names", "tensor")
-_KEYS = ("from", "to", "rule", "shape", "axes", "join", "split")
+_TABLES = ("names", "tensor", "drop")
+_THERE = "[names], [[tensor]] and drop"
+_KEYS = ("from", "to", "rule", "shape", "axes", "inverse", "join", "split", "sizes")
+
+
+_DIRECTED = ("conv", "flatten", "permute")
+_EITHER = ", ".join(f'"{rule}"' for rule in _DIRECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +37,10 @@ class TensorRule:
         rule: What is done to each of the first side's.
         shape: Of ``flatten``: (C, H, W) of what was flattened.
         axes: Of ``permute``: as NumPy's ``transpose`` has them.
+        inverse: Whether the rule is followed backwards; None: where only the first side is PyTorch's.
         join: The axis along which several become one, or None.
         split: The axis along which one is cut into several, or None.
+        sizes: How long each of these is; (): equally long, or as the second side has them.
     """
 
     place: str
@@ -42,8 +49,15 @@ class TensorRule:
     rule: Rule = "as-is"
     shape: tuple[int, ...] = ()
     axes: tuple[int, ...] = ()
+    inverse: bool | None = None
     join: int | None = None
     split: int | None = None
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether a tensor stays as it is."""
+        return (self.rule, self.join, self.split) == ("as-is", None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +68,13 @@ class TensorMap:
         path: The map file.
         names: From name or glob of the first side to name of the second, with the same stars.
         tensors: Rules for tensors that are held in different ways.
+        drop: Globs of names of the first side that have no counterpart.
     """
 
     path: str
     names: Mapping[str, str] = field(default_factory=dict)
     tensors: tuple[TensorRule, ...] = ()
+    drop: tuple[str, ...] = ()
 
     def wrong(self, place: str, told: str) -> UsageError:
         """Return the error that says what is wrong at a place."""
@@ -96,16 +112,17 @@ def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     """Return what the tables of a map file say; see ``read_map``."""
     unknown = sorted(tables.keys() - set(_TABLES))
     if unknown:
-        raise UsageError(f"{path}: unknown {unknown[0]} (there are [names] and [[tensor]])")
+        raise UsageError(f"{path}: unknown {unknown[0]} (there are {_THERE})")
     empty = TensorMap(path)
     names = _names(empty, tables.get("names", {}))
     told = tables.get("tensor", [])
     if not isinstance(told, list) or not all(isinstance(one, Mapping) for one in told):
         raise empty.wrong("tensor", "it is no list of tables (write [[tensor]])")
     rules = tuple(_rule(empty, f"tensor {number}", table) for number, table in enumerate(told, 1))
-    if not names and not rules:
-        raise UsageError(f"{path}: it maps nothing (there are [names] and [[tensor]])")
-    return TensorMap(path, names, rules)
+    drop = _several(empty, "drop", tables, "drop") if "drop" in tables else ()
+    if not names and not rules and not drop:
+        raise UsageError(f"{path}: it maps nothing (there are {_THERE})")
+    return TensorMap(path, names, rules, drop)
 
 
 def _names(of: TensorMap, told: object) -> dict[str, str]:
@@ -152,6 +169,9 @@ def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
         )
     if len(sources) > 1 and len(targets) > 1:
         raise of.wrong(place, f"{len(sources)} to {len(targets)} (several to one, or one to several)")
+    sizes = _numbers(of, place, table, "sizes")
+    if "sizes" in table and (split is None or len(sizes) != len(targets)):
+        raise of.wrong(place, f"sizes is {list(sizes)} (with split = 0, one for each of {len(targets)})")
     return TensorRule(
         place=place,
         sources=sources,
@@ -159,9 +179,18 @@ def _rule(of: TensorMap, place: str, table: Mapping[str, Any]) -> TensorRule:
         rule=cast(Rule, rule),
         shape=shape,
         axes=axes,
+        inverse=_inverse(of, place, table, rule),
         join=join,
         split=split,
+        sizes=sizes,
     )
+
+
+def _inverse(of: TensorMap, place: str, table: Mapping[str, Any], rule: str) -> bool | None:
+    told = table.get("inverse")
+    if told is not None and (type(told) is not bool or rule not in _DIRECTED):
+        raise of.wrong(place, f"inverse is {told!r:.40} (true or false, with rule = {_EITHER})")
+    return told
 
 
 def _several(of: TensorMap, place: str, table: Mapping[str, Any], key: str) -> tuple[str, ...]:

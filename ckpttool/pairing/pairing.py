@@ -12,15 +12,17 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Literal
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.pairing.alike import by_layers, order_of
 from ckpttool.pairing.copies import copies_among, pair_copies
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.keys import bare, is_bookkeeping, spelled
 from ckpttool.pairing.layers import Steps
-from ckpttool.pairing.layouts import FLATTENED, Item, in_torch_layout, met, stored
+from ckpttool.pairing.layouts import FLATTENED, Item, in_torch_layout, stored
 from ckpttool.pairing.mapped import Becomes, apply_map
 from ckpttool.pairing.mapping import TensorMap
 from ckpttool.pairing.matching import Clash, How, Pair, Unpaired
+from ckpttool.pairing.meeting import met
 from ckpttool.pairing.notes import no_weights_of, notes_of, shown, undecided_apart, unknown_layouts
 from ckpttool.pairing.own_names import by_own_names, own_places
 from ckpttool.pairing.renames import by_optimizer_order, find_renames, in_order
@@ -44,6 +46,7 @@ class PairingWishes:
         layout: Whether tensors are brought to one layout by rules, or compared as stored.
         mapping: What the user's map file says.
         rename: Whether renames are looked for, by content and by shape.
+        content: Whether equal content tells a rename; otherwise what a layer holds does.
         only: Whether all tensors are paired, or the model's alone.
         ignore: Globs of names; what they match is left out on both sides.
     """
@@ -51,6 +54,7 @@ class PairingWishes:
     layout: Layout = "auto"
     mapping: TensorMap | None = None
     rename: bool = True
+    content: bool = True
     only: Literal["weights", "all"] = "all"
     ignore: tuple[str, ...] = ()
 
@@ -70,6 +74,8 @@ class Pairing:
         undecided: One tensor each, of which one side may be the other transposed, as its shape is the same
             then and nothing says it; these are in no pair.
         unmatched: Those globs of what is to be ignored that no tensor's name matches.
+        ordered: Those pairs of layers that are alike of which only their order tells which is which.
+        seconds: Tensors of the second one that are another by a second name, and the name that is paired.
     """
 
     pairs: tuple[Pair, ...]
@@ -80,6 +86,8 @@ class Pairing:
     crossed: tuple[tuple[str, str], ...] = ()
     undecided: tuple[Pair, ...] = ()
     unmatched: tuple[str, ...] = ()
+    ordered: tuple[Pair, ...] = ()
+    seconds: tuple[tuple[Tensor, str], ...] = ()
 
 
 def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes()) -> Pairing:
@@ -102,8 +110,10 @@ def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes(
     pair_copies(unpaired, (a.format, b.format))
     clashes = _by_names(unpaired, layouts, as_stored=not across or wishes.layout == "as-is")
     clashes += _by_own_names(unpaired, a, b, notes)
-    told = find_renames(unpaired, across=across) if wishes.rename else []
-    notes += take_ties(unpaired, ours, theirs)
+    told = find_renames(unpaired, across=across) if wishes.rename and wishes.content else []
+    ordered = by_layers(unpaired, (order_of(a), order_of(b))) if wishes.rename and not wishes.content else []
+    told_ties, seconds = take_ties(unpaired, ours, theirs)
+    notes += told_ties
     crossings = crossed(told, (_places(ours), _places(theirs))) if across else []
     pairs = _sorted(unpaired.pairs, ours)
     notes += notes_of(pairs, clashes, unpaired, crossings)
@@ -125,6 +135,8 @@ def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes(
         tuple((shown(pair.a), shown(pair.b)) for pair in crossings),
         tuple(undecided),
         _unmatched(wishes, a, b),
+        tuple(ordered),
+        tuple(seconds),
     )
 
 

@@ -14,21 +14,27 @@ _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(
 _SHOWN = 3
 
 
-def take_ties(unpaired: Unpaired, ours: Iterable[Item], theirs: Iterable[Item]) -> list[str]:
+Seconds = list[tuple[Tensor, str]]
+"""Tensors of the second side with the name under which each is paired."""
+
+
+def take_ties(unpaired: Unpaired, ours: Iterable[Item], theirs: Iterable[Item]) -> tuple[list[str], Seconds]:
     """Take out what is paired under another name of the same tensor; return what there is to say of it."""
     if not unpaired.a and not unpaired.b:
-        return []
+        return [], []
     paired = {id(source) for pair in unpaired.pairs for item in (pair.a, pair.b) for source in item.sources}
-    notes = []
+    notes: list[str] = []
+    seconds: Seconds = []
     for side, items, own in (("A", unpaired.a, ours), ("B", unpaired.b, theirs)):
         twins = _twins(items, own, paired)
         found = [item for item in items if id(item) in twins]
         unpaired.drop(*((found, []) if side == "A" else ([], found)))
+        seconds += [(item.sources[0], twins[id(item)]) for item in found if side == "B"]
         if found:
             told = ", ".join(f"{item.sources[0].name} is {twins[id(item)]}" for item in found[:_SHOWN])
             more = f", and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
             notes.append(f"second names of {side} left out: {told}{more}")
-    return notes
+    return notes, seconds
 
 
 def _twins(items: Iterable[Item], own: Iterable[Item], paired: set[int]) -> dict[int, str]:

@@ -6,6 +6,7 @@ the model prints goes to stderr.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -34,7 +35,7 @@ def main(name: str) -> None:
     orders, answers = _private_pipes()
     _end_first()
     try:
-        module = import_module(name)
+        module = _imported(name)
     except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
         _tell(answers, {"broken": f"{type(failure).__name__}: {_text(failure)}"})
         return
@@ -49,6 +50,16 @@ def main(name: str) -> None:
     answer(module, job, answers)
     # Whatever the model started is ended with this process, as long as this process is there.
     threading.Event().wait()
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module; imports leave no garbage, and looking for it among all that they make takes long."""
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:

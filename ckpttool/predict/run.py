@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Any
 
 from ckpttool.errors import MissingPackage
@@ -25,6 +24,7 @@ from ckpttool.predict.frameworks import FRAMEWORKS, Framework
 from ckpttool.predict.processes import end_family, has_exited, resident
 from ckpttool.predict.request import Job, Request, to_json
 from ckpttool.report import Finding, Severity, error, has_errors
+from ckpttool.work import child_places
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -196,13 +196,8 @@ class _Ended(Exception):
 
 
 def _start(framework: Framework) -> subprocess.Popen[bytes]:
-    # Whoever stands in a directory that came with a checkpoint must not import from it.
-    here, root = "", str(Path(__file__).parents[2])
-    with suppress(OSError):  # it may have been removed
-        here = os.getcwd()
-    places = [place for place in sys.path if os.path.isabs(place) and (place != here or place == root)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-c", _BOOT, json.dumps([*places, root]), framework.module],
+        [sys.executable, "-I", "-c", _BOOT, json.dumps(child_places()), framework.module],
         bufsize=0,  # a buffered pipe can't be closed while a thread waits for it
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

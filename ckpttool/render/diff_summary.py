@@ -46,11 +46,7 @@ def tensors_line(difference: Difference) -> str:
 
 def _equal(difference: Difference) -> str:
     if not difference.compared:
-        return (
-            "equal: neither holds a tensor"
-            if not _has_tensors(difference)
-            else "equal: no tensor was compared"
-        )
+        return "equal: neither holds a tensor"
     is_alike = difference.a.format == difference.b.format and not difference.rules and not difference.renamed
     word = "equal" if is_alike else "equal in value"
     size = file_size(difference.compared_nbytes)
@@ -70,10 +66,6 @@ def _not_compared(things: Sequence[str]) -> str:
     more = f" and {len(things) - _MOST_THINGS:,} more" if len(things) > _MOST_THINGS else ""
     verb = "was" if len(things) == 1 else "were"
     return f"{counted(len(things), 'thing')} {verb} not compared: {shown}{more}"
-
-
-def _has_tensors(difference: Difference) -> bool:
-    return bool(difference.a.tensors or difference.b.tensors)
 
 
 def _changes(difference: Difference) -> Iterator[str]:

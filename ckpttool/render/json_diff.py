@@ -10,6 +10,13 @@ from ckpttool.render.diff_tables import distances, relative_change
 
 SCHEMA = "ckpttool.diff/1"
 
+_STATISTICS = (
+    *("max_abs", "max_rel", "l2", "cosine", "count", "size"),
+    *("mean_abs", "relative", "non_finite", "norms", "where", "at"),
+)
+_ZEROS = ("max_abs", "max_rel", "l2", "count", "mean_abs", "relative", "non_finite")
+"""Numbers that are 0 where the values are equal."""
+
 
 def diff_document(difference: Difference) -> dict[str, Any]:
     """Return the document of ``diff`` for two checkpoints."""
@@ -59,20 +66,7 @@ def _statistics(change: Change) -> dict[str, Any]:
     found = change.statistics
     if found is None:
         zero = 0 if change.kind == "dtype" else None
-        return {
-            "max_abs": zero,
-            "max_rel": zero,
-            "l2": zero,
-            "cosine": None,
-            "count": zero,
-            "size": None,
-            "mean_abs": zero,
-            "relative": zero,
-            "non_finite": zero,
-            "norms": None,
-            "where": None,
-            "at": None,
-        }
+        return dict.fromkeys(_STATISTICS) | dict.fromkeys(_ZEROS, zero)
     far = distances(change)
     return {
         "max_abs": far and far.max_abs,

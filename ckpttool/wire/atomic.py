@@ -28,7 +28,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     try:
         try:
             _fill(descriptor, data)
-            _adopt(descriptor, target)
+            adopt(descriptor, target)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -59,7 +59,7 @@ def _fill(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _adopt(descriptor: int, target: str) -> None:
+def adopt(descriptor: int, target: str) -> None:
     """Give an open file the mode and the owner of the one that it replaces."""
     try:
         old = os.lstat(target)

@@ -238,6 +238,8 @@ class Interpreter(Window):
 
     def _mapping(self, kind: Global, args: tuple[Any, ...]) -> Mapped | None:
         mapped = Mapped(kind)
+        if kind.name == "defaultdict" and args:
+            mapped.factory = args[0]
         source = args[-1] if args and kind.name != "defaultdict" else ()
         if not isinstance(source, list | tuple | dict):
             return None

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ckpttool.wire.pickled import Call, Global
+
 if TYPE_CHECKING:
     from ckpttool.wire.interpreter import Interpreter
 
@@ -22,6 +24,7 @@ PAYLOAD_BYTES = 1 << 16
 """Strings and byte strings above this stay in the file, as a ``Payload``."""
 
 MAX_INTEGER_BYTES = 1 << 16
+_BYTEARRAY = Global("builtins", "bytearray")
 
 U1, U2, U4, U8 = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
 _I4 = struct.Struct("<i")
@@ -141,9 +144,17 @@ _string(0x8D, U8, "text")
 _string(0x42, U4, "bytes")  # B
 _string(0x43, U1, "bytes")  # C
 _string(0x8E, U8, "bytes")
-_string(0x96, U8, "bytes")  # a bytearray
+_string(0x96, U8, "bytes")
 _string(0x54, _I4, "8-bit")  # T: Python 2's str, bytes or text
 _string(0x55, U1, "8-bit")  # U
+
+_bytes8 = LITERALS[0x96]
+
+
+@_opcode(0x96)
+def _bytearray8(vm: Interpreter) -> None:
+    _bytes8(vm)
+    vm.grow(Call(_BYTEARRAY, (vm.stack.pop(),)))
 
 
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|.)", re.DOTALL)

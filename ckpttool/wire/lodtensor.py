@@ -284,6 +284,19 @@ def integers(source: Readable, offset: int, count: int) -> array[int]:
     return numbers
 
 
+def lod_bytes(source: Readable, stream: Stream) -> bytes:
+    """Return the sequences of a tensor as they lie in the file: how many levels, and each with its size.
+
+    Raises:
+        LimitExceeded: They are longer than any honest ones.
+    """
+    if not stream.lod:
+        return bytes(_U64.size)
+    start = stream.lod[0][0] - 2 * _U64.size
+    offset, count = stream.lod[-1]
+    return source.read(start, offset + count * _U64.size - start)
+
+
 def lod_fault(source: Readable, stream: Stream) -> str | None:
     """Return what Paddle would say against the sequences of a tensor, None where they fit.
 

@@ -229,13 +229,23 @@ def _reduce(vm: Interpreter) -> None:
     vm.call(function, args)
 
 
-TABLE[0x81] = _reduce  # NEWOBJ differs in what it would call, not in what is recorded
+@_opcode(0x81)
+def _newobj(vm: Interpreter) -> None:
+    _reduce(vm)
+    _mark_new(vm)
 
 
 @_opcode(0x92)
 def _newobj_ex(vm: Interpreter) -> None:
     kwargs, args, function = vm.stack.pop(), vm.stack.pop(), vm.stack.pop()
     vm.call(function, args, kwargs)
+    _mark_new(vm)
+
+
+def _mark_new(vm: Interpreter) -> None:
+    made = vm.stack[-1]
+    if isinstance(made, Call):
+        made.is_new = True
 
 
 _MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})

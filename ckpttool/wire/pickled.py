@@ -31,9 +31,10 @@ class Call:
         state: What BUILD would set on the result, None where it doesn't.
         items: What would be appended to the result, or added.
         pairs: What would be set by key.
+        is_new: Whether the class's ``__new__`` would be called, and not the class, which runs ``__init__``.
     """
 
-    __slots__ = ("args", "function", "items", "kwargs", "pairs", "state")
+    __slots__ = ("args", "function", "is_new", "items", "kwargs", "pairs", "state")
 
     def __init__(self, function: object, args: tuple[Any, ...], kwargs: object = None) -> None:
         self.function = function
@@ -42,6 +43,7 @@ class Call:
         self.state: Any = None
         self.items: list[Any] = []
         self.pairs: list[tuple[Any, Any]] = []
+        self.is_new = False
 
     def is_of(self, module: str, name: str) -> bool:
         """Tell whether the called function has this name."""
@@ -50,14 +52,37 @@ class Call:
 
 
 class Mapped(dict[Any, Any]):
-    """A dictionary of another class: ``kind`` names it; ``state`` is what BUILD would set on it."""
+    """A dictionary of another class: ``kind`` names it; ``state`` is what BUILD would set on it.
 
-    __slots__ = ("kind", "state")
+    ``factory`` is what a ``defaultdict`` would call for a missing key, None elsewhere.
+    """
+
+    __slots__ = ("factory", "kind", "state")
 
     def __init__(self, kind: Global) -> None:
         super().__init__()
         self.kind = kind
         self.state: Any = None
+        self.factory: Any = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opaque:
+    """Something that can't be carried, in its place.
+
+    Attributes:
+        what: What it is and why, as a sentence without its period.
+        content: What of it is carried all the same, and stands in for it: its tensors. None: nothing is.
+    """
+
+    what: str
+    content: object = None
+
+
+REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
+"""``Call(REQUIRES_GRAD, (tensor,))`` is a tensor with gradients that is no parameter."""
+NDARRAY = Global("numpy", "asarray")
+"""``Call(NDARRAY, (tensor,))`` is a NumPy array of these elements."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
@@ -215,6 +216,11 @@ def _combine(pieces: list[_Piece]) -> None:
             scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes, polynomial)
 
 
+def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
+    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second."""
+    return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
+
+
 def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
     """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
 
@@ -222,16 +228,21 @@ def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC3
 
     Source: zlib ``crc32.c``, ``crc32_combine``.
     """
-    # The map for one zero bit; row i is the image of bit i.
-    rows = [polynomial] + [1 << bit for bit in range(31)]
-    for _ in range(3):
-        rows = _squared(rows)
+    exponent = 3  # eight zero bits are a zero byte
     while nbytes:
         if nbytes & 1:
-            first = _image(rows, first)
+            first = _image(_zero_bits(polynomial, exponent), first)
         nbytes >>= 1
-        rows = _squared(rows)
+        exponent += 1
     return first ^ second
+
+
+@cache
+def _zero_bits(polynomial: int, exponent: int) -> list[int]:
+    """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
+    if exponent == 0:
+        return [polynomial] + [1 << bit for bit in range(31)]
+    return _squared(_zero_bits(polynomial, exponent - 1))
 
 
 def _image(rows: list[int], bits: int) -> int:

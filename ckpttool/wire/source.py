@@ -6,6 +6,7 @@ process, and counts every touched page as memory.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -111,6 +112,27 @@ class Source(Readable):
                 raise Truncated(self.path, found, expected=f"{self.size} when it was opened", where=where)
             done += count
 
+    def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
+        """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another.
+
+        Raises:
+            Truncated: The file became shorter.
+            OSError: The kernel or the file systems can't, or the other file can't be written.
+        """
+        copy = getattr(os, "copy_file_range", None)
+        if copy is None:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        own = _kept.get(id(self)) or self._opened_again(None)
+        done = 0
+        while done < nbytes:
+            count = copy(own.number, descriptor, nbytes - done, offset + done, to + done)
+            if count == 0:
+                size = os.fstat(own.number).st_size
+                raise Truncated(
+                    self.path, f"the file ends at byte {size}", expected=f"{self.size} when it was opened"
+                )
+            done += count
+
     def _opened_again(self, where: str | None) -> _Descriptor:
         if self._is_closed:
             raise AccessDenied(self.path, "it was closed", where=where)
@@ -164,6 +186,10 @@ class Part(Source):
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         self.check(offset, len(buffer), where)
         self._whole.read_into(self.base + offset, buffer, where)
+
+    def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
+        self.check(offset, nbytes)
+        self._whole.copy_to(descriptor, self.base + offset, to, nbytes)
 
 
 class Buffer(Readable):

@@ -30,6 +30,26 @@ def write_safetensors(path: Path, mebibytes: int) -> None:
     _flush(path)
 
 
+def write_shards(directory: Path, mebibytes: int, count: int) -> None:
+    """Write the same tensors as so many safetensors files with an index, as Hugging Face does."""
+    import json
+
+    from safetensors.torch import save_file
+
+    directory.mkdir()
+    tensors = [*_state_dict(mebibytes).items()]
+    step = len(tensors) // count
+    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    places = {}
+    for at, name in enumerate(names):
+        part = dict(tensors[at * step : (at + 1) * step])
+        save_file(part, directory / name)
+        _flush(directory / name)
+        places.update(dict.fromkeys(part, name))
+    index = {"metadata": {"total_size": mebibytes * _MIB}, "weight_map": places}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
 def write_repeated(path: Path, part: Path, times: int) -> None:
     """Write a zip of the tensors of another one, several times over, each with a storage of its own."""
     import torch

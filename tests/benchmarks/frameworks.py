@@ -157,7 +157,7 @@ def _listed(listing: Listing, folder: Path, scale: Scale) -> Group:
     if skipped is not None:
         return Group((), (claim,), skipped)
     path = folder / listing.name
-    _write(listing, path, scale.mebibytes)
+    write(listing, path, scale.mebibytes)
     commands = (
         own_command("inspect", "inspect", "--json", path),
         peer_command(listing.peer, listing.list, path),
@@ -172,7 +172,7 @@ def _lacking(listing: Listing) -> str | None:
     return f"not installed: {', '.join(absent)}" if absent else None
 
 
-def _write(listing: Listing, path: Path, mebibytes: int) -> None:
+def write(listing: Listing, path: Path, mebibytes: int) -> None:
     """Let the framework write it, and wait until it is on the disk."""
     quiet = {**environment(), "TF_CPP_MIN_LOG_LEVEL": "3", "GLOG_minloglevel": "3"}
     command = [PYTHON, "-c", listing.write, str(path), str(mebibytes)]

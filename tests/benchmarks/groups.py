@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import data, differences, frameworks, peers, predictions
+from tests.benchmarks import conversions, data, differences, frameworks, peers, predictions
 from tests.benchmarks.claims import (
     GIB,
     PYTHON,
@@ -29,12 +29,14 @@ def groups(scale: Scale) -> list[MakeGroup]:
     """Return what makes each group in a folder of its own, in the order of the table."""
     large = [] if scale.times is None else [large_file]
     compared = differences.GROUPS if scale.times is not None else differences.GROUPS[:1]
+    converted = conversions.GROUPS if scale.times is not None else conversions.GROUPS[:2]
     return [
         one_file,
         *large,
         many_tensors,
         *frameworks.GROUPS,
         *compared,
+        *converted,
         *predictions.GROUPS,
         directory,
         start,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ckpttool.ops import checks as checking
 from ckpttool.ops import verify as verifying
 from ckpttool.wire.source import Source
 
@@ -153,7 +154,7 @@ def test_quick_reads_no_values(run, guide: Path, flipped: Path, monkeypatch: pyt
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("bytes were scanned")
 
-    monkeypatch.setattr(verifying, "scan", refuse)
+    monkeypatch.setattr(checking, "scan", refuse)
     answer = run("verify", "--quick", "--json", guide, flipped)
     assert (answer.status, answer.err) == (0, "")
     for told in json.loads(answer.out)["checkpoints"]:
@@ -433,13 +434,13 @@ def test_file_that_shrinks_while_it_is_read(
 ) -> None:
     path = tmp_path / "shrinks.pth"
     shutil.copy(guide, path)
-    scan = verifying.scan
+    scan = checking.scan
 
     def shrinking(*args, **kwargs):
         os.truncate(path, 1000)
         return scan(*args, **kwargs)
 
-    monkeypatch.setattr(verifying, "scan", shrinking)
+    monkeypatch.setattr(checking, "scan", shrinking)
     answer = run("verify", "--json", path)
     told = only(answer)
     assert (answer.status, answer.err, told["verdict"]) == (1, "", "invalid")
@@ -464,7 +465,7 @@ def test_file_that_vanishes_between_finding_and_opening(
 
 
 def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan = verifying.scan
+    scan = checking.scan
 
     def failing(self, descriptor: int, offset: int, buffer: memoryview) -> int:
         raise OSError(5, "Input/output error")
@@ -473,7 +474,7 @@ def test_disk_error_while_reading(run, guide: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Source, "_read_some", failing)
         return scan(*args, **kwargs)
 
-    monkeypatch.setattr(verifying, "scan", on_a_bad_disk)
+    monkeypatch.setattr(checking, "scan", on_a_bad_disk)
     answer = run("verify", "--json", guide)
     assert (answer.status, answer.err) == (1, "")
     assert "input/output error" in answer.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -95,6 +96,19 @@ def test_a_child_that_cannot_be_started_is_no_loss(
     alone = outcomes(pair, 1)
     monkeypatch.setattr(afar.subprocess, "Popen", refuse)
     assert outcomes(pair, 3) == alone
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_without_a_known_interpreter_there_is_no_child(
+    pair: tuple[Path, Path],
+    children: list[Child],
+    monkeypatch: pytest.MonkeyPatch,
+    executable: str | None,
+) -> None:
+    alone = outcomes(pair, 1)
+    monkeypatch.setattr(sys, "executable", executable)
+    assert outcomes(pair, 3) == alone
+    assert children == []
 
 
 def test_a_file_that_was_cut_short_is_told(pair: tuple[Path, Path]) -> None:

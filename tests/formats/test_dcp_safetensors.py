@@ -67,7 +67,7 @@ def test_chunks_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass over the files has seen every byte of a tensor that lies in several of them."""
     counted: list[object] = []
     monkeypatch.setattr(
-        "ckpttool.ops.verify.count_specials", lambda *one: counted.append(one) or count_specials(*one)
+        "ckpttool.ops.checks.count_specials", lambda *one: counted.append(one) or count_specials(*one)
     )
     for directory in (CHUNKS, CHUNKS.parent / "two-ranks", FILES / "deepspeed" / "zero-3" / "global_step2"):
         assert verify(directory).is_valid

@@ -150,6 +150,32 @@ def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any
     assert told(*before, dense("last"))["last"] == kind
 
 
+def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
+    return {"class_name": kind, "config": {"name": "image", "filters": 6, **config}}
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ([conv()], "Dense after Flatten (*, 6)"),
+        ([conv("Conv3D"), plain_layer("MaxPooling3D", "p")], "Dense after Flatten (*, 6)"),
+        (
+            [conv(), plain_layer("BatchNormalization", "b"), plain_layer("ReLU", "r")],
+            "Dense after Flatten (*, 6)",
+        ),
+        ([conv(data_format="channels_first")], "Dense after Flatten"),
+        ([conv(), plain_layer("Permute", "p")], "Dense after Flatten"),
+        ([{**conv(), "module": "own.layers"}], "Dense after Flatten"),
+        ([conv("Conv1D")], "Dense after Flatten"),
+        ([conv(filters=None)], "Dense after Flatten"),
+    ],
+)
+def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
+    before: list[dict[str, Any]], kind: str
+) -> None:
+    assert told(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
+
+
 def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
     history = {"class_name": "__keras_tensor__", "config": {"keras_history": ["flatten", 0, 0]}}
     inbound = {"three": [{"args": [history], "kwargs": {}}], "two": [[["flatten", 0, 0, {}]]]}

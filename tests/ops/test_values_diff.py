@@ -182,6 +182,45 @@ def test_settings_that_merely_sound_like_bookkeeping_count() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "writers"),
+    [
+        ("file", {"savedmodel"}),
+        ("fingerprint", {"savedmodel"}),
+        ("schema_version", {"savedmodel", "torch-export"}),
+        ("opset_version", {"torch-export"}),
+        ("backend", {"keras", "keras-h5"}),
+        ("serial", {"fluid"}),
+        ("StructuredToParameterName@@", {"paddle"}),
+        ("time", {"savedmodel", "torch-export", "keras", "keras-h5", "fluid", "paddle", "pytorch", "pickle"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "format", ["savedmodel", "torch-export", "keras", "keras-h5", "fluid", "paddle", "pytorch", "pickle"]
+)
+def test_a_formats_own_keys_count_where_users_wrote_them(key: str, writers: set[str], format: str) -> None:
+    sides = ({"x": 1, key: {"a": 1}}, {"x": 1, key: {"a": 2}})
+    told = compare_values(*(checkpoint(side, format=format) for side in sides))
+    assert [[one.path for one in part] for part in told] == (
+        [[], [f"{key}.a"]] if format in writers else [[f"{key}.a"], []]
+    )
+
+
+def test_a_key_of_one_sides_format_is_no_difference_to_the_users() -> None:
+    a, b = checkpoint({"backend": "nccl"}), checkpoint({"backend": "jax"}, format="keras")
+    for changes, reported in (compare_values(a, b), compare_values(b, a)):
+        assert changes == []
+        assert [one.path for one in reported] == ["format", "backend"]
+
+
+def test_what_one_side_alone_tells_is_its_own_format_s_to_judge() -> None:
+    users, keras = {"backend": "nccl"}, checkpoint({}, format="keras")
+    _, reported = compare_values(checkpoint(users), keras)
+    assert [one.path for one in reported] == ["format", "backend"]
+    _, reported = compare_values(checkpoint({}), checkpoint(users, format="keras"))
+    assert [one.path for one in reported] == ["format"]
+
+
 def test_signatures_differ_by_what_callers_see() -> None:
     def graph(tensor: str, shape: list[int]) -> dict[str, Any]:
         inputs = {"x": {"name": tensor, "dtype": "float32", "shape": shape}}

@@ -12,7 +12,9 @@ import pytest
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.layouts import RULES, Item, in_torch_layout, met
+from ckpttool.pairing.arranged import Unfit
+from ckpttool.pairing.layouts import RULES, Item, in_torch_layout
+from ckpttool.pairing.meeting import met
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers
 from tests.twins import FIXTURES
@@ -322,6 +324,78 @@ def test_parts_of_an_attention_of_different_shapes_stay_apart() -> None:
     assert [item.name for item in met(in_torch_layout(checkpoint(stored)), other)] == list(stored)
 
 
+# The way back -------------------------------------------------------------------------------------------
+
+
+def require_back(items: list[Item]) -> None:
+    """Require that what each item is made of comes back from it, to the last element."""
+    for item in items:
+        for at, source in enumerate(item.sources):
+            made = item.restored(item.tensor, at)
+            assert made.path == source.path
+            expected = source.array() if item.row is None else source.array()[item.row : item.row + 1]
+            assert np.array_equal(made.array(), expected), (item.name, source.name)
+
+
+@pytest.mark.parametrize(
+    ("stored", "layers"),
+    [
+        ({"d.kernel": numbers(3, 5)}, None),
+        ({"c.kernel": numbers(2, 3, 4, 5), "c.bias": numbers(5)}, None),
+        ({"c.kernel": numbers(3, 4, 5), "c.bias": numbers(5)}, None),
+        ({"d.depthwise_kernel": numbers(2, 3, 4, 2)}, None),
+        ({"n.gamma": numbers(3), "n.beta": numbers(3)}, None),
+        (
+            {
+                "l.cell.kernel": numbers(3, 8),
+                "l.cell.recurrent_kernel": numbers(2, 8),
+                "l.cell.bias": numbers(8),
+            },
+            None,
+        ),
+        ({"g.kernel": numbers(5, 6), "g.recurrent_kernel": numbers(2, 6), "g.bias": numbers(2, 6)}, None),
+        ({f"m.{part}.kernel": numbers(6, 2, 3) for part in ("query", "key", "value")}, None),
+        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (3, 4, 2)"}),
+        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (*, 2)"}),
+        ({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten (2, 3, 2, 2)"}),
+    ],
+)
+def test_what_a_rule_made_comes_back(stored: Arrays, layers: Mapping[str, str] | None) -> None:
+    items = in_torch_layout(checkpoint(stored, "keras", layers))
+    assert any(item.rule for item in items)
+    require_back(items)
+
+
+def test_what_was_put_together_comes_back() -> None:
+    parts = {
+        f"m.{part}.kernel": numbers(6, 2, 3, start=at) for at, part in enumerate(("query", "key", "value"))
+    }
+    other = in_torch_layout(checkpoint({"m.in_proj_weight": numbers(18, 6)}))
+    (whole,) = met(in_torch_layout(checkpoint(parts, "keras")), other)
+    require_back([whole])
+    lstm = {"l.weight_hh_l0": numbers(4, 1), "l.bias_ih_l0": numbers(4), "l.bias_hh_l0": numbers(4, start=2)}
+    bias = in_torch_layout(checkpoint({"l.bias_l0": numbers(4)}))
+    summed = met(in_torch_layout(checkpoint(lstm)), bias)[1]
+    assert np.array_equal(summed.restored(summed.tensor, 0).array(), numbers(4) + numbers(4, start=2))
+    assert np.array_equal(summed.restored(summed.tensor, 1).array(), np.zeros(4, "f4"))
+
+
+def test_the_way_back_takes_the_shape_of_its_item_alone() -> None:
+    (item,) = in_torch_layout(checkpoint({"d.kernel": numbers(3, 5)}, "keras"))
+    (other,) = in_torch_layout(checkpoint({"d.weight": numbers(3, 5)}))
+    with pytest.raises(Unfit, match=r"shape \[3, 5\], not \[5, 3\]"):
+        item.restored(other.tensor)
+
+
+def test_a_dense_behind_channels_alone() -> None:
+    channels, places, units = 2, 12, 5
+    weight = numbers(units, channels * places)
+    kernel = weight.reshape(units, channels, places).transpose(2, 1, 0).reshape(-1, units)
+    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (*, 2)"})
+    untouched_names = turned({"f.0": numbers(25, 5)}, {"f.0": "Dense after Flatten (*, 2)"})
+    assert np.array_equal(untouched_names["f.kernel"][0], numbers(25, 5))
+
+
 # Files --------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +439,8 @@ import os, sys
 os.environ["KERAS_BACKEND"] = "torch"
 import keras, numpy as np, torch
 
-from ckpttool.pairing.layouts import in_torch_layout, met
+from ckpttool.pairing.layouts import in_torch_layout
+from ckpttool.pairing.meeting import met
 from ckpttool.formats import open_checkpoint
 
 keras.utils.set_random_seed(5)

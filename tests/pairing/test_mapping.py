@@ -97,8 +97,8 @@ ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("", ": it maps nothing (there are [names] and [[tensor]])"),
-        ("[name]\n", ": unknown name (there are [names] and [[tensor]])"),
+        ("", ": it maps nothing (there are [names], [[tensor]] and drop)"),
+        ("[name]\n", ": unknown name (there are [names], [[tensor]] and drop)"),
         ("names = 3\n", "[names]: 3 (a table)"),
         (
             '[names]\nfc.weight = "a"\n',
@@ -114,7 +114,8 @@ ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
         ("[[tensor]]\n", "[tensor 1]: from is missing (a name, or a list of names)"),
         (
             ONE + ONE + "form = 1\n",
-            "[tensor 2]: unknown key form (there are from, to, rule, shape, axes, join, split)",
+            "[tensor 2]: unknown key form "
+            "(there are from, to, rule, shape, axes, inverse, join, split, sizes)",
         ),
         ('[[tensor]]\nfrom = []\nto = "b"\n', "[tensor 1]: from is [] (a name, or a list of names)"),
         ('[[tensor]]\nfrom = ["a", "a"]\nto = "b"\njoin = 0\n', "[tensor 1]: from names one tensor twice"),

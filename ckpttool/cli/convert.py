@@ -1,0 +1,69 @@
+"""``ckpttool convert``: the same tensors in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ckpttool.cli.converting import (
+    DryRun,
+    DtypeOption,
+    Force,
+    Layout,
+    LayoutOption,
+    Map,
+    Model,
+    Only,
+    OnlyOption,
+    ShardSize,
+    Strict,
+    To,
+    finish,
+    size_of,
+)
+from ckpttool.cli.options import Jobs, Json, Quiet
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="A checkpoint.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
+    to: To = None,
+    only: OnlyOption = Only.ALL,
+    dtype: DtypeOption = None,
+    layout: LayoutOption = Layout.AS_IS,
+    map: Map = None,
+    model: Model = None,
+    shard_size: ShardSize = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    strict: Strict = False,
+    json: Json = False,
+    jobs: Jobs = None,
+    quiet: Quiet = False,
+) -> int:
+    """Write a checkpoint in another format, and compare every bit.
+
+    DST appears whole or not at all. What is not a tensor travels too: epoch, optimizer groups, containers.
+    Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
+    """
+    from ckpttool.cli.diffing import chosen
+    from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.conversion import ConvertWishes
+
+    wishes = ConvertWishes(
+        to=to,
+        only=only.value,
+        dtype=None if dtype is None else dtype.value,
+        layout=layout.value,
+        mapping=map,
+        model=model,
+        shard_size=size_of(shard_size),
+        strict=strict,
+        force=force,
+        dry_run=dry_run,
+        jobs=jobs,
+    )
+    with open_checkpoint(chosen(str(source))) as checkpoint:
+        return finish(checkpoint, str(target), wishes, json=json, quiet=quiet)

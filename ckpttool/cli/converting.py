@@ -1,0 +1,160 @@
+"""What ``convert`` and ``merge`` share: their options, and what is done with them."""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.output import has_colour, print_json, progress, say_error, say_warning
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.ops.conversion import Converted, ConvertWishes
+    from ckpttool.ops.convert import Plan
+
+
+class Layout(str, enum.Enum):
+    """In which layout weights are written."""
+
+    AS_IS = "as-is"
+    TORCH = "torch"
+    KERAS = "keras"
+
+
+class Only(str, enum.Enum):
+    """Which tensors are written."""
+
+    WEIGHTS = "weights"
+    ALL = "all"
+
+
+class Float(str, enum.Enum):
+    """What floating tensors become."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="pytorch, safetensors, tensorflow, savedmodel, keras, keras-h5, hdf5, numpy, fluid, torch-dcp. "
+        "[default: what DST's name says]",
+        show_default=False,
+    ),
+]
+OnlyOption = Annotated[
+    Only,
+    typer.Option("--only", help="All, or the model's weights under the names that a model expects."),
+]
+DtypeOption = Annotated[
+    Float | None, typer.Option("--dtype", help="Convert floating tensors to it.", show_default=False)
+]
+LayoutOption = Annotated[
+    Layout, typer.Option("--layout", help="Bring weights to a framework's layout and names.")
+]
+Map = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="FILE",
+        help="Say in TOML what tensors become: names, transposes, splits, joins.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FILE",
+        help="Take names, layouts and architecture of FILE, another checkpoint of the same network.",
+        show_default=False,
+    ),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Write a directory of files of at most SIZE: 5GB, 500MiB.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse where anything can't be carried.")]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def size_of(text: str | None) -> int | None:
+    """Return the bytes that a size like ``5GB`` or ``500MiB`` means.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text is None:
+        return None
+    from ckpttool.errors import UsageError
+
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)")
+    number, unit, binary = found.groups()
+    base = 1024 if binary else 1000
+    nbytes = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
+    if nbytes < 1:
+        raise UsageError(f"--shard-size {text}: nothing fits into that")
+    return nbytes
+
+
+def finish(checkpoint: Checkpoint, target: str, wishes: ConvertWishes, *, json: bool, quiet: bool) -> int:
+    """Convert an open checkpoint, show what came of it, and return the exit status.
+
+    Raises:
+        CheckpointError: It can't be read, or the target can't be written.
+        UsageError: The wishes can't be followed, or the target can't hold what the source has.
+    """
+    from ckpttool.ops.convert import plan
+
+    return finish_plan(
+        lambda model: plan(checkpoint, target, wishes, model), target, wishes, json=json, quiet=quiet
+    )
+
+
+def finish_plan(
+    make: Callable[[Checkpoint | None], Plan], target: str, wishes: ConvertWishes, *, json: bool, quiet: bool
+) -> int:
+    """Carry out what ``make`` plans with the model that the wishes name; see ``finish``."""
+    from ckpttool.ops.convert import carry_out, model_of
+
+    with model_of(wishes) as model:
+        planned = make(model)
+        with progress("writing", 0 if wishes.dry_run else planned.work) as advance:
+            converted = carry_out(planned, advance=advance)
+    for failure in converted.mismatches:
+        say_error(f"{target}: {failure} (nothing was written)")
+    _show(converted, json=json, quiet=quiet)
+    return int(bool(converted.mismatches))
+
+
+def _show(converted: Converted, *, json: bool, quiet: bool) -> None:
+    if json:
+        from ckpttool.render.json_convert import convert_document
+
+        print_json(convert_document(converted))
+    elif quiet:
+        for one in converted.dropped:
+            say_warning(f"{one.path} is not carried: {one.why}")
+    elif not converted.mismatches:
+        from ckpttool.render.text_convert import convert_text
+
+        print(convert_text(converted, colour=has_colour(sys.stdout)))

@@ -1,0 +1,163 @@
+"""Other types of elements: floating tensors rounded as PyTorch rounds them, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checkpoint import Role, Tensor
+from ckpttool.comparing.widening import widening_of
+from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
+from ckpttool.errors import UsageError
+from ckpttool.formats.objects import replaced
+from ckpttool.pairing.arranged_values import regrouped
+from ckpttool.report import counted
+from ckpttool.writing.content import Content
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+TARGETS = ("float32", "float16", "bfloat16")
+_STATE = (Role.OPTIMIZER, Role.TRAINING)
+_GROUP = 1 << 18
+"""Elements that are rounded at once; of packed ones, whole bytes."""
+_SHOWN = 3
+
+
+def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
+    """Return a content whose floating tensors have another type, and what there is to say of it.
+
+    The state of an optimizer, and of a training, gets the type only where that rounds nothing. A finite value
+    that the type has no room for is an error when it is read.
+
+    Raises:
+        UsageError: It is no type that is cast to.
+    """
+    if dtype_name not in TARGETS:
+        raise UsageError(f"no type to convert to: {dtype_name!r} (one of {', '.join(TARGETS)})")
+    dtype = BY_NAME[dtype_name]
+    made: dict[str, Tensor] = {}
+    kept: list[Tensor] = []
+    for tensor in content.tensors:
+        is_wanted = tensor.dtype.kind == "float" and tensor.dtype is not dtype
+        if is_wanted and tensor.role in _STATE and not _holds(dtype, tensor.dtype):
+            kept.append(tensor)
+        elif is_wanted:
+            made[tensor.name] = _cast(tensor, dtype, made)
+    tensors = tuple(made.get(tensor.name, tensor) for tensor in content.tensors)
+    new = {id(old): made[old.name] for old in content.tensors if old.name in made}
+    tree = None if content.tree is None else replaced(content.tree, new)
+    notes = _notes([one for one in content.tensors if one.name in made], dtype, kept)
+    return replace(content, tensors=tensors, tree=tree), notes
+
+
+def _cast(tensor: Tensor, dtype: DType, made: dict[str, Tensor]) -> Tensor:
+    owner = made.get(tensor.shares_with or "")
+    values = Cast(tensor, dtype) if owner is None else owner.values
+    return Tensor(
+        tensor.path, dtype, tensor.shape, tensor.role, values, key=tensor.key, shares_with=tensor.shares_with
+    )
+
+
+def _holds(dtype: DType, other: DType) -> bool:
+    """Tell whether a type has every value of another."""
+    if other.bits <= 8 or other is dtype:
+        return dtype.name in ("float32", "bfloat16") or other.name != "float8_e8m0fnu"
+    return dtype.name == "float32" and other.bits == 16
+
+
+def _notes(cast_ones: Iterable[Tensor], dtype: DType, kept: list[Tensor]) -> list[str]:
+    notes, scaled = [], []
+    counts: dict[DType, int] = {}
+    for tensor in cast_ones:
+        counts[tensor.dtype] = counts.get(tensor.dtype, 0) + 1
+        if tensor.dtype.bits <= 8:
+            scaled.append(tensor)
+    for source, count in counts.items():
+        done = "widened" if _holds(dtype, source) else "rounded"
+        notes.append(f"{counted(count, 'tensor')} of {source.name} {done} to {dtype.name}")
+    if scaled:
+        notes.append(f"{_named(scaled)}: as they are; scales that lie beside them are not multiplied in")
+    if kept:
+        notes.append(f"{_named(kept)}: state of the training, and not rounded")
+    return notes
+
+
+def _named(tensors: list[Tensor]) -> str:
+    more = f" and {len(tensors) - _SHOWN:,} more" if len(tensors) > _SHOWN else ""
+    return ", ".join(tensor.name for tensor in tensors[:_SHOWN]) + more
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The elements of a floating tensor in another floating type, rounded to the nearest, ties to even.
+
+    float64 becomes float32 first, as PyTorch does it.
+    """
+
+    tensor: Tensor
+    dtype: DType
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        """Yield the elements, as ``Values.blocks``.
+
+        Raises:
+            UsageError: Finite ones became infinite; raised behind the last.
+        """
+        size, lost = self.tensor.size, 0
+        count = max(16, min(_GROUP, limit // self.dtype.itemsize // 16 * 16))
+        groups = [min(count, size - start) for start in range(0, size, count)]
+        sizes = [self.tensor.dtype.nbytes(one) for one in groups]
+        for one, data in zip(groups, regrouped(self.tensor, sizes), strict=True):
+            rounded, more = self._rounded(data, one)
+            lost += more
+            yield rounded
+        if lost:
+            raise UsageError(self._told(lost))
+
+    def once(self) -> Cast:
+        return self
+
+    def _rounded(self, data: bytearray, count: int) -> tuple[memoryview, int]:
+        """Return elements in the new type, and how many finite ones became infinite."""
+        import numpy as np
+
+        source = self.tensor.dtype
+        raw = np.frombuffer(data, np.uint8)
+        with np.errstate(all="ignore"):
+            if source.name == "float64":
+                wide: Array = raw.view("<f8").astype("<f4")
+            else:
+                wide = np.empty(count, "<f4")
+                widening_of(source).fill_float32(raw, wide)
+            made = wide if self.dtype.name == "float32" else _narrowed(wide, self.dtype)
+            infinite = np.isinf(wide if made is wide else _widened(made, self.dtype))
+            lost = 0
+            if infinite.any():
+                whole = raw.view("<f8") if source.name == "float64" else wide
+                lost = int(np.count_nonzero(np.isfinite(whole[infinite])))
+        return memoryview(made.view(np.uint8).data), lost
+
+    def _told(self, lost: int) -> str:
+        values = f"{counted(lost, 'finite value')} would become infinite"
+        way = {"float16": "bfloat16 or float32 may hold them", "bfloat16": "float32 holds them"}
+        instead = way.get(self.dtype.name, "convert without --dtype")
+        return f"{self.tensor.name}: {values} in {self.dtype.name} ({instead})"
+
+
+def _narrowed(wide: Array, dtype: DType) -> Array:
+    """Return float32 elements in a type of 16 bits, little-endian."""
+    if dtype.name == "float16":
+        return wide.astype("<f2")
+    return wide.astype(numpy_dtype(dtype)).view("u2").astype("<u2", copy=False)
+
+
+def _widened(narrow: Array, dtype: DType) -> Array:
+    import numpy as np
+
+    wide = np.empty(len(narrow), "<f4")
+    widening_of(dtype).fill_float32(narrow.view(np.uint8), wide)
+    return wide

@@ -1,0 +1,269 @@
+"""Another checkpoint's names, layouts and architecture, with the values of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, maybe_flattened
+from ckpttool.converting.selecting import only_weights
+from ckpttool.converting.viewing import viewed
+from ckpttool.errors import UsageError
+from ckpttool.pairing.arranged import Unfit, joined
+from ckpttool.pairing.contents import same_content
+from ckpttool.pairing.copies import may_be_copy
+from ckpttool.pairing.families import family_of
+from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.matching import Pair
+from ckpttool.pairing.notes import shown
+from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.report import counted
+from ckpttool.writing.content import Content
+
+_SHOWN = 3
+_PAIRS = 20
+"""How many pairs of layers are named, of which a reader has to see whether they are right."""
+_NO_STATE = "the state of an optimizer can't follow a model (use --only weights)"
+
+
+def following(content: Content, checkpoint: Checkpoint, model: Checkpoint) -> tuple[Content, list[str]]:
+    """Return the tensors of a model with the values of a content, and what there is to say of it.
+
+    Args:
+        content: What the values come from.
+        checkpoint: The source, of which the content is a part.
+        model: What names, layouts, shapes and architecture come from; it stays open as long as the result
+            is read.
+
+    Raises:
+        UsageError: A tensor of one has no counterpart in the other, or which it is can't be told.
+    """
+    state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
+    if state is not None:
+        raise UsageError(f"{state.name}: {_NO_STATE}")
+    ours, theirs = viewed(content, checkpoint), _model(model)
+    pairing = pair_up(ours.checkpoint, theirs, PairingWishes(content=False, mapping=ours.mapping))
+    _require_whole(pairing, model)
+    _require_known(pairing, ours.checkpoint, theirs)
+    made = _Made(pairing, theirs)
+    tensors = [tensor for tensor in theirs.tensors if tensor.role is not Role.OPTIMIZER]
+    result = [made.of(tensor) for tensor in tensors]
+    notes = [*_notes(pairing, content, checkpoint), *made.notes()]
+    left = len(model.tensors) - len(tensors)
+    notes += [f"the model's optimizer left out ({counted(left, 'tensor')})"] if left else []
+    native = {name: data for name, data in model.native.items() if "optimizer" not in name}
+    changed = replace(
+        content, tensors=_in_order(result), tree=None, native=native, source_format=model.format, mapped={}
+    )
+    return changed, notes
+
+
+def _model(model: Checkpoint) -> Checkpoint:
+    """Return a model's tensors without its optimizer's, under the names that a model expects."""
+    held = Content(tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native)
+    if not held.tensors:
+        raise UsageError(f"{model.path}: no weights that could be followed")
+    if family_of(model.format) == "torch":
+        held, _ = only_weights(held, model)
+    return viewed(held, model).checkpoint
+
+
+def _in_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return tensors with those that share the bytes of another behind it."""
+    return (
+        *(one for one in tensors if one.shares_with is None),
+        *(one for one in tensors if one.shares_with is not None),
+    )
+
+
+# What must hold ---------------------------------------------------------------------------------------
+
+
+def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
+    """Require that each tensor of one side is one of the other, and that it is known which.
+
+    Raises:
+        UsageError: It isn't.
+    """
+    if pairing.undecided:
+        names = listed(pair.a.sources[0] for pair in pairing.undecided)
+        raise UsageError(
+            f"{names}: square, and nothing says of what type of layer it is, so that it may lie transposed "
+            f"(--map says which rule holds)"
+        )
+    lost = [item for item in pairing.removed if item.tensor.role is Role.WEIGHTS or item.tensor.shape]
+    missing = [item for item in pairing.added if item.tensor.role is Role.WEIGHTS]
+    if lost or missing:
+        parts = [f"the model has no {listed(item.sources[0] for item in lost)}"] if lost else []
+        parts += [f"the source has no {listed(item.sources[0] for item in missing)}"] if missing else []
+        told = " and ".join(parts)
+        raise UsageError(f"{model.path}: {told}, by name or by shape (--map gives names that pair)")
+    for pair in pairing.pairs:
+        if pair.a.tensor.shape != pair.b.tensor.shape:
+            raise UsageError(_other_shape(pair))
+
+
+def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
+    """Require that it is known how each tensor lies, where the two are of families that hold them otherwise.
+
+    Raises:
+        UsageError: It isn't.
+    """
+    if family_of(ours.format) == family_of(theirs.format) and not any(one.a.rule for one in pairing.pairs):
+        return
+    sides = (
+        (pair, item, side) for pair in pairing.pairs for item, side in ((pair.a, ours), (pair.b, theirs))
+    )
+    free = [(item, side) for pair, item, side in sides if pair.how != "map"]
+    unknown = [item.sources[0] for item, side in free if is_unknown(item, side)]
+    if unknown:
+        told = "nothing says of what type of layer it is, and its layout may be another"
+        raise UsageError(f"{listed(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
+    taken = {id(source) for item, _ in free if item.rule is not None for source in item.sources}
+    flat = [one for side in (ours, theirs) for one in maybe_flattened(side) if id(one) in taken]
+    if flat:
+        told = "it may stand behind a Flatten, whose order is another in PyTorch, and nothing says how"
+        way = 'a whole model of Keras says it, or --map with rule = "dense" or "flatten"'
+        raise UsageError(f"{listed(flat)}: {told} ({way})")
+
+
+def _other_shape(pair: Pair) -> str:
+    ours, theirs = ("×".join(map(str, one.tensor.shape)) or "a scalar" for one in (pair.a, pair.b))
+    turned = " in PyTorch's layout" if pair.a.rule or pair.b.rule else ""
+    return f"{shown(pair.a)}: {ours}, but {shown(pair.b)} of the model is {theirs}{turned}"
+
+
+# The tensors ------------------------------------------------------------------------------------------
+
+
+class _Made:
+    """What each stored tensor of a model becomes, out of the source's values."""
+
+    def __init__(self, pairing: Pairing, model: Checkpoint) -> None:
+        self._model = model
+        self._parts: dict[int, list[tuple[Pair, int]]] = {}
+        for pair in pairing.pairs:
+            for at, source in enumerate(pair.b.sources):
+                self._parts.setdefault(id(source), []).append((pair, at))
+        self._books = {id(item.sources[0]) for side, item in pairing.bookkeeping if side == "b"}
+        self._done: dict[str, Tensor] = {}
+        self._seconds = {id(tensor): name for tensor, name in pairing.seconds}
+        self._kept: list[str] = []
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return what a tensor of the model becomes.
+
+        Raises:
+            UsageError: Nothing says what its values are.
+        """
+        parts = self._parts.get(id(tensor))
+        owner = self._done.get(tensor.shares_with or "")
+        if owner is not None:
+            self._require_tied(tensor, owner, parts)
+            made = replace(owner, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=owner.name)
+        elif parts is not None:
+            made = self._made(tensor, parts)
+        elif id(tensor) in self._seconds:
+            twin = self.of(self._model[self._seconds[id(tensor)]])
+            made = replace(twin, path=tensor.path, role=tensor.role, key=tensor.key)
+        else:
+            made = self._left(tensor)
+        if made.shares_with is None:
+            self._done[tensor.name] = made
+        return made
+
+    def _made(self, tensor: Tensor, parts: Sequence[tuple[Pair, int]]) -> Tensor:
+        parts = sorted(parts, key=lambda part: part[0].b.row or 0)
+        pair = parts[0][0]
+        try:
+            rows = [one.b.restored(one.a.tensor, at) for one, at in parts]
+            made = rows[0] if len(rows) == 1 else joined(rows, tensor.path)
+        except Unfit as failure:
+            raise UsageError(
+                f"{shown(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
+            ) from failure
+        if made.shape != tensor.shape:
+            raise UsageError(_other_shape(pair))
+        return replace(made, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=None)
+
+    def _require_tied(self, tensor: Tensor, owner: Tensor, parts: Sequence[tuple[Pair, int]] | None) -> None:
+        """Require that what the model has under two names has one value in the source.
+
+        Raises:
+            UsageError: It has two.
+        """
+        if parts is None:
+            return
+        own = self._made(tensor, parts)
+        if own.values is not owner.values and not same_content(own, owner):
+            told = f"{parts[0][0].a.tensor.name} holds something else"
+            raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {told}")
+
+    def _left(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that the source hasn't got: it is the model's own.
+
+        Raises:
+            UsageError: It holds a copy of some variable, and nothing says of which, or a weight.
+        """
+        if tensor.role is Role.WEIGHTS and id(tensor) not in self._books:
+            raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
+        if may_be_copy(tensor, self._model.format):
+            told = "a private copy of one of the model's variables, and nothing says of which"
+            raise UsageError(f"{self._model.path}[{tensor.name}]: {told} (take a checkpoint of its weights)")
+        self._kept.append(tensor.name)
+        return replace(tensor, shares_with=None)
+
+    def notes(self) -> list[str]:
+        """Return what was taken from the model."""
+        if not self._kept:
+            return []
+        more = f" and {len(self._kept) - _SHOWN:,} more" if len(self._kept) > _SHOWN else ""
+        return [f"values of the model's own: {', '.join(self._kept[:_SHOWN])}{more}"]
+
+
+# What is told -----------------------------------------------------------------------------------------
+
+
+def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for pair in pairing.pairs:
+        for rule in dict.fromkeys(one.rule for one in (pair.a, pair.b) if one.rule is not None):
+            counts[rule] = counts.get(rule, 0) + 1
+    yield from (f"{rule}: {counted(count, 'tensor')}" for rule, count in counts.items())
+    yield from about_norms(counts)
+    ordered = {id(pair.a.sources[0]) for pair in pairing.ordered}
+    alike = [one for one in pairing.pairs if one.how == "shape" and id(one.a.sources[0]) not in ordered]
+    if alike:
+        yield f"paired by the shapes of their layers: {_paired(alike)}"
+    if pairing.ordered:
+        yield f"paired by the order of their layers alone, which are alike: {_paired(pairing.ordered)}"
+    extra = [item.name for side, item in pairing.bookkeeping if side == "a"]
+    extra += [item.name for item in pairing.removed]
+    if extra:
+        yield f"the source's own left out: {', '.join(extra)}"
+    types = _types(pairing.pairs)
+    if types:
+        yield f"types stay the source's: {types}"
+    yield from left_behind(content, checkpoint)
+
+
+def _paired(pairs: Sequence[Pair]) -> str:
+    """Return which layers were paired with which."""
+    told = list(dict.fromkeys(f"{_layer(pair.a)} → {_layer(pair.b)}" for pair in pairs))
+    more = f" and {len(told) - _PAIRS:,} more" if len(told) > _PAIRS else ""
+    return ", ".join(told[:_PAIRS]) + more
+
+
+def _layer(item: Item) -> str:
+    name = shown(item)
+    return name.rpartition(".")[0] or name
+
+
+def _types(pairs: Iterable[Pair]) -> str:
+    found: Mapping[tuple[str, str], None] = dict.fromkeys(
+        (pair.a.tensor.dtype.name, pair.b.tensor.dtype.name)
+        for pair in pairs
+        if pair.a.tensor.dtype is not pair.b.tensor.dtype
+    )
+    return ", ".join(f"{ours}, where the model has {theirs}" for ours, theirs in found)

@@ -1,0 +1,161 @@
+"""The layouts and names of another framework, where it is known of what type each layer is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.converting.keras_layout import to_keras
+from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, maybe_flattened
+from ckpttool.converting.ties import retied
+from ckpttool.converting.viewing import View, viewed
+from ckpttool.errors import UsageError
+from ckpttool.pairing.arranged import zeros
+from ckpttool.pairing.families import family_of
+from ckpttool.pairing.layers import ATTENTION
+from ckpttool.pairing.layouts import Item, in_torch_layout
+from ckpttool.pairing.meeting import SUMMED, with_joined
+from ckpttool.report import counted
+from ckpttool.writing.content import Content
+
+_HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
+_ONE_BIAS = ("bias_l0", "bias_l0_reverse")
+_Ends = list[tuple[Tensor, Tensor]]
+
+
+def laid_out(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Content, list[str]]:
+    """Return a content's weights in the layout and under the names of a framework, and which rules were used.
+
+    Args:
+        content: What is to be brought into the layout; it loses what its format alone needs.
+        checkpoint: The source, of which the content is a part.
+        layout: ``torch`` or ``keras``.
+
+    Raises:
+        UsageError: It holds an optimizer's state, or nothing says how a tensor lies.
+    """
+    _require_weights(content)
+    view = viewed(content, checkpoint)
+    ends, rules = _to_torch(view) if layout == "torch" else _to_keras(view)
+    _require_single(ends)
+    tensors = retied(ends)
+    notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + about_norms(rules)
+    if not any(old is not new for old, new in ends):
+        return content, [f"all tensors lie as --layout {layout} wants them"]
+    return replace(content, tensors=tensors, tree=None, native={}), notes + left_behind(content, checkpoint)
+
+
+def _require_weights(content: Content) -> None:
+    state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
+    if state is not None:
+        told = "the state of an optimizer would not fit weights in another layout (use --only weights)"
+        raise UsageError(f"{state.name}: {told}")
+
+
+def _require_single(ends: _Ends) -> None:
+    known: dict[str, str] = {}
+    for old, new in ends:
+        if known.setdefault(new.name, old.name) != old.name:
+            told = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
+            raise UsageError(f"{new.name}: {told}")
+
+
+# To PyTorch -------------------------------------------------------------------------------------------
+
+
+def _to_torch(view: View) -> tuple[_Ends, dict[str, int]]:
+    """Return for each tensor of PyTorch the one that it is made of, and how often each rule was used."""
+    items = [*_biases(_joined_inputs(in_torch_layout(view.checkpoint)))]
+    free = [item for item in items if not _is_held(view, item)]
+    unknown = [item.sources[0] for item in free if is_unknown(item, view.checkpoint)]
+    if unknown:
+        told = "nothing says of what type of layer it is, and its layout may be another"
+        raise UsageError(f"{listed(unknown)}: {told} ({_HOW})")
+    flat = [one for one in maybe_flattened(view.checkpoint) if view.tensors[id(one)].name not in view.held]
+    if flat:
+        told = "it may stand behind a Flatten, whose order is another in PyTorch, and nothing says how"
+        raise UsageError(f"{listed(flat)}: {told} ({_HOW})")
+    rules: dict[str, int] = {}
+    ends: _Ends = []
+    for item in items:
+        own = view.tensors[id(item.sources[0])]
+        if _is_held(view, item):
+            ends.append((own, own))
+            continue
+        if item.rule is not None:
+            rules[item.rule] = rules.get(item.rule, 0) + 1
+        ends.append((own, _named(view, item, own, items)))
+    return ends, rules
+
+
+def _is_held(view: View, item: Item) -> bool:
+    return view.tensors[id(item.sources[0])].name in view.held
+
+
+def _named(view: View, item: Item, own: Tensor, items: Sequence[Item]) -> Tensor:
+    """Return what an item is, under the name that a map gave it, if one did."""
+    given = view.named.get(item.sources[0].name)
+    if given is None:
+        is_same = item.tensor is item.sources[0] or item.tensor.name == own.name
+        path = own.path if is_same else _path(item)
+        return own if is_same and item.rule is None else replace(item.tensor, path=path, key=None)
+    if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
+        told = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
+        raise UsageError(f"{item.sources[0].name} → {given}: {told}")
+    return replace(item.tensor, path=own.path, key=None)
+
+
+def _path(item: Item) -> Path:
+    """Return the path of a state dict: one name, with dots."""
+    return (".".join(map(str, item.tensor.path)),)
+
+
+def _joined_inputs(items: list[Item]) -> list[Item]:
+    """Return items of which each attention has its input in one, as PyTorch has it where it is square."""
+    inputs = [item for item in items if _is_input(item)]
+    others = {item.tensor.path[:-2] for item in inputs if len({1, *item.tensor.shape}) > 2}
+    return with_joined(items, {id(item) for item in inputs if item.tensor.path[:-2] not in others})
+
+
+def _is_input(item: Item) -> bool:
+    """Tell whether an item is of the query, key or value of Keras's attention."""
+    steps = item.tensor.path
+    is_part = any(str(step).lstrip("_") in ATTENTION for step in item.sources[0].path)
+    return is_part and len(steps) > 1 and str(steps[-2]) in ("q_proj", "k_proj", "v_proj")
+
+
+def _biases(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items of which a recurrent layer's bias is two, as PyTorch has it: the sum, and zeros."""
+    for item in items:
+        leaf = str(item.tensor.path[-1]) if item.tensor.path else ""
+        if leaf not in _ONE_BIAS:
+            yield item
+            continue
+        for kind in ("ih", "hh"):
+            path = (*item.tensor.path[:-1], leaf.replace("bias_", f"bias_{kind}_"))
+            tensor = replace(item.tensor, path=path) if kind == "ih" else zeros(item.tensor, path)
+            yield replace(item, name=".".join(map(str, path)), tensor=tensor, rule=SUMMED)
+
+
+# To Keras ---------------------------------------------------------------------------------------------
+
+
+def _to_keras(view: View) -> tuple[_Ends, dict[str, int]]:
+    """Return for each tensor of Keras the one that it is made of, and how often each rule was used."""
+    checkpoint = view.checkpoint
+    if family_of(checkpoint.format) == "keras":
+        return [(one, one) for one in view.tensors.values()], {}
+    if view.named:
+        own, given = next(iter(view.named.items()))
+        told = "--layout keras gives names of its own, and a map that renames has no say in them"
+        raise UsageError(f"{own} → {given}: {told} (use a [[tensor]], or --model)")
+    rules: dict[str, int] = {}
+    ends: _Ends = []
+    made: Mapping[int, Sequence[tuple[Tensor, str | None]]] = to_keras(checkpoint, view.held)
+    for tensor in checkpoint.tensors:
+        for new, rule in made.get(id(tensor), [(tensor, None)]):
+            ends.append((tensor, new))
+            if rule is not None:
+                rules[rule] = rules.get(rule, 0) + 1
+    return ends, rules

@@ -1,0 +1,133 @@
+"""The model's tensors alone, under the names that a model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor, TrainingState
+from ckpttool.converting.ties import retied
+from ckpttool.errors import UsageError
+from ckpttool.pairing.keys import INSIDE
+from ckpttool.report import counted
+from ckpttool.roles import WHOLE_WEIGHTS
+from ckpttool.writing.content import Content
+
+_WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))
+"""What DistributedDataParallel, torch.compile and FSDP put in front of a model's names."""
+_TREES = ("pytorch", "pickle", "torch-dcp", "paddle")
+"""Formats in which a key is a container that somebody put a state dict into."""
+_LAYERS = ("keras", "keras-h5")
+"""Formats in which nothing lies around the layers: their names are the model's."""
+_GRAPHS = ("tensorflow", "savedmodel")
+_SHOWN = 3
+
+
+def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, list[str]]:
+    """Return the weights of a content without what lies around them, and what there is to say of it.
+
+    Containers that all weights lie in, and prefixes of wrappers that all have, are taken off their names.
+
+    Raises:
+        UsageError: There are no weights, or two would get one name.
+    """
+    weights = [tensor for tensor in content.tensors if tensor.role is Role.WEIGHTS]
+    if not weights:
+        raise UsageError(
+            f"{checkpoint.path}: none of its {len(content.tensors):,} tensors is a weight of a model"
+        )
+    notes = _left_out(content.tensors)
+    paths, gone = [tensor.path for tensor in weights], ""
+    if checkpoint.format not in _LAYERS:
+        paths, gone = _without_containers(paths)
+    notes += [f"{gone!r} taken off the names of all weights"] if gone else []
+    notes += _models(paths) if checkpoint.format in _TREES else []
+    paths, wrapper = _without_wrappers(paths)
+    notes += [f"{wrapper!r} taken off the names of all weights"] if wrapper else []
+    made = [replace(tensor, path=path) for tensor, path in zip(weights, paths, strict=True)]
+    _require_single(made)
+    tensors = retied(zip(weights, made, strict=True))
+    native, told = _native(content, is_renamed=bool(gone or wrapper))
+    left = replace(content, tensors=tensors, tree=None, metadata={}, native=native, training=TrainingState())
+    return left, notes + told
+
+
+def _left_out(tensors: Iterable[Tensor]) -> list[str]:
+    rest = [tensor for tensor in tensors if tensor.role is not Role.WEIGHTS]
+    if not rest:
+        return []
+    optimizer = sum(tensor.role is Role.OPTIMIZER for tensor in rest)
+    others = [tensor.name for tensor in rest if tensor.role is not Role.OPTIMIZER]
+    told = [f"{optimizer:,} of an optimizer"] if optimizer else []
+    more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
+    told += [", ".join(others[:_SHOWN]) + more] if others else []
+    return [f"{counted(len(rest), 'tensor')} that are no weights left out: {'; '.join(told)}"]
+
+
+def _without_containers(paths: Sequence[Path]) -> tuple[list[Path], str]:
+    """Return paths without the keys of containers that they all begin with, and those keys."""
+    left, gone = list(paths), ""
+    while (first := _shared(left, lambda path: path[0] if len(path) > 1 else None)) is not None:
+        if not _is_container(first):
+            break
+        left, gone = [path[1:] for path in left], f"{gone}{first}."
+    return left, gone
+
+
+def _is_container(key: str | int) -> bool:
+    return isinstance(key, str) and (key == "module" or WHOLE_WEIGHTS.search(key) is not None)
+
+
+def _shared(paths: Sequence[Path], part: Callable[[Path], str | int | None]) -> str | int | None:
+    """Return what a part of all paths is, or None where it isn't one."""
+    found = {part(path) for path in paths}
+    return found.pop() if len(found) == 1 else None
+
+
+def _models(paths: Iterable[Path]) -> list[str]:
+    """Return that there are several models, if there are."""
+    keys = [path[0] if len(path) > 1 else None for path in paths]
+    names = list(dict.fromkeys(keys))
+    if len(names) < 2 or None in names:
+        return []
+    shown = ", ".join(map(str, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+    return [f"{len(names):,} models, whose names keep what tells them apart: {shown}"]
+
+
+def _without_wrappers(paths: Sequence[Path]) -> tuple[list[Path], str]:
+    """Return paths without the prefixes of wrappers that they all begin with, and those."""
+    left, gone = list(paths), ""
+    while wrapper := next((one for one in _WRAPPERS if all(_begins(path, one) for path in left)), None):
+        left, gone = [_shortened(path, wrapper) for path in left], gone + wrapper
+    return left, gone
+
+
+def _begins(path: Path, wrapper: str) -> bool:
+    first = path[0]
+    if not isinstance(first, str):
+        return False
+    return (len(path) > 1 and first == wrapper[:-1]) or (first.startswith(wrapper) and first != wrapper)
+
+
+def _shortened(path: Path, wrapper: str) -> Path:
+    first = str(path[0])
+    return path[1:] if first == wrapper[:-1] else (first.removeprefix(wrapper), *path[1:])
+
+
+def _require_single(tensors: Iterable[Tensor]) -> None:
+    known: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in known:
+            raise UsageError(f"{tensor.name}: two weights would be called so (--map renames one of them)")
+        known.add(tensor.name)
+
+
+def _native(content: Content, *, is_renamed: bool) -> tuple[Mapping[str, bytes], list[str]]:
+    """Return what of the format's own still holds: a graph of objects does not, once names are others."""
+    kept = {
+        name: data
+        for name, data in content.native.items()
+        if "optimizer" not in name and not (is_renamed and name.startswith("tensorflow."))
+    }
+    is_gone = is_renamed and content.source_format in _GRAPHS and len(kept) < len(content.native)
+    return kept, ["TensorFlow's graph of objects left out: its names are others"] if is_gone else []

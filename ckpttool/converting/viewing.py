@@ -1,0 +1,72 @@
+"""A content as a checkpoint: its tensors under their names of now, with what the source says of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.pairing.mapping import TensorMap, TensorRule
+from ckpttool.writing.content import Content
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A content, seen as a checkpoint.
+
+    Attributes:
+        checkpoint: Of its tensors; what a map only renamed is in it as the source has it, which tells its
+            layer. It shares the files of the source, and is not to be closed.
+        tensors: The content's tensors by the ``id`` of those of the checkpoint.
+        named: What a map renamed: from its name in the checkpoint to the one that it was given.
+        held: Names of what a map brought into its layout.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Mapping[int, Tensor]
+    named: Mapping[str, str]
+    held: frozenset[str]
+
+    @property
+    def mapping(self) -> TensorMap | None:
+        """Return a map that pairs what the map decided with what is called so."""
+        if not self.named and not self.held:
+            return None
+        rules = [TensorRule(place=name, sources=(name,), targets=(name,)) for name in sorted(self.held)]
+        return TensorMap("map", self.named, tuple(rules))
+
+
+def viewed(content: Content, checkpoint: Checkpoint) -> View:
+    """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
+    stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
+    origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
+    names = {one.name for one in content.tensors}
+    tensors: dict[int, Tensor] = {}
+    named: dict[str, str] = {}
+    shown: list[Tensor] = []
+    for tensor in content.tensors:
+        origin = origins.get(tensor.name)
+        if content.mapped.get(tensor.name) == "name" and origin is not None:
+            named[origin.name] = tensor.name
+        else:
+            origin = tensor
+        shown.append(origin)
+        tensors[id(origin)] = tensor
+    held = frozenset(name for name, what in content.mapped.items() if what == "layout" and name in names)
+
+    def known(told: Mapping[str, str]) -> dict[str, str]:
+        pairs = ((one.name, origins.get(tensors[id(one)].name)) for one in shown)
+        return {name: told[own.name] for name, own in pairs if own is not None and own.name in told}
+
+    seen = Checkpoint(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        variant=checkpoint.variant,
+        tensors=tuple(shown),
+        files=checkpoint.files,
+        spans=lambda: iter(()),
+        metadata=lambda: checkpoint.metadata,
+        layers=lambda: known(checkpoint.layers),
+        own_names=lambda: known(checkpoint.own_names),
+    )
+    return View(seen, tensors, named, held)

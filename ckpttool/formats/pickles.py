@@ -1,0 +1,127 @@
+"""Which pickle is which: PyTorch's from before the zip, Paddle's, and those without a framework.
+
+How each is read lies in a module of its own, so that telling them apart imports none of it.
+
+Source: PyTorch ``torch/serialization.py``; PaddlePaddle/Paddle ``python/paddle/framework/io.py``; CPython
+``Lib/pickle.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.wire.opcodes import TABLE
+from ckpttool.wire.readable import Readable
+
+MAGIC = 0x1950A86A20F9469CFC6C
+"""The first of the pickles that PyTorch wrote before the zip."""
+MAX_TRIED = 1 << 26
+"""The most bytes of a file that are interpreted to see whether they are a pickle without a header."""
+MAX_TAIL = 1 << 22
+"""The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
+
+_BINARY_MAGIC = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
+_TEXT_MAGIC = f"L{MAGIC}L\n".encode()
+_MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
+
+_PROTO = 0x80
+_PROTOCOLS = range(2, 6)
+# How pickles of containers and objects start in protocols 0 and 1.
+_FIRST_OPCODES = frozenset(b"(]})c")
+
+_PADDLE_NAMES = re.compile(
+    rb"StructuredToParameterName@@|UnpackBigParamInfor@@|LR_Scheduler|_(?:moment[12]?|velocity|beta1_pow_acc)_\d"
+)
+# Each tensor of an object that is no state dict is a call of tuple, or of eval from static graphs.
+_PADDLE_CALLS = re.compile(rb"(?:builtins|__builtin__)(?:\n|\x94?\x8c.)(?:tuple|eval)", re.DOTALL)
+_PADDLE_KEYS = (b"StructuredToParameterName@@", b"UnpackBigParamInfor@@", b"LR_Scheduler")
+
+
+class PytorchLegacy(Format):
+    """A file that ``torch.save`` wrote before 1.6, or was told to write like that."""
+
+    name: ClassVar[str] = "pytorch"
+
+    def matches(self, probe: Probe) -> bool:
+        return _has_legacy_magic(probe.head)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.pytorch_legacy import open_legacy
+
+        return open_legacy(probe, self.name)
+
+
+class PlainPickle(Format):
+    """A file that Python's ``pickle`` wrote."""
+
+    name: ClassVar[str] = "pickle"
+    suffixes = (".pkl", ".pickle")
+
+    def matches(self, probe: Probe) -> bool:
+        head = probe.head
+        if not head or _has_legacy_magic(head):
+            return False
+        if head[0] == _PROTO:
+            return _is_header(head)
+        return head[0] in _FIRST_OPCODES and _is_headless(probe.source)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.plain_pickle import open_plain
+
+        return open_plain(probe, self.name)
+
+
+class PaddlePickle(Format):
+    """A file that ``paddle.save`` pickled."""
+
+    name: ClassVar[str] = "paddle"
+    suffixes = (".pdparams", ".pdopt")
+    specialises = (PlainPickle,)
+
+    def matches(self, probe: Probe) -> bool:
+        if probe.is_directory or not PlainPickle().matches(probe):
+            return False
+        head = probe.head
+        if b"numpy" not in head:
+            return False
+        if _PADDLE_CALLS.search(head) or _PADDLE_NAMES.search(head):
+            return True
+        length = min(MAX_TAIL, probe.source.size)
+        tail = probe.source.read(probe.source.size - length, length)
+        return any(name in tail for name in _PADDLE_KEYS)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.paddle import open_saved
+
+        return open_saved(probe, self.name)
+
+
+def _has_legacy_magic(head: bytes) -> bool:
+    """Tell whether a file that starts like this is of PyTorch's old format, damaged or not."""
+    return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
+
+
+def _is_header(head: bytes) -> bool:
+    """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
+    if len(head) < 3 or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
+        return False
+    return head[4:9] != b"\0\0\0\0{"
+
+
+def _is_headless(source: Readable) -> bool:
+    """Tell whether a whole file is pickles of containers or objects, in protocols that have no header."""
+    if source.size > MAX_TRIED:
+        return False
+    from ckpttool.wire.judgement import read_pickles
+    from ckpttool.wire.pickled import Call
+
+    try:
+        judged = read_pickles(source, 0, source.size)
+    except CheckpointError:
+        return False
+    root = judged.pickles[0].root
+    return not judged.trailing and isinstance(root, dict | list | tuple | set | Call)

@@ -1,0 +1,90 @@
+"""One whole that was gathered from parts, and what is required of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.ops.conversion import Dropped
+from ckpttool.report import Finding, Severity
+
+_TOLD_BY_WARNINGS = frozenset({"shard-total-size", "trainer-missing"})
+"""Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole(AbstractContextManager["Whole"]):
+    """What parts make together; as a context manager it closes them.
+
+    Attributes:
+        checkpoint: It, opened.
+        sources: The paths that were given.
+        dropped: What of the parts it does not hold.
+        notes: What was done with them.
+    """
+
+    checkpoint: Checkpoint
+    sources: tuple[str, ...]
+    dropped: tuple[Dropped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.checkpoint.close()
+
+
+def changed(
+    checkpoint: Checkpoint,
+    *,
+    tensors: tuple[Tensor, ...],
+    metadata: Mapping[str, object],
+    tree: object = None,
+    native: Mapping[str, bytes],
+) -> Checkpoint:
+    """Return a checkpoint that holds something else of the same files; it closes them."""
+    return Checkpoint(
+        path=checkpoint.path,
+        format=checkpoint.format,
+        variant=checkpoint.variant,
+        tensors=tensors,
+        files=checkpoint.files,
+        spans=checkpoint.spans,
+        metadata=lambda: metadata,
+        training=lambda: checkpoint.training,
+        layers=lambda: checkpoint.layers,
+        own_names=lambda: checkpoint.own_names,
+        tree=lambda: tree,
+        native=lambda: native,
+        producer=checkpoint.producer,
+        findings=checkpoint.findings,
+        safety=checkpoint.safety,
+        complete=checkpoint.complete,
+        close=checkpoint.close,
+    )
+
+
+def is_whole(checkpoint: Checkpoint) -> bool:
+    """Tell whether nothing of a checkpoint is missing or wrong."""
+    return checkpoint.complete and not any(map(_is_wrong, checkpoint.findings))
+
+
+def _is_wrong(finding: Finding) -> bool:
+    return finding.severity is Severity.ERROR or finding.code in _TOLD_BY_WARNINGS
+
+
+def require_whole(checkpoint: Checkpoint) -> None:
+    """Require that nothing of a checkpoint is missing or wrong.
+
+    Raises:
+        DamagedCheckpoint: Something is; it says what, and where.
+    """
+    for finding in sorted(checkpoint.findings, key=lambda one: one.severity is not Severity.ERROR):
+        if _is_wrong(finding):
+            raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
+    if not checkpoint.complete:
+        raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")

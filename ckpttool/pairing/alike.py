@@ -1,0 +1,99 @@
+"""Layers that have other names on either side, paired by what they hold: which variables, of which shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+
+from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.pairing.keys import bare
+from ckpttool.pairing.layers import Steps
+from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.renames import in_order
+from ckpttool.pairing.words import Words, leaf
+
+Layers = dict[Steps, dict[str, Item]]
+Order = Mapping[str, int]
+_BOOKKEEPING = "num_batches_tracked"
+
+
+def by_layers(unpaired: Unpaired, orders: tuple[Order, Order]) -> list[Pair]:
+    """Pair the layers of which each side has one like it; return those pairs that only order tells.
+
+    Several layers that are alike are paired in order, and only where all layers that are left follow each
+    other in the same order on both sides.
+
+    Args:
+        unpaired: Both sides.
+        orders: Of either side, where layers stand, by their names, if the files say it.
+    """
+    words = Words(unpaired)
+    sides = tuple(_layers(side, order) for side, order in zip((unpaired.a, unpaired.b), orders, strict=True))
+    for has_words in (True, False):
+        keys = [[_key(layer, words if has_words else None) for layer in side.values()] for side in sides]
+        places = [dict(zip(side, found, strict=True)) for side, found in zip(sides, keys, strict=True)]
+        unpaired.take(_pairs(sides, [_single(one) for one in places]))
+        sides = tuple(
+            _layers(side, order) for side, order in zip((unpaired.a, unpaired.b), orders, strict=True)
+        )
+    ours, theirs = ([_key(layer, None) for layer in side.values()] for side in sides)
+    if ours != theirs:
+        return []
+    told = _pairs(sides, [dict(enumerate(side)) for side in sides])
+    unpaired.take(told)
+    return told
+
+
+def _layers(items: Sequence[Item], order: Order) -> Layers:
+    """Return the weights by layer and variable, in the order that the files say, or of the tensors."""
+    found: Layers = {}
+    for item in in_order([*items]):
+        if item.tensor.role is Role.WEIGHTS and (place := bare(item.tensor).steps[:-1]):
+            found.setdefault(place, {})[leaf(item)] = item
+    if not order:
+        return found
+    return dict(sorted(found.items(), key=lambda one: _rank(one[0], order)))
+
+
+def _rank(place: Steps, order: Order) -> int:
+    return next((order[step] for step in place if step in order), len(order))
+
+
+def _key(layer: Mapping[str, Item], words: Words | None) -> Hashable:
+    kinds = frozenset((name, one.tensor.shape) for name, one in layer.items() if name != _BOOKKEEPING)
+    return kinds if words is None else (kinds, frozenset(words.of(one) for one in layer.values()))
+
+
+def _single(places: Mapping[Steps, Hashable]) -> dict[Hashable, Steps]:
+    """Return the places whose key is theirs alone."""
+    found: dict[Hashable, list[Steps]] = {}
+    for place, key in places.items():
+        found.setdefault(key, []).append(place)
+    return {key: own[0] for key, own in found.items() if len(own) == 1}
+
+
+def _pairs(sides: Collection[Layers], keyed: Sequence[Mapping[Hashable, Steps]]) -> list[Pair]:
+    ours, theirs = sides
+    pairs = []
+    for key, place in keyed[0].items():
+        if key in keyed[1]:
+            a, b = ours[place], theirs[keyed[1][key]]
+            pairs += [Pair(item, b[name], "shape") for name, item in a.items() if name in b]
+    return pairs
+
+
+def order_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return where each layer stands in the configuration of a model of Keras, by its name."""
+    told = checkpoint.metadata.get("model_config")
+    config = told.get("config") if isinstance(told, dict) else None
+    layers = config.get("layers") if isinstance(config, dict) else config
+    if not isinstance(layers, list):
+        return {}
+    names = [_name(layer) for layer in layers]
+    return {name: at for at, name in enumerate(names) if name}
+
+
+def _name(layer: object) -> str:
+    config = layer.get("config") if isinstance(layer, dict) else None
+    name = config.get("name") if isinstance(config, dict) else None
+    return name if isinstance(name, str) else ""

@@ -1,0 +1,279 @@
+"""A file that is being written: bytes one after the other, and tensors that threads copy to their places."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from isal import isal_zlib
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.wire.crc import crc32c
+from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.scan import combined_crc
+from ckpttool.wire.source import Source
+from ckpttool.work import Advance
+
+Algorithm = Literal["crc32", "crc32c"]
+
+_BUFFER_BYTES = 1 << 20
+_SMALL = 1 << 16
+"""A tensor up to this size goes through the buffer: to hand it to a thread costs more."""
+_SUMS: dict[str, Callable[[bytes | memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_NO_KERNEL_COPY = frozenset(
+    {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO}
+)
+
+
+class Crew:
+    """Threads that copy tensors; what fails in one is raised by ``settle``.
+
+    Attributes:
+        is_closed: Whether what is left to do, or half done, need not be done.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = max(1, jobs)
+        self._pending: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._error: BaseException | None = None
+        self.is_closed = False
+
+    def do(self, task: Callable[[], None]) -> None:
+        """Have a task done by some thread, in the order in which they are given."""
+        with self._wake:
+            self._pending.append(task)
+            if len(self._threads) < self._jobs:
+                thread = threading.Thread(target=self._work, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._wake.notify()
+
+    def settle(self) -> None:
+        """Wait until all is done.
+
+        Raises:
+            CheckpointError: A source can't be read.
+            OSError: A target can't be written.
+        """
+        with self._wake:
+            self._wake.wait_for(lambda: not self._busy and (self._error or not self._pending))
+            if self._error is not None:
+                raise self._error
+
+    def close(self) -> None:
+        """Stop, whatever is left to do, and wait for the threads."""
+        with self._wake:
+            self.is_closed = True
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            error: BaseException | None = None
+            try:
+                task()
+            except BaseException as failure:  # noqa: BLE001 - handed to the thread that waits, which raises it
+                error = failure
+            with self._wake:
+                self._busy -= 1
+                self._error = self._error or error
+                self._wake.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._pending or self.is_closed or self._error)
+            if self.is_closed or self._error is not None:
+                return None
+            self._busy += 1
+            return self._pending.popleft()
+
+
+class Written:
+    """A tensor in its place.
+
+    Attributes:
+        tensor: What was put there.
+        offset: Where in the file it begins, in bytes.
+        algorithm: Which checksum it was summed by.
+        own: The checksum of its bytes alone, as they were read; None until they were.
+    """
+
+    __slots__ = ("_before", "_crew", "algorithm", "offset", "own", "tensor")
+
+    def __init__(self, tensor: Tensor, offset: int, algorithm: Algorithm, before: int, crew: Crew) -> None:
+        self.tensor, self.offset, self.algorithm = tensor, offset, algorithm
+        self.own: int | None = None
+        self._before, self._crew = before, crew
+
+    @property
+    def nbytes(self) -> int:
+        """Return how many bytes it takes."""
+        return self.tensor.nbytes
+
+    @property
+    def checksum(self) -> int:
+        """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way.
+
+        Raises:
+            CheckpointError, OSError: See ``Crew.settle``.
+        """
+        if self.own is None:
+            self._crew.settle()
+        assert self.own is not None  # settled without an error
+        return combined_crc(self._before, self.own, self.nbytes, self.algorithm)
+
+
+class Sink:
+    """One file of a target, written from its start to its end; what is written may be changed later.
+
+    Attributes:
+        path: Where it lies while it is written.
+        written: The tensors that were put, in their order.
+    """
+
+    def __init__(self, path: str, crew: Crew, advance: Advance) -> None:
+        self.path = path
+        self._crew, self._advance = crew, advance
+        self._descriptor = os.open(path, _CREATE, 0o666)
+        self._buffer = bytearray()
+        self._flushed = 0
+        self.written: list[Written] = []
+
+    @property
+    def offset(self) -> int:
+        """Return how many bytes the file has so far: where the next byte goes."""
+        return self._flushed + len(self._buffer)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes."""
+        if len(data) >= _BUFFER_BYTES:
+            self._flush()
+            _write_at(self._descriptor, self._flushed, memoryview(data))
+            self._flushed += len(data)
+            return
+        self._buffer += data
+        if len(self._buffer) >= _BUFFER_BYTES:
+            self._flush()
+
+    def align(self, multiple: int) -> None:
+        """Append zeros up to a multiple of so many bytes."""
+        self.write(bytes(-self.offset % multiple))
+
+    def put(self, tensor: Tensor, checksum: Algorithm | None = None, before: int = 0) -> Written:
+        """Append the elements of a tensor: little-endian, in C order, packed.
+
+        Large ones are copied by other threads; what fails there is raised by ``settle``, ``close`` or
+        ``Written.checksum``. Ask for checksums after the last tensor was put: each waits for all.
+
+        Args:
+            tensor: What is appended.
+            checksum: Which checksum the format wants of it; CRC-32 where it wants none.
+            before: The checksum of bytes in front of the tensor, from which its own goes on.
+        """
+        written = Written(tensor, self.offset, checksum or "crc32", before, self._crew)
+        self.written.append(written)
+        if tensor.nbytes <= _SMALL:
+            data = tensor.tobytes()
+            _require(len(data), tensor)
+            written.own = _SUMS[written.algorithm](data, 0)
+            self.write(data)
+            self._advance(len(data))
+            return written
+        self._flush()
+        self._flushed += tensor.nbytes
+        self._crew.do(lambda: self._copy(tensor, written))
+        return written
+
+    def patch(self, offset: int, data: bytes) -> None:
+        """Replace bytes that were written, or that a tensor will fill."""
+        self._flush()
+        self._crew.settle()
+        _write_at(self._descriptor, offset, memoryview(data))
+
+    def settle(self) -> None:
+        """Wait until all that was put stands in the file; see ``Crew.settle``."""
+        self._flush()
+        self._crew.settle()
+
+    def close(self) -> None:
+        """Make the file durable, and close it; closing twice is allowed.
+
+        Raises:
+            CheckpointError, OSError: What was put could not be copied, or not be made durable.
+        """
+        if self._descriptor < 0:
+            return
+        self.settle()
+        os.fsync(self._descriptor)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file as it is; closing twice is allowed."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)  # even where it fails, the number is given back, and may be another's
+
+    def _flush(self) -> None:
+        if self._buffer:
+            _write_at(self._descriptor, self._flushed, memoryview(self._buffer))
+            self._flushed += len(self._buffer)
+            self._buffer = bytearray()
+
+    def _copy(self, tensor: Tensor, written: Written) -> None:
+        add = _SUMS[written.algorithm]
+        values, is_direct = tensor.values, _lies_as_it_goes(tensor)
+        done, total = 0, 0
+        for block in tensor.blocks():
+            if self._crew.is_closed:  # nobody waits for it any more
+                return
+            total = add(block, total)
+            if is_direct:
+                is_direct = self._copied_by_kernel(values, done, written.offset + done, len(block))
+            if not is_direct:
+                _write_at(self._descriptor, written.offset + done, block)
+            done += len(block)
+            self._advance(len(block))
+        _require(done, tensor)
+        written.own = total
+
+    def _copied_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
+        """Have the kernel copy bytes, which may share them rather than copy; tell whether it did."""
+        try:
+            values.source.copy_to(self._descriptor, values.offset + start, to, nbytes)
+        except OSError as error:
+            if error.errno not in _NO_KERNEL_COPY:
+                raise
+            return False
+        return True
+
+
+def _lies_as_it_goes(tensor: Tensor) -> bool:
+    """Tell whether the elements lie in a file in one piece, as they are to be written."""
+    values = tensor.values
+    return isinstance(values, Contiguous) and values.swap == 1 and isinstance(values.source, Source)
+
+
+def _require(found: int, tensor: Tensor) -> None:
+    if found != tensor.nbytes:
+        raise DamagedCheckpoint(
+            tensor.extent.file if tensor.extent else "",
+            f"{found:,} bytes were read",
+            expected=f"{tensor.nbytes:,}",
+            where=tensor.name,
+        )
+
+
+def _write_at(descriptor: int, offset: int, data: memoryview) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

@@ -1,0 +1,121 @@
+"""Plain HDF5: a dataset for each tensor, in the groups that its path names; ties are links to one dataset.
+
+Source: the HDF5 file format specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from ckpttool.checkpoint import Path, Tensor
+from ckpttool.formats.carried import ENTRY
+from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
+from ckpttool.wire.staged import Staged
+from ckpttool.writing.content import Content
+from ckpttool.writing.document import document
+from ckpttool.writing.interface import WriteOptions, Writer
+
+Parts = tuple[str, ...]
+
+
+class Hdf5(Writer):
+    """A plain HDF5 file."""
+
+    name: ClassVar[str] = "hdf5"
+    dtypes: ClassVar[frozenset[str]] = HELD
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        yield from refusals({one.name: path_of(one) for one in content.tensors}, content.tensors)
+
+    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+        plan = planned({one.name: path_of(one) for one in content.tensors}, content.tensors)
+        entry = document(content)
+        if entry is not None:
+            plan.texts[(ENTRY,)] = entry
+        draw(plan).stream(target.create())
+
+
+def path_of(tensor: Tensor) -> Parts:
+    """Return the path of a tensor's dataset."""
+    return tuple(map(str, tensor.path))
+
+
+def planned(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
+    """Return a file with the datasets of tensors; one that shares the elements of another becomes a link."""
+    plan = Plan()
+    for tensor in tensors:
+        path = paths[tensor.name]
+        if path in plan.tensors:
+            continue
+        if tensor.shares_with is None:
+            plan.tensors[path] = tensor
+        else:
+            plan.links[path] = paths[tensor.shares_with]
+    return plan
+
+
+def refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iterator[str]:
+    """Yield why HDF5 can't hold tensors under their paths, a sentence each."""
+    datasets = set(paths.values())
+    for tensor in tensors:
+        name, path = tensor.name, paths.get(tensor.name)
+        if path is None:
+            continue
+        yield from (f"{name}: {why} (use --map)" for why in _name_refusals(path))
+        inner = next((path[:at] for at in range(1, len(path)) if path[:at] in datasets), None)
+        if inner is not None:
+            yield f"{name}: it would lie in /{'/'.join(inner)}, which is a tensor and no group (use --map)"
+        if path == (ENTRY,):
+            yield f"{name}: this name is that of the entry for what is no tensor (use --map)"
+        if len(tensor.shape) > MAX_AXES:
+            yield f"{name}: {len(tensor.shape)} axes, and HDF5 has at most {MAX_AXES}"
+
+
+def _name_refusals(path: Parts) -> Iterator[str]:
+    if not path:
+        yield "it has no name"
+    for part in path:
+        if not part:
+            yield "a part of its path is empty, and HDF5 needs a name"
+        elif part == ".":
+            yield "'.' means the group itself in HDF5"
+        elif "/" in part:
+            yield "'/' separates groups in HDF5"
+        elif "\0" in part:
+            yield "a NUL ends a name in HDF5"
+        else:
+            yield from _text_refusals(part)
+
+
+def _text_refusals(part: str) -> Iterator[str]:
+    try:
+        length = len(part.encode("utf-8"))
+    except UnicodeEncodeError:
+        yield "its name is no valid text"
+        return
+    if length > MAX_NAME:
+        yield f"a name of {length:,} bytes, and HDF5 has room for {MAX_NAME:,}"
+
+
+def renamed(content: Content, paths: Mapping[str, Path]) -> Content:
+    """Return a content whose tensors have the paths under which a reader will know them.
+
+    Args:
+        content: What is written.
+        paths: The path of each tensor in the target, by its name.
+    """
+    from ckpttool.formats.objects import replaced
+
+    names = {name: ".".join(map(str, path)) for name, path in paths.items()}
+    changed = {
+        id(one): replace(
+            one,
+            path=paths.get(one.name, one.path),
+            shares_with=names.get(one.shares_with, one.shares_with) if one.shares_with else None,
+        )
+        for one in content.tensors
+    }
+    tree = None if content.tree is None else replaced(content.tree, changed)
+    return replace(content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree)

@@ -1,0 +1,68 @@
+"""Where each tensor goes in a Keras file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckpttool.checkpoint import Path, Tensor
+from ckpttool.formats.keras_layers import Layer, layer_of
+from ckpttool.formats.keras_layout import named
+from ckpttool.formats.keras_native import CONFIG, METADATA, object_of
+from ckpttool.wire.hdf5_writing import MAX_ATTRIBUTE
+
+Parts = tuple[str, ...]
+Attributes = dict[str, Any]
+
+OPTIMIZER, OPTIMIZER_LIST = "optimizer", "optimizer_weights"
+HINT = "(--model FILE gives the names of another checkpoint, --map renames)"
+KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 loads and saves it, if it can)"
+
+
+@dataclass(slots=True)
+class Places:
+    """Where tensors go.
+
+    Attributes:
+        groups: The attributes of each group.
+        paths: The datasets, by the names of their tensors.
+        problems: Why others have no place: a sentence each.
+    """
+
+    groups: dict[Parts, Attributes] = field(default_factory=dict)
+    paths: dict[str, Parts] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def named(self, tensors: Iterable[Tensor]) -> dict[str, Path]:
+        """Return the paths under which a reader will know tensors, by the names that they have."""
+        stored = {
+            self.paths[one.name]: replace(one, path=self.paths[one.name], shares_with=None)
+            for one in tensors
+            if one.name in self.paths
+        }
+        found, _ = named(self.groups, stored)
+        keys = (tuple(one.key.split("/")[1:]) if one.key else one.path for one in found)
+        given = {key: one.path for key, one in zip(keys, found, strict=True)}
+        return {name: given[path] for name, path in self.paths.items()}
+
+
+def in_chunks(key: str, names: list[str]) -> Attributes:
+    """Return the attributes that hold a list of names: several where one would be too long."""
+    width = max((len(name.encode("utf-8", "surrogateescape")) for name in names), default=1)
+    count = max(1, MAX_ATTRIBUTE // max(1, width))
+    if len(names) <= count:
+        return {key: names}
+    starts = range(0, len(names), count)
+    return {f"{key}{at}": names[start : start + count] for at, start in enumerate(starts)}
+
+
+def model_of(native: Mapping[str, bytes]) -> Layer | None:
+    """Return the model that a config describes, None where there is none."""
+    return layer_of(object_of(native.get(CONFIG, b"")))
+
+
+def is_keras2(native: Mapping[str, bytes]) -> bool:
+    """Tell whether another generation of Keras wrote what a content comes from."""
+    version = object_of(native.get(METADATA, b"")).get("keras_version")
+    return isinstance(version, str) and version.startswith(("1.", "2."))

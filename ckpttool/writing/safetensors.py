@@ -1,0 +1,180 @@
+"""safetensors, byte for byte as the library writes it: one file, or the shards that Hugging Face would cut.
+
+Source: huggingface/safetensors ``safetensors/src/tensor.rs``, ``prepare``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, TypeGuard
+
+from ckpttool.checkpoint import Tensor, TrainingState
+from ckpttool.dtypes import BY_SAFETENSORS
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.wire.sink import Sink
+from ckpttool.wire.staged import Staged
+from ckpttool.writing.content import Content
+from ckpttool.writing.document import document
+from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.shards import Files, cut, index, refusals, shard_names
+
+_METADATA = "__metadata__"
+_INDEX = "model.safetensors.index.json"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ORDER = (
+    "U64",
+    "I64",
+    "F64",
+    "C64",
+    "F32",
+    "U32",
+    "I32",
+    "BF16",
+    "F16",
+    "U16",
+    "I16",
+    "F8_E5M2FNUZ",
+    "F8_E4M3FNUZ",
+    "F8_E8M0",
+    "F8_E4M3",
+    "F8_E5M2",
+    "I8",
+    "U8",
+    "F6_E3M2",
+    "F6_E2M3",
+    "F4",
+    "BOOL",
+)
+"""The types as their tensors follow each other: the widest first, so that each begins at a multiple of it."""
+_RANK = {name: rank for rank, name in enumerate(_ORDER)}
+_LIBRARIES = frozenset({"pt", "tf", "flax", "mlx", "np"})
+"""What the format's own readers know as ``format``: the library whose names and layouts the tensors have."""
+_OF_A_SET = frozenset({"total_size", "total_parameters"})
+"""What an index says of its shards, which another set, or one file, says for itself."""
+_ENTRY_BYTES = 160
+"""The most bytes of an entry in a header beside its name and the lengths of its axes."""
+_AXIS_BYTES = 21
+
+
+class Safetensors(Writer):
+    """One safetensors file, or a directory of shards."""
+
+    name: ClassVar[str] = "safetensors"
+    suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
+    dtypes: ClassVar[frozenset[str]] = frozenset(dtype.name for dtype in BY_SAFETENSORS.values())
+    takes_shards: ClassVar[bool] = True
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        for tensor in content.tensors:
+            yield from _tensor_refusals(tensor)
+        metadata, entry = _told(content)
+        if options.shard_size is None:
+            yield from _header_refusal(content.owned, _with_entry(metadata, entry))
+            return
+        shards = _shards(content, options.shard_size)
+        yield from refusals(shards, _with_entry({}, entry))
+        for shard in shards.values():
+            yield from _header_refusal(shard, metadata)
+
+    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+        metadata, entry = _told(content)
+        if options.shard_size is None:
+            _write_file(target.create(), content.owned, _with_entry(metadata, entry))
+            return
+        shards = _shards(content, options.shard_size)
+        files = Files(target)
+        for name, tensors in shards.items():
+            _write_file(files.create(name), tensors, metadata)
+        files.create(_INDEX).write(index(shards, _with_entry({}, entry)))
+
+
+def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
+    """Return the tensors of each shard by its name."""
+    shards = cut(content.owned, limit) if content.tensors else []
+    return dict(zip(shard_names("model", ".safetensors", len(shards)), shards, strict=True))
+
+
+def _told(content: Content) -> tuple[dict[str, str], bytes | None]:
+    """Return the text that the header tells by itself, and the entry, where that is not all there is."""
+    metadata = {
+        key: value
+        for key, value in content.metadata.items()
+        if key not in _OF_A_SET or isinstance(value, str)
+    }
+    was_safetensors = content.source_format == Safetensors.name
+    native = {
+        key: value
+        for key, value in metadata.items()
+        if _is_text(key)
+        and _is_text(value)
+        and key != ENTRY
+        and (was_safetensors or key != "format" or value in _LIBRARIES)
+    }
+    rest = content
+    if native == metadata:
+        training = TrainingState() if was_safetensors else content.training
+        rest = replace(content, metadata={}, training=training)
+    entry = document(rest)
+    if entry is not None and rest is not content:
+        entry = document(content)
+    return {"format": "pt", **native}, entry
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and _SURROGATE.search(value) is None
+
+
+def _with_entry(metadata: Mapping[str, str], entry: bytes | None) -> dict[str, str]:
+    return {**metadata, ENTRY: entry.decode()} if entry is not None else dict(metadata)
+
+
+def _tensor_refusals(tensor: Tensor) -> Iterator[str]:
+    name = tensor.name
+    if name == _METADATA:
+        yield f"{name}: safetensors has its metadata under this name (use --map)"
+    if not _is_text(name):
+        yield f"{name}: its name is no valid text (use --map)"
+    bits = tensor.size * tensor.dtype.bits
+    if bits % 8:
+        what = f"{tensor.dtype} {list(tensor.shape)}"
+        yield f"{name}: {what} has {bits:,} bits, and safetensors holds whole bytes"
+
+
+def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> Iterator[str]:
+    """Yield why a header can't be written: it would be too long for any reader."""
+    most = sum(_ENTRY_BYTES + 6 * len(one.name) + _AXIS_BYTES * len(one.shape) for one in tensors)
+    most += sum(6 * (len(key) + len(value) + 2) for key, value in metadata.items())
+    if most <= MAX_HEADER:
+        return
+    nbytes = len(_header(_in_order(tensors), metadata))
+    if nbytes > MAX_HEADER:
+        yield f"the header would have {nbytes:,} bytes, and safetensors allows {MAX_HEADER:,}"
+
+
+def _in_order(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return sorted(tensors, key=lambda one: (_RANK[one.dtype.safetensors or ""], one.name))
+
+
+def _header(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return the header of tensors in their order, padded so that the first one begins at a multiple of 8."""
+    told: dict[str, object] = {_METADATA: dict(metadata)}
+    begin = 0
+    for one in tensors:
+        end = begin + one.nbytes
+        told[one.name] = {"dtype": one.dtype.safetensors, "shape": one.shape, "data_offsets": (begin, end)}
+        begin = end
+    text = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return text + b" " * (-len(text) % 8)
+
+
+def _write_file(sink: Sink, tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> None:
+    ordered = _in_order(tensors)
+    header = _header(ordered, metadata)
+    sink.write(len(header).to_bytes(8, "little"))
+    sink.write(header)
+    for tensor in ordered:
+        sink.put(tensor)

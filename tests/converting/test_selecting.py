@@ -1,0 +1,117 @@
+"""The model's tensors alone: what is taken off their names, what stays, and what is said of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ckpttool.converting.selecting import only_weights
+from ckpttool.errors import UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.writing.content import Content
+from tests.converting.contents import arrays, content_of, made_of
+from tests.pairing.checkpoints import numbers
+
+
+@contextmanager
+def weights_of(held: Any, path: Path) -> Iterator[tuple[Content, list[str]]]:
+    torch.save(held, path / "m.pth")
+    with open_checkpoint(path / "m.pth") as opened:
+        yield only_weights(content_of(opened), opened)
+
+
+def require_model(content: Content, state: dict[str, torch.Tensor]) -> None:
+    assert list(arrays(content)) == list(state)
+    assert all(np.array_equal(array, state[name].numpy()) for name, array in arrays(content).items())
+    assert content.tree is None and content.metadata == {}
+
+
+@pytest.mark.parametrize("key", ["model_state_dict", "state_dict", "model", "module", "net", "weights"])
+def test_a_container_is_taken_off(key: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    held = {key: model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    with weights_of(held, tmp_path) as (content, notes):
+        require_model(content, model.state_dict())
+        nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).load_state_dict(
+            {name: torch.from_numpy(np.array(array)) for name, array in arrays(content).items()}
+        )
+    assert notes == [
+        "12 tensors that are no weights left out: 12 of an optimizer",
+        f"'{key}.' taken off the names of all weights",
+    ]
+
+
+@pytest.mark.parametrize("front", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_prefixes_of_wrappers_are_taken_off(front: str, tmp_path: Path) -> None:
+    state = nn.Linear(3, 2).state_dict()
+    with weights_of({"state_dict": {front + name: one for name, one in state.items()}}, tmp_path) as made:
+        require_model(made[0], state)
+        assert made[1][-1] == f"'{front}' taken off the names of all weights"
+    with weights_of({front + name: one for name, one in state.items()}, tmp_path) as made:
+        require_model(made[0], state)
+
+
+def test_a_prefix_that_one_weight_lacks_stays(tmp_path: Path) -> None:
+    state = {"module.a.weight": torch.ones(2), "b.weight": torch.zeros(2)}
+    with weights_of(state, tmp_path) as (content, notes):
+        require_model(content, state)
+        assert notes == []
+
+
+def test_two_models_keep_what_tells_them_apart(tmp_path: Path) -> None:
+    parts = {name: nn.Linear(2, 2).state_dict() for name in ("generator", "discriminator")}
+    with weights_of({**parts, "epoch": 1}, tmp_path) as (content, notes):
+        names = [f"{part}.{name}" for part in parts for name in ("weight", "bias")]
+        assert list(arrays(content)) == names
+        assert notes == ["2 models, whose names keep what tells them apart: generator, discriminator"]
+
+
+def test_ties_stay_and_find_another_owner(tmp_path: Path) -> None:
+    shared = torch.randn(4, 2)
+    state = {"embed.weight": shared, "head.weight": shared, "free.weight": torch.randn(2)}
+    held = {"ema": {"embed.weight": shared}, "model": state}
+    with weights_of(held, tmp_path) as (content, _):
+        assert [one.shares_with for one in content.tensors] == [None, "embed.weight", None]
+        require_model(content, state)
+
+
+def test_weights_at_the_root_and_in_a_container_keep_their_names(tmp_path: Path) -> None:
+    held = {"model": {"fc.weight": torch.ones(2)}, "head.weight": torch.ones(3)}
+    with weights_of(held, tmp_path) as (content, _):
+        assert list(arrays(content)) == ["model.fc.weight", "head.weight"]
+
+
+def test_the_attributes_of_tensorflow_and_the_layers_of_keras() -> None:
+    held = {("model", "fc", "kernel"): numbers(2, 3), ("model", "fc", "bias"): numbers(3)}
+    content, opened = made_of(held, "tensorflow")
+    graph = {"tensorflow.object_graph": b"graph", "keras.config": b"{}"}
+    made, notes = only_weights(replace(content, native=graph), opened)
+    assert [one.path for one in made.tensors] == [("fc", "kernel"), ("fc", "bias")]
+    assert made.native == {"keras.config": b"{}"}
+    assert notes[-1] == "TensorFlow's graph of objects left out: its names are others"
+    content, opened = made_of(held, "keras")
+    made, notes = only_weights(
+        replace(content, native={"keras.config": b"{}", "keras.optimizer": b"x"}), opened
+    )
+    assert [one.path for one in made.tensors] == list(held)
+    assert made.native == {"keras.config": b"{}"} and notes == []
+
+
+def test_no_weights_and_two_of_one_name_are_refused() -> None:
+    content, opened = made_of({"optimizer.step": numbers(2)}, optimizer="optimizer")
+    with pytest.raises(UsageError, match="none of its 1 tensors is a weight"):
+        only_weights(content, opened)
+    content, opened = made_of({("model", "a.b"): numbers(2), ("model", "a", "b"): numbers(3)})
+    with pytest.raises(UsageError, match=r"a\.b: two weights would be called so"):
+        only_weights(content, opened)

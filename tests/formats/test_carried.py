@@ -1,0 +1,360 @@
+"""The entry: a document that anybody may have written, and what a checkpoint makes of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.dtypes import BY_NAME
+from ckpttool.errors import LimitExceeded
+from ckpttool.formats import carried, tree_decoding
+from ckpttool.formats.carried import ENTRY, decoded, encoded, restored
+from ckpttool.formats.objects import dropped
+from ckpttool.wire.pickled import NDARRAY, Call, Global, Mapped
+from ckpttool.wire.readable import InMemory
+
+FLOAT = BY_NAME["float32"]
+
+
+def tensor(name: str, **more: Any) -> Tensor:
+    return Tensor((name,), FLOAT, (1,), values=InMemory(b"\0\0\x80?"), **more)
+
+
+def checkpoint(*names: str) -> Checkpoint:
+    """Return a checkpoint as a format without an entry would open it."""
+    return Checkpoint(
+        path="a.safetensors",
+        format="safetensors",
+        variant=None,
+        tensors=tuple(map(tensor, names)),
+        files=(),
+        spans=lambda: iter(()),
+        metadata=lambda: {"format": "pt"},
+    )
+
+
+def written(content: object, tensors: Mapping[str, object] | None = None, **more: object) -> bytes:
+    """Return a document with a content in its JSON form."""
+    told = {name: {"path": [name], "role": "weights"} for name in ("a", "b")} if tensors is None else tensors
+    head = {
+        "schema": "ckpttool.content/1",
+        "source": "pytorch",
+        "tensors": told,
+        "shared": [],
+        "content": content,
+    }
+    return json.dumps(head | more).encode()
+
+
+def refused(document: bytes | str) -> str:
+    """Return why a document is not used; the checkpoint stays as it is."""
+    found = restored(checkpoint("a", "b"), document, "the header")
+    (finding,) = found.findings
+    assert (finding.code, finding.severity.value, finding.where) == ("content-entry", "warning", "the header")
+    assert (list(found), found.tree, dict(found.metadata)) == (["a", "b"], None, {"format": "pt"})
+    return finding.message
+
+
+def of_tree(form: object, shared: list[object] | None = None) -> str:
+    return refused(written({"tree": form}, shared=shared or []))
+
+
+# What fits ------------------------------------------------------------------------------------------
+
+
+def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
+    told = {
+        "model.a": {"path": ["model", "a"], "role": "weights"},
+        "model.b": {"path": ["model", "b"], "role": "weights", "shares_with": "model.a"},
+        "optimizer.state.0.m": {"path": ["optimizer", "state", 0, "m"], "role": "optimizer"},
+    }
+    form = {
+        "model": {"a": {"$tensor": "model.a"}, "b": {"$tensor": "model.b"}},
+        "epoch": 3,
+        "loss": {"$float": "nan"},
+    }
+    opened = checkpoint("optimizer.state.0.m", "model.a", ENTRY)
+    found = restored(opened, written({"tree": form}, told), "here")
+    assert found.findings == ()
+    assert [(one.path, one.role, one.shares_with) for one in found.tensors] == [
+        (("model", "a"), Role.WEIGHTS, None),
+        (("model", "b"), Role.WEIGHTS, "model.a"),
+        (("optimizer", "state", 0, "m"), Role.OPTIMIZER, None),
+    ]
+    assert found["model.b"].tobytes() == found["model.a"].tobytes()
+    tree: Any = found.tree
+    assert tree["model"]["b"] is found["model.b"]
+    assert found.metadata["epoch"] == 3 and math.isnan(found.metadata["loss"])  # type: ignore[arg-type]
+    assert found.training.epoch == 3
+
+
+def test_metadata_and_native_parts_come_back() -> None:
+    data = base64.b64encode(b"\0graph").decode()
+    content = {"metadata": {"epoch": 7}, "native": {"tensorflow.object_graph": {"$bytes": data}}}
+    found = restored(checkpoint("a", "b"), written(content), "here")
+    assert dict(found.metadata) == {"epoch": 7}
+    assert dict(found.native) == {"tensorflow.object_graph": b"\0graph"}
+    assert (found.tree, found.training.epoch) == (None, 7)
+
+
+def test_a_format_that_holds_the_tree_keeps_it() -> None:
+    opened = checkpoint("a")
+    opened._tree = lambda: {"a": opened["a"]}
+    document = json.loads(written({"native": {}}))
+    del document["tensors"]
+    found = restored(opened, json.dumps(document), "here")
+    assert found.findings == ()
+    assert found.tree == {"a": opened["a"]}
+    assert dict(found.metadata) == {"format": "pt"}
+
+
+def test_the_forms_of_the_documentation() -> None:
+    forms: dict[str, object] = {
+        '{"$tuple":[1,2]}': (1, 2),
+        '{"$int":"0x20000000000001"}': (1 << 53) + 1,
+        '{"$float":"-inf"}': -math.inf,
+        '{"$complex":[1.0,{"$float":"inf"}]}': complex(1, math.inf),
+        '{"$bytes":"AP8="}': b"\0\xff",
+        '{"$text":"7aCA"}': "\ud800",
+        '{"$set":[1]}': {1},
+        '{"$dict":[[1,"a"]]}': {1: "a"},
+        '{"a":[true,null,0.5]}': {"a": [True, None, 0.5]},
+        '{"$tensor":"x"}': tensor("x"),
+        '{"$global":["torch","float32"]}': Global("torch", "float32"),
+    }
+    for text, value in forms.items():
+        form, shared = encoded(value)
+        assert json.dumps(form, separators=(",", ":")) == text
+        assert shared == []
+        assert decoded(json.loads(text), [], lambda name: tensor(name)) == value
+
+
+def test_what_is_shared_comes_before_what_refers_to_it() -> None:
+    inner: list[object] = [1]
+    form, shared = encoded({"a": inner, "b": [inner]})
+    assert (form, shared) == ({"a": {"$same": 0}, "b": [{"$same": 0}]}, [[1]])
+    made: Any = decoded(form, shared, {}.__getitem__)
+    assert made["a"] is made["b"][0]
+
+
+def test_a_call_keeps_all_of_its_parts() -> None:
+    call = Call(Global("collections", "deque"), ((), 5))
+    call.items, call.state, call.is_new = [1, 2], {"x": 1}, True
+    form, shared = encoded(call)
+    made: Any = decoded(form, shared, {}.__getitem__)
+    assert (made.function, made.args, made.items, made.state, made.is_new, made.pairs) == (
+        call.function,
+        ((), 5),
+        [1, 2],
+        {"x": 1},
+        True,
+        [],
+    )
+
+
+def test_a_mapping_keeps_its_kind_and_state() -> None:
+    mapped = Mapped(Global("collections", "defaultdict"))
+    mapped.update({1: 2, "a": 3})
+    mapped.factory, mapped.state = Global("builtins", "list"), {"_metadata": 1}
+    made: Any = decoded(*encoded(mapped), {}.__getitem__)
+    assert (made, made.kind, made.factory, made.state) == (mapped, mapped.kind, mapped.factory, mapped.state)
+
+
+def test_a_tree_may_be_deeper_than_json() -> None:
+    deep: Any = 1
+    for _ in range(1500):
+        deep = [deep]
+    made: Any = decoded(*encoded(deep), {}.__getitem__)
+    depth = 0
+    while isinstance(made, list):
+        made, depth = made[0], depth + 1
+    assert (made, depth) == (1, 1500)
+
+
+# What does not fit -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        (b"", "no JSON"),
+        (b"\xff", "not UTF-8"),
+        (b"[]", "does not say that it is"),
+        (b'{"schema": "ckpttool.content/2"}', "does not say that it is"),
+        (written([]), "no content"),
+        (written({}, {"a": {}}), "does not tell of the tensor b"),
+        (written({}, {"a": {}, "b": {}, "c": {}}), "the tensor c is not there"),
+        (written({}, {"a": {}, "b": {}, "c": {"shares_with": "d"}}), "the tensor c is not there"),
+        (written({}, {"c": {"shares_with": "a"}, "a": {}, "b": {}}), "the tensor c is not there"),
+        (written({}, {"a": {"path": ["b"]}, "b": {}}), "the path of the tensor a is another's"),
+        (written({}, {"a": {"path": [True]}, "b": {}}), "the path of the tensor a is none"),
+        (written({}, {"a": {"role": "boss"}, "b": {}}), "boss"),
+        (written({}, {"a": 1, "b": {}}), "nothing is said of the tensor a"),
+        (written({"metadata": [1]}), "no dictionary"),
+        (written({"native": {"x": 1}}), "no bytes by name"),
+        (written({"native": [1]}), "no bytes by name"),
+        (written({}, shared={}), "in place of a list"),  # type: ignore[arg-type]
+        (written({}).replace(b'"a":', b'"b":', 1), "a tensor twice"),
+        (b"[" * 100_000, "nested over"),
+    ],
+)
+def test_a_document_that_does_not_fit_is_not_used(document: bytes, why: str) -> None:
+    assert why in refused(document)
+
+
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"$tensor": "c"}, "'c', which is not there"),
+        ({"$tensor": ["a"]}, "in place of a str"),
+        ({"$same": 0}, "does not come before it"),
+        ({"$same": -1}, "does not come before it"),
+        ({"$same": True}, "does not come before it"),
+        ({"$new": 1}, "none of the known forms"),
+        ({"a": 1, "$tensor": "a"}, "none of the known forms"),
+        ({"$dict": [[1]]}, "a pair that is none"),
+        ({"$dict": [[1, 2], [1, 3]]}, "a key twice"),
+        ({"$dict": [[[1], 2]]}, "a list as a key"),
+        ({"$dict": [[{"$tuple": [{"$set": []}]}, 2]]}, "a set as a key"),
+        ({"$set": [[1]]}, "a list as a key"),
+        ({"$set": 1}, "in place of a list"),
+        ({"$bytes": "*"}, "no base64"),
+        ({"$int": "12"}, "no integer"),
+        ({"$int": "0xg"}, "invalid literal"),
+        ({"$float": "one"}, "no float"),
+        ({"$complex": [1.0]}, "a pair that is none"),
+        ({"$complex": ["1", 2.0]}, "in place of a float"),
+        ({"$text": "/w=="}, "can't decode"),
+        ({"$opaque": 1}, "in place of a str"),
+        ({"$mapping": ["os", "environ"]}, "no known dictionary"),
+        ({"$call": ["collections"]}, "a name without module and name"),
+        ({"$call": ["collections", "deque"], "args": 1}, "in place of a list"),
+        ({"$call": ["collections", "deque"], "kwargs": {"maxlen": 1}}, "named arguments"),
+        ({"$call": ["numpy", "asarray"], "args": [1]}, "of what is no tensor"),
+        ({"$call": ["torch.Tensor", "requires_grad_"], "args": []}, "of what is no tensor"),
+        ({"$call": ["torch", "Size"], "state": {"__array_interface__": 1}}, "view any memory"),
+        ({"$call": ["torch._utils", "_rebuild_sparse_tensor"], "args": [1, 2]}, "rebuild no tensor"),
+    ],
+)
+def test_a_tree_that_makes_no_sense_is_not_used(form: object, why: str) -> None:
+    assert why in of_tree(form)
+
+
+NAMES = [
+    ("os", "system"),
+    ("builtins", "eval"),
+    ("builtins", "getattr"),
+    ("numpy", "float32"),
+    ("my", "Model"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_a_name_that_is_not_known_to_be_harmless_is_refused(module: str, name: str) -> None:
+    for form in (
+        {"$global": [module, name]},
+        {"$call": [module, name], "args": ["x"]},
+        {"x": [{"$call": ["collections", "deque"], "args": [{"$global": [module, name]}]}]},
+        {"$mapping": ["collections", "defaultdict"], "factory": {"$global": [module, name]}},
+    ):
+        assert f"{module}.{name}, which is not known to be harmless" in of_tree(form)
+
+
+def test_shared_parts_that_double_are_not_unfolded() -> None:
+    shared: list[object] = [{"$tuple": [1]}]
+    for at in range(60):
+        shared.append({"$tuple": [{"$same": at}, {"$same": at}]})
+    assert "more than" in of_tree({"$same": 60}, shared)
+    assert "a key of more than" in of_tree({"$dict": [[{"$same": 60}, 1]]}, shared)
+
+
+def test_keys_that_collide_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_decoding, "MAX_COLLISIONS", 5)
+    modulus = (1 << 61) - 1
+    pairs = [[{"$int": hex(at * modulus + 5)}, 1] for at in range(1, 9)]
+    with pytest.raises(LimitExceeded, match="one hash"):
+        decoded({"$dict": pairs}, [], {}.__getitem__)
+
+
+def test_a_chain_of_references_can_be_no_cycle_and_ends() -> None:
+    shared: list[object] = [1]
+    for at in range(5000):
+        shared.append([{"$same": at}])
+    assert "nested" in of_tree({"$same": 5000}, shared)
+
+
+def test_nested_classes_of_tensors_do_not_recurse() -> None:
+    shared: list[object] = [{"$tensor": "a"}]
+    for at in range(1500):
+        args = [{"$same": at}, {"$global": ["torch", "Tensor"]}, None]
+        shared.append({"$call": ["torch._tensor", "_rebuild_from_type_v2"], "args": args})
+    assert "a class in a class" in of_tree({"$same": 1500}, shared)
+
+
+def test_a_document_that_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried, "MAX_DOCUMENT", 100)
+    assert "at most 100 are read" in refused(written({"metadata": {"x": "y" * 100}}))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "$tuple",
+                    "$set",
+                    "$dict",
+                    "$mapping",
+                    "$call",
+                    "$global",
+                    "$tensor",
+                    "$same",
+                    "$int",
+                    "$float",
+                    "$complex",
+                    "$bytes",
+                    "args",
+                    "state",
+                    "items",
+                    "pairs",
+                    "factory",
+                    "content",
+                    "$opaque",
+                    "a",
+                ]
+            ),
+            below,
+            max_size=3,
+        )
+        | st.just(["torch", "Size"])
+        | st.just(["collections", "OrderedDict"])
+        | st.just(["torch._utils", "_rebuild_qtensor"])
+        | st.just({"$tensor": "a"})
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.lists(JSON, max_size=2))
+def test_any_json_is_used_or_refused(form: object, shared: list[object]) -> None:
+    found = restored(checkpoint("a", "b"), written({"tree": form}, shared=shared), "here")
+    assert [finding.code for finding in found.findings] in ([], ["content-entry"])
+    list(dropped(found.tree))
+
+
+def test_an_array_of_numpy_is_told_as_a_tensor() -> None:
+    form = {"x": {"$call": ["numpy", "asarray"], "args": [{"$tensor": "a"}]}, "b": {"$tensor": "b"}}
+    found = restored(checkpoint("a", "b"), written({"tree": form}), "here")
+    tree: Any = found.tree
+    assert (tree["x"].function, tree["x"].args) == (NDARRAY, (found["a"],))
+    assert dict(found.metadata) == {}

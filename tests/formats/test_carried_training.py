@@ -1,0 +1,69 @@
+"""The training state that travels with content, and what is none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.checkpoint import TrainingState
+from ckpttool.formats.carried_training import carried_training, check_training, with_training
+
+NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)
+STATES = st.builds(
+    TrainingState,
+    epoch=NUMBERS,
+    step=st.none() | st.integers(),
+    loss=NUMBERS,
+    learning_rate=NUMBERS,
+    metrics=st.dictionaries(st.text(), st.floats(allow_nan=False)),
+    best=NUMBERS,
+    saved_at=st.none() | st.text(),
+    seed=st.none() | st.integers(),
+)
+
+
+@given(STATES)
+def test_it_comes_back(state: TrainingState) -> None:
+    told = json.loads(json.dumps(carried_training(state)))
+    check_training(told)
+    assert with_training(TrainingState(), told) == state
+
+
+def test_what_was_carried_counts_more_than_what_is_found() -> None:
+    found = TrainingState(
+        epoch=1, step=2, hyper_parameters={"lr": 1}, origin={"epoch": "name", "step": "key step"}
+    )
+    told = carried_training(TrainingState(epoch=7, origin={"epoch": "file epoch_id"}))
+    both = with_training(found, told)
+    assert (both.epoch, both.step, both.hyper_parameters) == (7, 2, {"lr": 1})
+    assert both.origin == {"epoch": "file epoch_id", "step": "key step"}
+
+
+def test_nothing_is_carried_of_nothing() -> None:
+    assert carried_training(TrainingState(hyper_parameters={"lr": 1}, origin={"x": "y"})) == {}
+    assert with_training(TrainingState(epoch=1), {}) == TrainingState(epoch=1)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        {"epoch": "3"},
+        {"epoch": True},
+        {"step": [1]},
+        {"saved_at": 3},
+        {"metrics": [0.5]},
+        {"metrics": {"acc": "high"}},
+        {"metrics": {3: 0.5}},
+        {"origin": {"epoch": 3}},
+        {"hyper_parameters": {}},
+        {"other": 1},
+    ],
+)
+def test_what_is_no_training_state(told: object) -> None:
+    with pytest.raises(ValueError, match="training state"):
+        check_training(told)

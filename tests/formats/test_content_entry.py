@@ -1,0 +1,86 @@
+"""The entry as a record of a zip, or as a file: it is read, or it is said why it was not."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Tensor
+from ckpttool.dtypes import UINT8
+from ckpttool.formats import content_entry
+from ckpttool.formats.carried import ENTRY, SCHEMA
+from ckpttool.report import Severity
+from ckpttool.wire.readable import InMemory
+from ckpttool.wire.staged import Staged
+from ckpttool.writing.content import Content
+from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.torch_dcp import TorchDcp
+
+HEADER = b"{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }".ljust(117) + b"\n"
+ARRAY = b"\x93NUMPY\1\0\x76\0" + HEADER + b"ab"
+DOCUMENT = f'{{"schema": "{SCHEMA}", "shared": [], "content": {{"metadata": {{"epoch": 3}}}}}}'
+
+
+def archive(path: Path, method: int = zipfile.ZIP_STORED, document: str = DOCUMENT) -> Path:
+    with zipfile.ZipFile(path, "w") as written:
+        written.writestr("a.npy", ARRAY)
+        written.writestr(ENTRY, document, method)
+    return path
+
+
+def require_warned(path: Path, why: str) -> None:
+    with open_checkpoint(path) as opened:
+        assert opened["a"].tobytes() == b"ab"
+        assert (dict(opened.metadata), opened.complete) == ({}, True)
+        told = [(one.code, one.severity, one.where) for one in opened.findings]
+        assert told == [("content-entry", Severity.WARNING, ENTRY)]
+        assert why in opened.findings[0].message
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_record_is_read_however_it_is_stored(tmp_path: Path, method: int) -> None:
+    with open_checkpoint(archive(tmp_path / "a.npz", method)) as opened:
+        assert (dict(opened.metadata), opened.findings) == ({"epoch": 3}, ())
+
+
+def test_a_record_that_does_not_inflate_is_told(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.npz", zipfile.ZIP_DEFLATED)
+    data = bytearray(path.read_bytes())
+    at = data.index(ENTRY.encode()) + len(ENTRY)
+    data[at : at + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    require_warned(path, "it was not used: ")
+
+
+def test_a_record_with_another_checksum_is_told(tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.npz")
+    path.write_bytes(path.read_bytes().replace(b'"epoch": 3', b'"epoch": 4'))
+    require_warned(path, "it was not used: its checksum does not match")
+
+
+def test_a_record_of_something_else_is_told(tmp_path: Path) -> None:
+    require_warned(archive(tmp_path / "a.npz", document="[]"), SCHEMA)
+
+
+def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_entry, "MAX_DOCUMENT", 20)
+    path = archive(tmp_path / "a.npz")
+    require_warned(path, f"it was not used: {len(DOCUMENT)} bytes, and at most 20 are read")
+
+
+def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = Tensor(("a",), UINT8, (2,), values=InMemory(b"ab"))
+    with Staged(tmp_path / "a", TorchDcp.shape) as staged:
+        TorchDcp().write(Content((tensor,), None, {"epoch": 3}), staged, WriteOptions())
+        staged.settle()
+        staged.commit()
+    with open_checkpoint(tmp_path / "a") as opened:
+        assert dict(opened.metadata) == {"epoch": 3}
+    monkeypatch.setattr(content_entry, "MAX_DOCUMENT", 20)
+    with open_checkpoint(tmp_path / "a") as opened:
+        (finding,) = opened.findings
+    assert finding.code == "content-entry"
+    assert "bytes, and at most 20 are read" in finding.message

@@ -1,0 +1,86 @@
+"""Graphs of objects: made from names, read by TensorFlow's own schema, and cut."""
+
+from __future__ import annotations
+
+from ckpttool.formats.tf_graph import cut_graph, graph_of, key_of
+from ckpttool.formats.tf_native import keys_from, known_keys, native_of
+from ckpttool.formats.tf_objects import name_of, read_graph, steps_of
+from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
+
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def node(
+    children: dict[str, int],
+    key: str = "",
+    slots: tuple[tuple[int, str, int], ...] = (),
+    name: str = "VARIABLE_VALUE",
+) -> bytes:
+    links = [bytes_field(1, number_field(1, at) + text_field(2, name)) for name, at in children.items()]
+    told = [bytes_field(2, text_field(1, name) + text_field(3, key))] if key else []
+    ends = [
+        bytes_field(3, number_field(1, of) + text_field(2, slot) + number_field(3, to))
+        for of, slot, to in slots
+    ]
+    return bytes_field(1, b"".join((*links, *told, *ends)))
+
+
+def test_keys_escape_what_separates() -> None:
+    assert key_of("a.b/c") == f"a/b.Sc{VALUE}"
+    assert key_of("") == VALUE
+    assert key_of("a..b") == f"a//b{VALUE}"
+    assert key_of(".".join("x" * 70)).startswith("x/" * 63 + "x..x..")
+    assert ".".join(steps_of(".".join("x" * 70))) == ".".join("x" * 70)
+
+
+def test_names_come_back_from_their_graph() -> None:
+    names = ["a.w", "a.b.w", "a.b", "", "x/y.z", "optimizer.w", "deep." * 80 + "w"]
+    graph = read_graph("", graph_of(names, {"tied.w": "a.w", "a": "a.b.w"}))
+    assert {".".join(map(str, name_of(key_of(name), graph))) for name in names} == set(names)
+
+
+def test_a_tie_is_a_second_way_to_one_object() -> None:
+    """The owner has one key, and is known by its own name, be the other way as short as it may."""
+    message = graph_of(["z.z.z"], {"a": "z.z.z"})
+    assert message.count(key_of("z.z.z").encode()) == 1
+    assert name_of(key_of("z.z.z"), read_graph("", message)) == ("z", "z", "z")
+
+
+def test_a_graph_of_which_nothing_is_gone_is_the_same() -> None:
+    message = graph_of(["a", "b"], {})
+    assert cut_graph("", message, {key_of("a"), key_of("b")}, set()) is message
+    assert cut_graph("", message, {key_of("a"), key_of("b")}, {"c"}) is message
+
+
+def test_what_is_gone_is_cut_with_its_slots() -> None:
+    slot = f"w/.OPTIMIZER_SLOT/adam/m{VALUE}"
+    before = (
+        node({"w": 1, "adam": 2, "table": 4, "data": 5})
+        + node({}, f"w{VALUE}")
+        + node({}, slots=((1, "m", 3),))
+        + node({}, slot)
+        + node({}, "table/.ATTRIBUTES/table", name="table")
+        + node({}, "data/.ATTRIBUTES/ITERATOR", name="ITERATOR")
+    )
+    table = "table/.ATTRIBUTES/table-keys"
+    after = cut_graph("", before, {f"w{VALUE}", table}, {slot, "data/.ATTRIBUTES/ITERATOR_STATE"})
+    assert after == (
+        node({"w": 1, "adam": 2, "table": 4, "data": 5})
+        + node({}, f"w{VALUE}")
+        + node({})
+        + node({})
+        + node({}, "table/.ATTRIBUTES/table", name="table")
+        + node({})
+    )
+
+
+def test_native_parts_are_those_that_names_do_not_tell() -> None:
+    keys = {name: key_of(name).encode() for name in ("a.b", "c")}
+    assert native_of(keys, graph_of(keys, {})) == {}
+    assert native_of({"dense/kernel": b"dense/kernel"}, None) == {"tensorflow.keys": b"{}"}
+    assert native_of({"\\xff": b"\xff"}, None) == {"tensorflow.keys": b'{"\\\\xff":"\\udcff"}'}
+    message = node({"a": 1}) + node({}, f"a{VALUE}")
+    native = native_of({"a": f"a{VALUE}".encode()}, message)
+    assert native == {"tensorflow.object_graph": message, "tensorflow.keys": f'{{"a":"a{VALUE}"}}'.encode()}
+    assert known_keys(native) == {"a": f"a{VALUE}"}
+    assert keys_from(native, ()) == {}

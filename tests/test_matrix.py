@@ -1,0 +1,170 @@
+"""Every format that is read, in every format that is written: its framework loads it, and it is equal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ckpttool.errors import UsageError
+from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.convert import convert
+from ckpttool.testing.truth import expected_digests, read_truth
+from ckpttool.writing import WRITERS
+from tests.conftest import FIXTURES
+
+ROOT = Path(__file__).parents[1]
+SOURCES = {
+    "pytorch": "pytorch/guide.pth",
+    "pytorch, legacy": "pytorch-legacy/guide_legacy.pth",
+    "pytorch, sharded": "pytorch/pytorch-sharded",
+    "pytorch, DeepSpeed": "deepspeed/zero-2/global_step2",
+    "pickle": "pickle/protocol4.pkl",
+    "torchscript": "torchscript/scripted.pt",
+    "torch-export": "torch-export/program.pt2",
+    "torch-dcp": "torch-dcp/two-ranks",
+    "safetensors": "safetensors/metadata.safetensors",
+    "safetensors, sharded": "safetensors/sharded",
+    "tensorflow": "tensorflow/keras3/ckpt-1",
+    "tensorflow, v1": "tensorflow/v1-sharded",
+    "savedmodel": "savedmodel/module",
+    "keras": "keras/adam.keras",
+    "keras-h5, weights": "keras/adam.weights.h5",
+    "keras-h5, model": "keras/adam.h5",
+    "hdf5": "hdf5/mixed.h5",
+    "fluid": "fluid/guide/checkpoint_0",
+    "paddle": "paddle/protocol4.pdparams",
+    "numpy": "numpy/packed.npz",
+}
+TARGETS = {
+    "pytorch": "out.pth",
+    "safetensors": "out.safetensors",
+    "tensorflow": "ckpt-1.index",
+    "savedmodel": "saved",
+    "keras": "out.keras",
+    "keras-h5": "out.weights.h5",
+    "hdf5": "out.hdf5",
+    "numpy": "out.npz",
+    "fluid": "root",
+    "torch-dcp": "dcp",
+}
+FRAMEWORKS = {
+    "torch": ("pytorch", "safetensors", "torch-dcp", "numpy", "hdf5"),
+    "tensorflow": ("tensorflow", "savedmodel", "keras-h5"),
+    "paddle": ("fluid",),
+}
+"""Which framework's process loads which format."""
+
+
+class Made(NamedTuple):
+    """What a conversion came to: where it stands, or why it is refused."""
+
+    path: str
+    refused: str | None = None
+
+
+Matrix = dict[tuple[str, str], Made]
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    made = {}
+    for source, place in SOURCES.items():
+        for target, name in TARGETS.items():
+            path = tmp_path_factory.mktemp("made") / name
+            try:
+                converted = convert(FIXTURES / place, path, ConvertWishes(to=target))
+            except UsageError as refusal:
+                made[source, target] = Made(str(path), str(refusal))
+            else:
+                assert converted.verified, (source, target, converted.mismatches)
+                made[source, target] = Made(converted.target)
+    return made
+
+
+@pytest.fixture(scope="module")
+def loaded(matrix: Matrix) -> dict[str, dict[str, str]]:
+    """Return the digests that the frameworks find, by path."""
+    wanted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for (source, target), made in matrix.items():
+        for framework, formats in FRAMEWORKS.items():
+            if target in formats and made.refused is None:
+                kind = "pickle" if (source, target) == ("pickle", "pytorch") else target
+                wanted[framework].append((kind, made.path))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "GLOG_minloglevel": "3"}
+    found: dict[str, dict[str, str]] = {}
+    for paths in wanted.values():
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.matrix_load"],
+            input=json.dumps(paths),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found |= json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_framework_loads_equal_tensors(
+    matrix: Matrix, loaded: dict[str, dict[str, str]], source: str, target: str
+) -> None:
+    made = matrix[source, target]
+    if made.refused is not None or target == "keras":
+        assert (made.refused is not None) == (documented()[source][target] == "–"), made.refused
+        return
+    expected = digests_of(FIXTURES / SOURCES[source])
+    found = loaded[made.path]
+    if target == "keras-h5":  # Keras counts layers by their classes there, whatever they are called
+        assert set(expected.values()) <= set(found.values())
+        return
+    names = {plain(name): digest for name, digest in found.items()}
+    # Where a format has no ties, a tied tensor is stored once.
+    once = {name: digest for name, digest in expected.items() if plain(name) in names}
+    assert {name: names[plain(name)] for name in once} == once
+    assert set(expected.values()) <= set(names.values())
+
+
+def digests_of(path: Path) -> dict[str, str]:
+    """Return what the framework that wrote a fixture says of its tensors, by name."""
+    told = path if path.with_name(f"{path.name}.expected.json").exists() else path.parent
+    return {".".join(map(str, path)): digest for path, digest in expected_digests(read_truth(told)).items()}
+
+
+def plain(name: str) -> str:
+    """Return a name without what tells apart what lies in each other, and what has a dot or slash in it."""
+    return re.sub(r"\.S|\.+|/", "", name)
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """Return the table of docs/formats.md."""
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    rows = [
+        [cell.strip(" `") for cell in line.strip("|").split("|")]
+        for line in page.partition("<!-- conversions -->")[2].partition("<!-- end -->")[0].splitlines()
+        if line.startswith("|")
+    ]
+    heading = rows[0][1:]
+    return {row[0].replace("`", ""): dict(zip(heading, row[1:], strict=True)) for row in rows[2:]}
+
+
+def test_the_table_in_the_docs_is_this_matrix(matrix: Matrix) -> None:
+    assert documented() == {
+        source: {target: "–" if matrix[source, target].refused else "yes" for target in TARGETS}
+        for source in SOURCES
+    }
+
+
+def test_every_writer_is_in_the_matrix() -> None:
+    assert list(TARGETS) == list(WRITERS)

@@ -1,0 +1,65 @@
+"""Contents to be written, made of arrays, and what is done with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ckpttool import open_checkpoint
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.ops.verify import verify
+from ckpttool.wire.readable import InMemory
+from ckpttool.wire.staged import Staged
+from ckpttool.writing.content import Content
+from ckpttool.writing.interface import WriteOptions, Writer
+
+OPTIONS = WriteOptions()
+
+
+def tensor(name: str, array: np.ndarray[Any, Any], dtype: DType | None = None, **more: Any) -> Tensor:
+    """Return a tensor with the elements of an array; its path is the name, cut at dots."""
+    values = InMemory(np.ascontiguousarray(array).tobytes())
+    more.setdefault("role", Role.WEIGHTS)
+    return Tensor(
+        tuple(name.split(".")), dtype or BY_NAME[array.dtype.name], array.shape, values=values, **more
+    )
+
+
+def content_of(checkpoint: Checkpoint) -> Content:
+    """Return all that a checkpoint holds."""
+    tree = checkpoint.tree
+    metadata = {} if tree is not None else checkpoint.metadata
+    return Content(
+        checkpoint.tensors, tree, metadata, checkpoint.native, checkpoint.format, checkpoint.training
+    )
+
+
+def write(writer: Writer, content: Content, target: Path) -> Path:
+    """Write what is not refused."""
+    assert [*writer.refusals(content, OPTIONS)] == []
+    with Staged(target, writer.shape) as staged:
+        writer.write(content, staged, OPTIONS)
+        staged.settle()
+        staged.commit()
+    return target
+
+
+def require_same(target: Path, content: Content) -> None:
+    """Require that our reader finds the content, complete and without a finding, and that it is valid."""
+    with open_checkpoint(target) as opened:
+        assert (opened.findings, opened.complete) == ((), True)
+        assert sorted(opened) == sorted(one.name for one in content.tensors)
+        for one in content.tensors:
+            found = opened[one.name]
+            assert (found.path, found.role, found.dtype, found.shape) == (
+                one.path,
+                one.role,
+                one.dtype,
+                one.shape,
+            )
+            assert (found.shares_with, found.tobytes()) == (one.shares_with, one.tobytes()), one.name
+    verdict = verify(target)
+    assert verdict.is_valid, verdict
