@@ -123,11 +123,14 @@ class Tensor:
     byteorder: Literal["little", "big"] = "little"
     key: str | None = None
     shares_with: str | None = None
+    _name: str | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
         """Return the path joined by dots, as people write it."""
-        return ".".join(map(str, self.path))
+        if self._name is None:
+            object.__setattr__(self, "_name", ".".join(map(str, self.path)))
+        return self._name  # type: ignore[return-value]
 
     @property
     def size(self) -> int:
@@ -284,6 +287,33 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self._tree = tree
         self._native = native
 
+    def but(self, **changes: Any) -> Checkpoint:
+        """Return a checkpoint of the same files in which some things are others; only it is to be closed.
+
+        Args:
+            changes: Arguments of the constructor.
+        """
+        same: dict[str, Any] = {
+            "path": self.path,
+            "format": self.format,
+            "variant": self.variant,
+            "tensors": self.tensors,
+            "files": self.files,
+            "spans": self.spans,
+            "metadata": lambda: self.metadata,
+            "training": lambda: self.training,
+            "layers": lambda: self.layers,
+            "own_names": lambda: self.own_names,
+            "tree": lambda: self.tree,
+            "native": lambda: self.native,
+            "producer": self.producer,
+            "findings": self.findings,
+            "safety": self.safety,
+            "complete": self.complete,
+            "close": self.close,
+        }
+        return Checkpoint(**{**same, **changes})
+
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {tensor.name: tensor for tensor in reversed(self.tensors)}
@@ -320,8 +350,9 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         """Return the type of the layer of each weight whose layer the files tell, as its framework calls it.
 
         Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
-        flattened counts, with ``(*, 4)`` where only its channels are told; Paddle's have that of the operator
-        or of the parameter: ``linear``, ``conv2d``.
+        flattened counts, with ``(*, 4)`` where only its channels are told, and ``Dense unlike PyTorch's:``
+        with the reason where its weights may be in an order that PyTorch hasn't got; Paddle's have that of
+        the operator or of the parameter: ``linear``, ``conv2d``.
         """
         return self._layers()
 
@@ -340,7 +371,9 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         It consists of plain Python containers and values, of the tensors themselves, and of the nodes of
         ``ckpttool.wire.pickled`` for what plain Python has no type for. What can't be carried is ``Opaque``.
         """
-        return self._tree()
+        made = self._tree()
+        self._tree = lambda: made  # what it was made of is needed no more
+        return made
 
     @cached_property
     def native(self) -> Mapping[str, bytes]:

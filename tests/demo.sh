@@ -19,6 +19,8 @@ run inspect model_checkpoint.pth
 run verify model_checkpoint.pth runs
 run diff runs/model_epoch_9.pth runs/model_epoch_10.pth || [ $? -eq 1 ] # 1: they differ
 run diff torch_model.pth keras_weights.npz
+run convert model_checkpoint.pth model.safetensors
+run diff model_checkpoint.pth model.safetensors
 run list runs
 run prune runs --keep 3 --yes
 run list runs

@@ -180,3 +180,17 @@ def test_blocks_are_small_whatever_the_tensor(tmp_path: Path) -> None:
 
         one = Tensor(("x",), BY_NAME["uint8"], (1 << 24,), values=Contiguous(source, 0, 1 << 24))
         assert {len(block) for block in one.blocks()} == {1 << 20}
+
+
+def test_another_checkpoint_of_the_same_files(guide: Path) -> None:
+    with open_checkpoint(guide) as found:
+        left = found.tensors[:2]
+        other = found.but(tensors=left, metadata=lambda: {"epoch": 4}, complete=False)
+        assert (other.tensors, other.metadata, other.complete) == (left, {"epoch": 4}, False)
+        same = found.but()
+        for part in ("path", "format", "variant", "tensors", "files", "metadata", "training", "layers"):
+            assert getattr(same, part) == getattr(found, part)
+        for part in ("own_names", "native", "producer", "findings", "safety", "complete", "close", "spans"):
+            assert getattr(same, part) == getattr(found, part)
+        assert same.tree is found.tree
+        assert found.metadata["epoch"] == 10

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckpttool.cli.converting import (
+    ByOrder,
     DryRun,
     DtypeOption,
     Force,
@@ -35,6 +36,7 @@ def convert(
     layout: LayoutOption = Layout.AS_IS,
     map: Map = None,
     model: Model = None,
+    by_order: ByOrder = False,
     shard_size: ShardSize = None,
     dry_run: DryRun = False,
     force: Force = False,
@@ -51,6 +53,7 @@ def convert(
     from ckpttool.cli.diffing import chosen
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.conversion import ConvertWishes
+    from ckpttool.ops.planning import plan
 
     wishes = ConvertWishes(
         to=to,
@@ -59,6 +62,7 @@ def convert(
         layout=layout.value,
         mapping=map,
         model=model,
+        by_order=by_order,
         shard_size=size_of(shard_size),
         strict=strict,
         force=force,
@@ -66,4 +70,10 @@ def convert(
         jobs=jobs,
     )
     with open_checkpoint(chosen(str(source))) as checkpoint:
-        return finish(checkpoint, str(target), wishes, json=json, quiet=quiet)
+        return finish(
+            lambda following: plan(checkpoint, str(target), wishes, following),
+            str(target),
+            wishes,
+            json=json,
+            quiet=quiet,
+        )

@@ -15,7 +15,7 @@ from ckpttool.cli.output import has_colour, print_json, progress, say_error, say
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.ops.conversion import Converted, ConvertWishes
-    from ckpttool.ops.convert import Plan
+    from ckpttool.ops.planning import Plan
 
 
 class Layout(str, enum.Enum):
@@ -79,6 +79,7 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+ByOrder = Annotated[bool, typer.Option("--by-order", help="Pair layers that are alike by their order.")]
 ShardSize = Annotated[
     str | None,
     typer.Option(
@@ -92,7 +93,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse where anything can't be carried.")]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def size_of(text: str | None) -> int | None:
@@ -116,25 +117,24 @@ def size_of(text: str | None) -> int | None:
     return nbytes
 
 
-def finish(checkpoint: Checkpoint, target: str, wishes: ConvertWishes, *, json: bool, quiet: bool) -> int:
-    """Convert an open checkpoint, show what came of it, and return the exit status.
-
-    Raises:
-        CheckpointError: It can't be read, or the target can't be written.
-        UsageError: The wishes can't be followed, or the target can't hold what the source has.
-    """
-    from ckpttool.ops.convert import plan
-
-    return finish_plan(
-        lambda model: plan(checkpoint, target, wishes, model), target, wishes, json=json, quiet=quiet
-    )
-
-
-def finish_plan(
+def finish(
     make: Callable[[Checkpoint | None], Plan], target: str, wishes: ConvertWishes, *, json: bool, quiet: bool
 ) -> int:
-    """Carry out what ``make`` plans with the model that the wishes name; see ``finish``."""
-    from ckpttool.ops.convert import carry_out, model_of
+    """Carry out a plan, show what came of it, and return the exit status.
+
+    Args:
+        make: Makes the plan, with the model that the wishes name, if any.
+        target: The path that was given, for errors.
+        wishes: What was asked for.
+        json: Whether the document is printed.
+        quiet: Whether only warnings are shown.
+
+    Raises:
+        CheckpointError: The source or the model can't be read, or the target can't be written.
+        UsageError: The wishes can't be followed, or the target can't hold what the source has.
+    """
+    from ckpttool.ops.convert import carry_out
+    from ckpttool.ops.planning import model_of
 
     with model_of(wishes) as model:
         planned = make(model)
@@ -142,6 +142,10 @@ def finish_plan(
             converted = carry_out(planned, advance=advance)
     for failure in converted.mismatches:
         say_error(f"{target}: {failure} (nothing was written)")
+    for warning in converted.warnings:
+        say_warning(warning)
+    for one in converted.safety:
+        say_warning(f"{target}[{one.where}]: {one.message}" if one.where else f"{target}: {one.message}")
     _show(converted, json=json, quiet=quiet)
     return int(bool(converted.mismatches))
 

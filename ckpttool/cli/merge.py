@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckpttool.cli.converting import (
+    ByOrder,
     DryRun,
     DtypeOption,
     Force,
@@ -20,7 +21,7 @@ from ckpttool.cli.converting import (
     ShardSize,
     Strict,
     To,
-    finish_plan,
+    finish,
     size_of,
 )
 from ckpttool.cli.options import Jobs, Json, Quiet
@@ -40,6 +41,7 @@ def merge(
     layout: LayoutOption = Layout.AS_IS,
     map: Map = None,
     model: Model = None,
+    by_order: ByOrder = False,
     shard_size: ShardSize = None,
     dry_run: DryRun = False,
     force: Force = False,
@@ -65,6 +67,7 @@ def merge(
         layout=layout.value,
         mapping=map,
         model=model,
+        by_order=by_order,
         shard_size=size_of(shard_size),
         strict=strict,
         force=force,
@@ -72,7 +75,7 @@ def merge(
         jobs=jobs,
     )
     with gathered([chosen(str(path)) for path in sources]) as whole:
-        return finish_plan(
+        return finish(
             lambda following: plan_merge(whole, str(target), wishes, following),
             str(target),
             wishes,

@@ -133,7 +133,7 @@ class Cast:
             else:
                 wide = np.empty(count, "<f4")
                 widening_of(source).fill_float32(raw, wide)
-            made = wide if self.dtype.name == "float32" else _narrowed(wide, self.dtype)
+            made = wide if self.dtype.name == "float32" else _narrowed(wide, self.dtype, source)
             infinite = np.isinf(wide if made is wide else _widened(made, self.dtype))
             lost = 0
             if infinite.any():
@@ -148,11 +148,24 @@ class Cast:
         return f"{self.tensor.name}: {values} in {self.dtype.name} ({instead})"
 
 
-def _narrowed(wide: Array, dtype: DType) -> Array:
-    """Return float32 elements in a type of 16 bits, little-endian."""
-    if dtype.name == "float16":
-        return wide.astype("<f2")
-    return wide.astype(numpy_dtype(dtype)).view("u2").astype("<u2", copy=False)
+def _narrowed(wide: Array, dtype: DType, source: DType) -> Array:
+    """Return float32 elements in a type of 16 bits, little-endian; NaNs get the bits that PyTorch gives them.
+
+    Source: PyTorch, aten/src/ATen/cpu/vec (float32 and float64 to bfloat16) and c10/util/BFloat16.h (others);
+    NaNs of float16 keep their sign and the head of their payload, and are quiet.
+    """
+    import numpy as np
+
+    numpy_type = "<f2" if dtype.name == "float16" else numpy_dtype(dtype)
+    made: Array = wide.astype(numpy_type).view("u2").astype("<u2", copy=False)
+    is_nan = np.isnan(wide)
+    if is_nan.any():
+        if dtype.name == "float16":
+            bits = wide.view("<u4")[is_nan]
+            made[is_nan] = (bits >> 16 & 0x8000) | 0x7E00 | (bits >> 13 & 0x3FF)
+        else:
+            made[is_nan] = 0xFFFF if source.bits >= 32 else 0x7FC0
+    return made
 
 
 def _widened(narrow: Array, dtype: DType) -> Array:

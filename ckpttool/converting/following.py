@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, Role, Tensor
-from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, maybe_flattened
+from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
 from ckpttool.converting.selecting import only_weights
 from ckpttool.converting.viewing import viewed
 from ckpttool.errors import UsageError
@@ -18,16 +18,20 @@ from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Pair
 from ckpttool.pairing.notes import shown
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.words import leaf
 from ckpttool.report import counted
 from ckpttool.writing.content import Content
 
 _SHOWN = 3
 _PAIRS = 20
 """How many pairs of layers are named, of which a reader has to see whether they are right."""
+_Contents = frozenset[tuple[str, tuple[int, ...]]]
 _NO_STATE = "the state of an optimizer can't follow a model (use --only weights)"
 
 
-def following(content: Content, checkpoint: Checkpoint, model: Checkpoint) -> tuple[Content, list[str]]:
+def following(
+    content: Content, checkpoint: Checkpoint, model: Checkpoint, *, by_order: bool = False
+) -> tuple[Content, list[str]]:
     """Return the tensors of a model with the values of a content, and what there is to say of it.
 
     Args:
@@ -35,6 +39,7 @@ def following(content: Content, checkpoint: Checkpoint, model: Checkpoint) -> tu
         checkpoint: The source, of which the content is a part.
         model: What names, layouts, shapes and architecture come from; it stays open as long as the result
             is read.
+        by_order: Whether layers that are alike are paired by their order, as nothing else tells them apart.
 
     Raises:
         UsageError: A tensor of one has no counterpart in the other, or which it is can't be told.
@@ -45,7 +50,10 @@ def following(content: Content, checkpoint: Checkpoint, model: Checkpoint) -> tu
     ours, theirs = viewed(content, checkpoint), _model(model)
     pairing = pair_up(ours.checkpoint, theirs, PairingWishes(content=False, mapping=ours.mapping))
     _require_whole(pairing, model)
+    if pairing.ordered and not by_order:
+        raise UsageError(_alike(pairing.ordered))
     _require_known(pairing, ours.checkpoint, theirs)
+    _require_shapes(pairing)
     made = _Made(pairing, theirs)
     tensors = [tensor for tensor in theirs.tensors if tensor.role is not Role.OPTIMIZER]
     result = [made.of(tensor) for tensor in tensors]
@@ -98,7 +106,15 @@ def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
         parts = [f"the model has no {listed(item.sources[0] for item in lost)}"] if lost else []
         parts += [f"the source has no {listed(item.sources[0] for item in missing)}"] if missing else []
         told = " and ".join(parts)
-        raise UsageError(f"{model.path}: {told}, by name or by shape (--map gives names that pair)")
+        raise UsageError(f"{model.path}: {told}, by name or by shape ({_proposed(lost, missing)})")
+
+
+def _require_shapes(pairing: Pairing) -> None:
+    """Require that each tensor has the shape of the one that it becomes.
+
+    Raises:
+        UsageError: One hasn't.
+    """
     for pair in pairing.pairs:
         if pair.a.tensor.shape != pair.b.tensor.shape:
             raise UsageError(_other_shape(pair))
@@ -120,12 +136,47 @@ def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> No
     if unknown:
         told = "nothing says of what type of layer it is, and its layout may be another"
         raise UsageError(f"{listed(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
-    taken = {id(source) for item, _ in free if item.rule is not None for source in item.sources}
-    flat = [one for side in (ours, theirs) for one in maybe_flattened(side) if id(one) in taken]
-    if flat:
-        told = "it may stand behind a Flatten, whose order is another in PyTorch, and nothing says how"
-        way = 'a whole model of Keras says it, or --map with rule = "dense" or "flatten"'
-        raise UsageError(f"{listed(flat)}: {told} ({way})")
+    taken = {id(source) for item, _ in free for source in item.sources}
+    doubts = [one for side in (ours, theirs) for one in doubtful(side) if id(one.tensor) in taken]
+    if doubts:
+        raise UsageError(refused(doubts))
+
+
+def _alike(ordered: Sequence[Pair]) -> str:
+    """Return why layers are not paired of which only their order tells which is which."""
+    way = "--by-order takes these pairs, --map gives others"
+    return f"layers are alike, and only their order would pair them: {_paired(ordered)} ({way})"
+
+
+def _proposed(lost: Sequence[Item], missing: Sequence[Item]) -> str:
+    """Return what may be done about tensors without a counterpart: lines of a map, where layers are alike."""
+    ours, theirs = (_by_contents(side) for side in (lost, missing))
+    alike = next((key for key in ours if key in theirs), None)
+    if alike is None:
+        return "--map gives names that pair"
+    one, other = ours[alike], theirs[alike]
+    named = {leaf(item): item.sources[0].name for item in other[0]}
+    lines = {item.sources[0].name: named[leaf(item)] for item in one[0] if leaf(item) in named}
+    told = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
+    layers = " and ".join(_shortened([_layer(layer[0]) for layer in side]) for side in (one, other))
+    return f"alike are {layers}; a --map gives names that pair: [names] {told}, if these are the same"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _by_contents(items: Sequence[Item]) -> dict[_Contents, list[list[Item]]]:
+    """Return layers by the names and shapes of what they hold."""
+    layers: dict[str, list[Item]] = {}
+    for item in items:
+        layers.setdefault(_layer(item), []).append(item)
+    found: dict[_Contents, list[list[Item]]] = {}
+    for own in layers.values():
+        key = frozenset((leaf(item), item.tensor.shape) for item in own if item.tensor.shape)
+        found.setdefault(key, []).append(own)
+    return found
 
 
 def _other_shape(pair: Pair) -> str:

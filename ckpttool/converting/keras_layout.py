@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Tensor
-from ckpttool.converting.known import behind_channels, listed
+from ckpttool.converting.known import UNWIRED, Doubt, may_be_image, refused
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed
 from ckpttool.pairing.layouts import RULES, Rule, Turn
@@ -34,6 +34,34 @@ _KINDS = {
     **{f"Conv{n}d": "conv" for n in (1, 2, 3)},
     **{f"ConvTranspose{n}d": "transposed conv" for n in (1, 2, 3)},
 }
+_IN_CHAINS = frozenset(
+    (
+        *(
+            "Sequential",
+            "Linear",
+            "Embedding",
+            "LayerNorm",
+            "BatchNorm1d",
+            "Dropout",
+            "AlphaDropout",
+            "Identity",
+        ),
+        *(
+            "ReLU",
+            "ReLU6",
+            "LeakyReLU",
+            "ELU",
+            "SELU",
+            "GELU",
+            "SiLU",
+            "Tanh",
+            "Sigmoid",
+            "Softplus",
+            "Softmax",
+        ),
+    )
+)
+"""Modules behind which a tensor has its features along the last axis, as those before gave them."""
 _ONCE_MORE = "_flat_weights"
 """The list in which a recurrent layer has its own weights once more."""
 _RECURRENT = ("lstm", "gru", "rnn")
@@ -79,7 +107,8 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> Made:
         told = "it does not say of what types its layers are"
         raise UsageError(f"{checkpoint.path}: {told}, and names alone don't tell it ({_MODEL})")
     layers = [*_layers(checkpoint, modules, held)]
-    _require_no_flatten(layers)
+    if not _is_plain_chain(modules):
+        _require_small(layers)
     made: Made = {}
     for layer in layers:
         made.update(_made(layer))
@@ -129,20 +158,27 @@ def _layers(checkpoint: Checkpoint, modules: Mapping[str, Module], held: Collect
         yield _Layer(prefix, module, group)
 
 
-def _require_no_flatten(layers: list[_Layer]) -> None:
-    """Require that no linear layer may get what a Flatten made of channels.
+def _is_plain_chain(modules: Mapping[str, Module]) -> bool:
+    """Tell whether all modules follow each other, and none of them flattens or reshapes anything."""
+    names = [match[1] if (match := _CLASS.fullmatch(one.class_name)) else "" for one in modules.values()]
+    around = {prefix.rpartition(".")[0] for prefix in modules if prefix}
+    chains = {prefix for prefix, name in zip(modules, names, strict=True) if name == "Sequential"}
+    plain = all(name in _IN_CHAINS for name in names)
+    return plain and "" in modules and around <= chains
+
+
+def _require_small(layers: list[_Layer]) -> None:
+    """Require that no linear layer may stand behind a flatten or before a reshape.
 
     Raises:
         UsageError: One may.
     """
-    axes = {"conv": 0, "transposed conv": 1}
-    kernels = [(one.tensors.get("weight"), one.module.kind or "") for one in layers]
-    channels = {one.shape[axes[kind]] for one, kind in kernels if kind in axes and one and len(one.shape) > 2}
-    linear = [one for one, kind in kernels if kind == "dense" and one and len(one.shape) == 2]
-    found = behind_channels(channels, [(one, one.shape[1], one.shape[0]) for one in linear])
-    if found:
-        told = "it may stand behind a Flatten, whose order is another in Keras, and nothing says how"
-        raise UsageError(f'{listed(found)}: {told} ({_MODEL}; or --map with rule = "flatten")')
+    linear = [one.tensors.get("weight") for one in layers if one.module.kind == "dense"]
+    doubts = [
+        Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
+    ]
+    if doubts:
+        raise UsageError(refused(doubts, "Keras"))
 
 
 def _made(layer: _Layer) -> Made:

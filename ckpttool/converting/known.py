@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.formats.keras_orders import UNLIKE
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Layer, has_other_word, layers_of
 from ckpttool.pairing.layouts import RULES, Item
-from ckpttool.wire.jsontext import objects
 from ckpttool.writing.content import Content
 
 _AS_TORCH = frozenset(
@@ -19,11 +20,15 @@ _AS_TORCH = frozenset(
     }
 )
 """What Paddle's files call layers whose weights lie as PyTorch's do."""
-_CHANNELS = {"conv": (-1,), "transposed conv": (-2,), "depthwise": (-2, -1), "separable": (-1,)}
-"""Which axes of a kernel say how many channels come out."""
 _SHOWN = 3
-_FLATTENING = ("Flatten", "Reshape")
-_KERNELS = ("kernel", "pointwise_kernel", "depthwise_kernel")
+_UNTOLD = "Dense after Flatten"
+_LEAST_IMAGE = 4
+"""Two places with two channels: the fewest elements that have two orders."""
+UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
+_REMEDY = (
+    'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
+    'order, "flatten" behind a Flatten of an image'
+)
 
 
 def is_unknown(item: Item, checkpoint: Checkpoint) -> bool:
@@ -36,61 +41,64 @@ def is_unknown(item: Item, checkpoint: Checkpoint) -> bool:
     return checkpoint.layers.get(source.name) not in _AS_TORCH
 
 
-def maybe_flattened(checkpoint: Checkpoint) -> list[Tensor]:
-    """Return the kernels of Dense layers that may stand behind a Flatten, where nothing says of the wiring.
+class Doubt(NamedTuple):
+    """A weight that may be in another order than PyTorch's, and why."""
 
-    Their inputs are then in another order than PyTorch's.
+    tensor: Tensor
+    why: str
+
+
+def doubtful(checkpoint: Checkpoint) -> list[Doubt]:
+    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
+
+    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
+    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
+    is certain.
     """
-    if _tells_wiring(checkpoint):
+    if family_of(checkpoint.format) == "paddle":
         return []
-    layers = layers_of(checkpoint)
-    channels = {count for layer in layers for count in _channels(layer)}
-    kernels = [layer.variables["kernel"] for layer in layers if _is_dense(layer)]
-    return behind_channels(channels, [(one, one.shape[0], one.shape[1]) for one in kernels])
+    has_wiring = bool(checkpoint.metadata.get("model_config"))
+    found = {}
+    for layer in layers_of(checkpoint):
+        for name, tensor in layer.variables.items():
+            kind = checkpoint.layers.get(tensor.name)
+            if kind is not None and UNLIKE in kind:
+                found[id(tensor)] = Doubt(tensor, kind.partition(UNLIKE)[2])
+            elif (name, kind) == ("kernel", _UNTOLD):
+                found[id(tensor)] = Doubt(tensor, "it stands behind a Flatten of a shape that is not told")
+            elif name == "kernel" and not (has_wiring and kind) and (why := _unknown(layer, tensor)):
+                found[id(tensor)] = Doubt(tensor, why)
+    return [found[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in found]
 
 
-def _tells_wiring(checkpoint: Checkpoint) -> bool:
-    """Tell whether a configuration says of each Flatten what stands behind it."""
-    config = checkpoint.metadata.get("model_config")
-    if not config:
-        return False
-    flat = sum(one.get("class_name") in _FLATTENING for one in objects(config))
-    told = sum("after Flatten" in kind for kind in checkpoint.layers.values())
-    return flat <= told
+def _unknown(layer: Layer, kernel: Tensor) -> str | None:
+    """Return what is not known of a kernel where nothing says how the layers are connected."""
+    if layer.kind == "dense" and len(kernel.shape) == 2 and may_be_image(*kernel.shape):
+        return UNWIRED
+    if layer.kind == "gru" and "bias" not in layer.variables:
+        return "a GRU without a bias does not show whether reset_after is set"
+    return None
 
 
-def behind_channels(channels: set[int], layers: Iterable[tuple[Tensor, int, int]]) -> list[Tensor]:
-    """Return the weights among whose inputs may be the channels of a convolution, each at several places.
-
-    Those are not which take as many as a convolution or a linear layer before gives.
-
-    Args:
-        channels: How many come out of each convolution.
-        layers: The weights of linear layers with their inputs and outputs, in the order of the model.
-    """
-    found, outputs = [], set(channels)
-    for weight, inputs, units in layers:
-        if channels and inputs > min(channels) and inputs not in outputs:
-            found.append(weight)
-        outputs.add(units)
-    return found
+def may_be_image(*lengths: int) -> bool:
+    """Tell whether features as many as one of these may be an image: places, each with channels."""
+    return max(lengths) >= _LEAST_IMAGE
 
 
-def _is_dense(layer: Layer) -> bool:
-    return layer.kind == "dense" and "kernel" in layer.variables and len(layer.variables["kernel"].shape) == 2
+def refused(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
+    """Return the sentence that refuses weights in an order that is not known."""
+    names: dict[str, list[Tensor]] = {}
+    for doubt in doubts:
+        names.setdefault(doubt.why, []).append(doubt.tensor)
+    told = "; ".join(f"{listed(tensors)}: {why}" for why, tensors in names.items())
+    whole = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in names else ""
+    if not any(_is_of_order(why) for why in names):
+        return f"{told}, and PyTorch's GRU has it set"
+    return f"{told}, and the order of its elements may be another in {other}{whole}: {_REMEDY}"
 
 
-def _channels(layer: Layer) -> Iterator[int]:
-    axes = _CHANNELS.get(layer.kind or "")
-    kernel = next((layer.variables[name] for name in _KERNELS if name in layer.variables), None)
-    if axes is None or kernel is None or len(kernel.shape) < 3:
-        return
-    if layer.kind == "separable" and "pointwise_kernel" in layer.variables:
-        kernel = layer.variables["pointwise_kernel"]
-    count = 1
-    for axis in axes:
-        count *= kernel.shape[axis]
-    yield count
+def _is_of_order(why: str) -> bool:
+    return "reset_after" not in why
 
 
 def listed(tensors: Iterable[Tensor]) -> str:

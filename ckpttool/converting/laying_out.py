@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
 from ckpttool.converting.keras_layout import to_keras
-from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, maybe_flattened
+from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
 from ckpttool.converting.ties import retied
 from ckpttool.converting.viewing import View, viewed
 from ckpttool.errors import UsageError
@@ -68,14 +68,13 @@ def _to_torch(view: View) -> tuple[_Ends, dict[str, int]]:
     """Return for each tensor of PyTorch the one that it is made of, and how often each rule was used."""
     items = [*_biases(_joined_inputs(in_torch_layout(view.checkpoint)))]
     free = [item for item in items if not _is_held(view, item)]
+    doubts = [one for one in doubtful(view.checkpoint) if view.tensors[id(one.tensor)].name not in view.held]
+    if doubts:
+        raise UsageError(refused(doubts))
     unknown = [item.sources[0] for item in free if is_unknown(item, view.checkpoint)]
     if unknown:
         told = "nothing says of what type of layer it is, and its layout may be another"
         raise UsageError(f"{listed(unknown)}: {told} ({_HOW})")
-    flat = [one for one in maybe_flattened(view.checkpoint) if view.tensors[id(one)].name not in view.held]
-    if flat:
-        told = "it may stand behind a Flatten, whose order is another in PyTorch, and nothing says how"
-        raise UsageError(f"{listed(flat)}: {told} ({_HOW})")
     rules: dict[str, int] = {}
     ends: _Ends = []
     for item in items:

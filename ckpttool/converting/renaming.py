@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Path, Role, Tensor
-from ckpttool.converting.ties import retied
+from ckpttool.converting.ties import retied, untied
 from ckpttool.converting.tree_edits import Edit, Edits, edited
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import Unfit
@@ -111,12 +111,14 @@ class _Changes:
             at: [Edit(edit.key, final[id(edit.tensor)]) for edit in found]
             for at, found in self._edits.items()
         }
+        notes = self._notes() + untied([old for old, _ in ends], tensors)
         tree = content.tree
         if tree is not None:
             kept = {id(old): final[id(old)] for old, new in ends if old is new}
-            tree = edited(tree, edits, kept, content.tensors)
+            tree, told = edited(tree, edits, kept, content.tensors)
+            notes += told
         mapped = {**content.mapped, **self._decided}
-        return replace(content, tensors=tensors, tree=tree, mapped=mapped), self._notes()
+        return replace(content, tensors=tensors, tree=tree, mapped=mapped), notes
 
     def _ends(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each tensor that there will be, behind the one whose place it takes."""

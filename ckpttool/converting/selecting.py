@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor, TrainingState
 from ckpttool.converting.ties import retied
 from ckpttool.errors import UsageError
+from ckpttool.formats.fluid_native import HEIGHTS, heights_of
 from ckpttool.pairing.keys import INSIDE
 from ckpttool.report import counted
 from ckpttool.roles import WHOLE_WEIGHTS
@@ -19,6 +22,8 @@ _TREES = ("pytorch", "pickle", "torch-dcp", "paddle")
 """Formats in which a key is a container that somebody put a state dict into."""
 _LAYERS = ("keras", "keras-h5")
 """Formats in which nothing lies around the layers: their names are the model's."""
+_FILES = ("checkpoint", "ckpt", "snapshot")
+"""Keys, in lower case, of the whole of what was saved."""
 _GRAPHS = ("tensorflow", "savedmodel")
 _SHOWN = 3
 
@@ -39,7 +44,7 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
     notes = _left_out(content.tensors)
     paths, gone = [tensor.path for tensor in weights], ""
     if checkpoint.format not in _LAYERS:
-        paths, gone = _without_containers(paths)
+        paths, gone = _without_containers(paths, is_tree=checkpoint.format in _TREES)
     notes += [f"{gone!r} taken off the names of all weights"] if gone else []
     notes += _models(paths) if checkpoint.format in _TREES else []
     paths, wrapper = _without_wrappers(paths)
@@ -47,7 +52,7 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
     made = [replace(tensor, path=path) for tensor, path in zip(weights, paths, strict=True)]
     _require_single(made)
     tensors = retied(zip(weights, made, strict=True))
-    native, told = _native(content, is_renamed=bool(gone or wrapper))
+    native, told = _native(content, tensors, is_renamed=bool(gone or wrapper))
     left = replace(content, tensors=tensors, tree=None, metadata={}, native=native, training=TrainingState())
     return left, notes + told
 
@@ -61,27 +66,30 @@ def _left_out(tensors: Iterable[Tensor]) -> list[str]:
     told = [f"{optimizer:,} of an optimizer"] if optimizer else []
     more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
     told += [", ".join(others[:_SHOWN]) + more] if others else []
-    return [f"{counted(len(rest), 'tensor')} that are no weights left out: {'; '.join(told)}"]
+    are = "that is no weight" if len(rest) == 1 else "that are no weights"
+    return [f"{counted(len(rest), 'tensor')} {are} left out: {'; '.join(told)}"]
 
 
-def _without_containers(paths: Sequence[Path]) -> tuple[list[Path], str]:
-    """Return paths without the keys of containers that they all begin with, and those keys."""
-    left, gone = list(paths), ""
-    while (first := _shared(left, lambda path: path[0] if len(path) > 1 else None)) is not None:
-        if not _is_container(first):
-            break
-        left, gone = [path[1:] for path in left], f"{gone}{first}."
-    return left, gone
+def _without_containers(paths: Sequence[Path], *, is_tree: bool) -> tuple[list[Path], str]:
+    """Return paths without the keys of containers that they all begin with, and those keys.
+
+    In a tree, whatever lies around a container that holds all of them is one, too.
+    """
+    columns = (set(column) for column in zip(*(path[:-1] for path in paths), strict=False))
+    shared = [column.pop() for column in takewhile(lambda column: len(column) == 1, columns)]
+    told = [_is_container(key, is_tree=is_tree) for key in shared]
+    count = len(list(takewhile(bool, told)))
+    if is_tree and True in told:
+        count = len(told) - told[::-1].index(True)
+    return [path[count:] for path in paths], "".join(f"{key}." for key in shared[:count])
 
 
-def _is_container(key: str | int) -> bool:
-    return isinstance(key, str) and (key == "module" or WHOLE_WEIGHTS.search(key) is not None)
-
-
-def _shared(paths: Sequence[Path], part: Callable[[Path], str | int | None]) -> str | int | None:
-    """Return what a part of all paths is, or None where it isn't one."""
-    found = {part(path) for path in paths}
-    return found.pop() if len(found) == 1 else None
+def _is_container(key: str | int, *, is_tree: bool) -> bool:
+    if isinstance(key, int):
+        return is_tree
+    if is_tree and key.lower() in _FILES:
+        return True
+    return key == "module" or WHOLE_WEIGHTS.search(key) is not None
 
 
 def _models(paths: Iterable[Path]) -> list[str]:
@@ -122,12 +130,21 @@ def _require_single(tensors: Iterable[Tensor]) -> None:
         known.add(tensor.name)
 
 
-def _native(content: Content, *, is_renamed: bool) -> tuple[Mapping[str, bytes], list[str]]:
+def _native(
+    content: Content, tensors: Iterable[Tensor], *, is_renamed: bool
+) -> tuple[Mapping[str, bytes], list[str]]:
     """Return what of the format's own still holds: a graph of objects does not, once names are others."""
     kept = {
         name: data
         for name, data in content.native.items()
         if "optimizer" not in name and not (is_renamed and name.startswith("tensorflow."))
     }
+    if heights := heights_of(kept):
+        rows = (tensor.path for tensor in tensors if tensor.path[-1] == "rows")
+        stems = {".".join(map(str, path[:-1])) for path in rows}
+        left = {name: height for name, height in heights.items() if name in stems}
+        kept = {**kept, HEIGHTS: json.dumps(left).encode()}
+        if not left:
+            del kept[HEIGHTS]
     is_gone = is_renamed and content.source_format in _GRAPHS and len(kept) < len(content.native)
     return kept, ["TensorFlow's graph of objects left out: its names are others"] if is_gone else []

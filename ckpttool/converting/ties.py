@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Tensor
+from ckpttool.report import counted
+
+_SHOWN = 3
 
 
 def retied(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
@@ -22,3 +25,25 @@ def retied(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
         shares_with = None if owner is new else owner.name
         made.append(new if new.shares_with == shares_with else replace(new, shares_with=shares_with))
     return tuple(made)
+
+
+def untied(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
+    """Return that tensors which shared their bytes don't any more, if there are such.
+
+    Args:
+        olds: For each of ``made``, the tensor that it was.
+        made: What ``retied`` returned.
+    """
+    owners: dict[str, set[str]] = {}
+    for old, new in zip(olds, made, strict=True):
+        owners.setdefault(old.shares_with or old.name, set()).add(new.shares_with or new.name)
+    members: dict[str, set[str]] = {}
+    for old in olds:
+        members.setdefault(old.shares_with or old.name, set()).add(old.name)
+    apart = {name for name, found in members.items() if len(found) > 1 and len(owners[name]) > 1}
+    names = [name for owner in members if owner in apart for name in sorted(members[owner])]
+    if not names:
+        return []
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    shown = ", ".join(names[:_SHOWN]) + more
+    return [f"{counted(len(names), 'tensor')} that shared bytes: not all of them do any more: {shown}"]

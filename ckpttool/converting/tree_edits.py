@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Path, Tensor
+from ckpttool.converting.versions import Versions
 from ckpttool.errors import UsageError
 from ckpttool.formats.folding import Parts, fold
 from ckpttool.formats.objects import mapped_of, rebuilt, replaced, tensors_in, walk
@@ -25,8 +26,10 @@ Edits = dict[int, list[Edit]]
 
 def edited(
     tree: object, edits: Mapping[int, list[Edit]], ends: Mapping[int, Tensor], old: Iterable[Tensor]
-) -> object:
-    """Return a tree with edits.
+) -> tuple[object, list[str]]:
+    """Return a tree with edits, and what there is to say of it.
+
+    The versions of modules that a state dict carries get the modules' new names.
 
     Args:
         tree: The tree.
@@ -49,7 +52,7 @@ def edited(
     lost = next((one for one in tensors_in(made) if id(one) not in known), None)
     if lost is not None:
         raise UsageError(f"{lost.name}: a map can't change what lies in several places (use --only weights)")
-    return made
+    return made, editing.versions.notes()
 
 
 class _Editing:
@@ -66,13 +69,14 @@ class _Editing:
         self._tensors = {tensor.path: tensor for tensor in tensors}
         self._places = {id(node): path for path, node in walk(tree) if isinstance(node, dict)}
         self.done: set[int] = set()
+        self.versions = Versions()
 
     def expand(self, node: object) -> object:
         """Return what a node becomes, or its parts where these come first."""
         if isinstance(node, Tensor):
             return node
         if isinstance(node, dict) and any(self._own(node, key, one) is not None for key, one in node.items()):
-            return _like(node, self._entries(node))
+            return self._like(node)
         return rebuilt(node) or node
 
     def _own(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
@@ -81,7 +85,21 @@ class _Editing:
         path: Path = (*self._places.get(id(node), ()), key)
         return None if held is None or type(key) is not str else self._tensors.get(path, held)
 
-    def _entries(self, node: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    def _like(self, node: dict[Any, Any]) -> Parts:
+        names: dict[str, list[str]] = {}
+        entries = self._entries(node, names)
+        keys, values = [key for key, _ in entries], [value for _, value in entries]
+        count = len(keys)
+        if isinstance(node, Mapped):
+            kind, state = node.kind, self.versions.moved(node.state, names)
+            return Parts(
+                [*values, state, node.factory],
+                lambda made: mapped_of(kind, zip(keys, made[:count], strict=True), *made[count:]),
+            )
+        return Parts(values, lambda made: dict(zip(keys, made, strict=True)))
+
+    def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
+        """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""
         entries: list[tuple[Any, Any]] = []
         for key, value in node.items():
             own, held = self._own(node, key, value), _held(value)
@@ -89,10 +107,12 @@ class _Editing:
                 entries.append((key, value))
             elif id(own) in self._edits:
                 self.done.add(id(own))
+                names[key] = [str(one.key) for one in self._edits[id(own)]]
                 entries += [
                     (one.key, replaced(value, {id(held): one.tensor})) for one in self._edits[id(own)]
                 ]
             else:
+                names[key] = [key]
                 entries.append((key, replaced(value, {id(held): self._ends[id(own)]})))
         return entries
 
@@ -105,18 +125,6 @@ def _held(value: object) -> Tensor | None:
         return None
     inside = list(tensors_in(value))
     return inside[0] if len(inside) == 1 else None
-
-
-def _like(node: dict[Any, Any], entries: list[tuple[Any, Any]]) -> Parts:
-    keys, values = [key for key, _ in entries], [value for _, value in entries]
-    count = len(keys)
-    if isinstance(node, Mapped):
-        kind = node.kind
-        return Parts(
-            [*values, node.state, node.factory],
-            lambda made: mapped_of(kind, zip(keys, made[:count], strict=True), *made[count:]),
-        )
-    return Parts(values, lambda made: dict(zip(keys, made, strict=True)))
 
 
 def _no_cycle(node: object) -> object:

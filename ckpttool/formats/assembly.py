@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role, Span, Tensor, TrainingState
+from ckpttool.formats.belonging import guesser
 from ckpttool.formats.digests import told_below
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.objects import told_apart
 from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.formats.torch_objects import TensorParts
 from ckpttool.formats.trees import Flat
 from ckpttool.report import Finding
-from ckpttool.roles import role_of
-from ckpttool.training import is_training_scalar, training_state
+from ckpttool.training import training_state
 
 
 def assemble(
@@ -29,15 +30,15 @@ def assemble(
     findings: tuple[Finding, ...] = (),
     safety: tuple[Finding, ...] = (),
     records: Mapping[str, str] = {},
-    tree: Callable[[tuple[Tensor, ...]], object] = lambda tensors: None,
+    tree: Callable[[tuple[Tensor, ...]], object] | None = None,
 ) -> Checkpoint:
     """Return the checkpoint that a tree of objects makes.
 
     Args:
-        tree: Gives ``Checkpoint.tree``, from the tensors with their names.
+        tree: Gives all that the file holds as ``Checkpoint.tree``, from the tensors with their names.
         records: How other records of the archive are told, by name.
     """
-    tensors = named(flat.tensors, flat.plain)
+    tensors = named(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
     if records:
         metadata = {**metadata, **told_below(records, metadata)}
@@ -50,7 +51,7 @@ def assemble(
         spans=spans,
         metadata=lambda: metadata,
         training=lambda: training_of(metadata, tensors, probe.name),
-        tree=lambda: tree(tensors),
+        tree=lambda: None if tree is None else told_apart(tree(tensors)),
         producer=producer,
         findings=findings,
         safety=safety,
@@ -58,16 +59,24 @@ def assemble(
     )
 
 
-def named(found: list[tuple[Path, TensorParts]], rest: object) -> tuple[Tensor, ...]:
+def named(
+    found: list[tuple[Path, TensorParts]],
+    rest: object,
+    modules: Collection[Path] = (),
+    optimizers: Collection[Path] = (),
+) -> tuple[Tensor, ...]:
     """Return the tensors with roles, and with the ties between them.
 
     Args:
         found: Tensors by path.
         rest: What else lies in the checkpoint, as plain data.
+        modules: As ``Flat.modules``.
+        optimizers: As ``Flat.optimizers``.
     """
     first: dict[object, str] = {}
     tensors = []
-    guess = _guesser(found, rest)
+    shapes = {path: parts.shape for path, parts in found if parts.role is None}
+    guess = guesser(shapes, rest, modules, optimizers)
     for path, parts in found:
         guessed = guess(path, parts.shape)
         tensor = Tensor(
@@ -81,24 +90,24 @@ def named(found: list[tuple[Path, TensorParts]], rest: object) -> tuple[Tensor, 
             parts.byteorder,
         )
         owner = tensor.name
-        if parts.identity is not None and parts.storage is not None and parts.storage.nbytes:
-            owner = first.setdefault(parts.identity, tensor.name)
+        if (view := _view_of(parts)) is not None:
+            owner = first.setdefault(view, tensor.name)
         tensors.append(tensor if owner == tensor.name else replace(tensor, shares_with=owner))
     return tuple(tensors)
 
 
-def _guesser(found: list[tuple[Path, TensorParts]], rest: object) -> Callable[[Path, tuple[int, ...]], Role]:
-    """Return what guesses a tensor's role from its path and shape, knowing the whole."""
-    if isinstance(rest, dict) and "param_groups" in rest:
-        return lambda path, shape: Role.OPTIMIZER
-    is_bare = not isinstance(rest, dict) or not rest
-    if is_bare and all(len(path) <= 1 for path, parts in found if parts.role is None):
-        return _role_in_state_dict
-    return role_of
+def _view_of(parts: TensorParts) -> object:
+    """Return what tensors have in common that are one view of the same bytes; None where they have none.
 
-
-def _role_in_state_dict(path: Path, shape: tuple[int, ...]) -> Role:
-    return Role.TRAINING if path and shape == () and is_training_scalar(path[0]) else Role.WEIGHTS
+    An array that lies in a pickle is the same as another where both are one object.
+    """
+    if parts.identity is not None:
+        return parts.identity if parts.storage is not None and parts.storage.nbytes else None
+    return (
+        (id(parts.values), parts.dtype.name, parts.shape)
+        if parts.values is not None and 0 not in parts.shape
+        else None
+    )
 
 
 def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: str) -> TrainingState:

@@ -6,25 +6,23 @@ the whole tree or what was said beside the tensors.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.assembly import training_of
 from ckpttool.formats.carried_training import check_training, with_training
-from ckpttool.formats.objects import NDARRAY, REQUIRES_GRAD, Opaque
-from ckpttool.formats.telling import plain
-from ckpttool.formats.torch_leaves import with_attributes
-from ckpttool.formats.torch_objects import TensorParts, TorchObjects
+from ckpttool.formats.native_safety import safety_of_native
+from ckpttool.formats.objects import replaced
 from ckpttool.formats.tree_decoding import decoded
 from ckpttool.formats.tree_encoding import encoded
-from ckpttool.formats.trees import Leaf, flatten
+from ckpttool.formats.tree_reading import metadata_of
+from ckpttool.formats.trees import flatten
 from ckpttool.report import warning
 from ckpttool.wire.jsontext import Doubled, parse_json
-from ckpttool.wire.pickled import Call, Global
-from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
 
 __all__ = ["ENTRY", "MAX_DOCUMENT", "SCHEMA", "decoded", "encoded", "restored"]
 
@@ -33,6 +31,9 @@ ENTRY = "ckpttool.content"
 SCHEMA = "ckpttool.content/1"
 MAX_DOCUMENT = 1 << 26
 """The most bytes of a document."""
+_MAX_INTEGER_BITS = 4096
+"""The longest integer of metadata, as ``telling.Teller`` has it; a tree may have longer ones."""
+_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
 def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
@@ -43,8 +44,8 @@ def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Check
     a warning ``content-entry``.
 
     Args:
-        checkpoint: What the format holds, by its own names; a tensor that is the entry itself is left out.
-            Only the new one is to be used, and closed.
+        checkpoint: What the format holds, by its own names, without the entry. Only the new one is to be
+            used, and closed.
         document: The entry.
         where: Where it lies in the file, for the warning.
     """
@@ -57,15 +58,8 @@ def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Check
 
 
 def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
-    message = f"the entry {ENTRY} is not used: {why}"
-    tensors = _without_entry(checkpoint.tensors)
-    return _like(
-        checkpoint, tensors=tensors, findings=(*checkpoint.findings, warning("content-entry", message, where))
-    )
-
-
-def _without_entry(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(tensor for tensor in tensors if tensor.name != ENTRY)
+    found = warning("content-entry", f"the entry {ENTRY} is not used: {why}", where)
+    return checkpoint.but(findings=(*checkpoint.findings, found))
 
 
 def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
@@ -74,41 +68,93 @@ def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
     Raises:
         CheckpointError, ValueError, TypeError: The document is damaged, or does not fit.
     """
-    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
-    if len(data) > MAX_DOCUMENT:
-        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
-    parsed = parse_json(checkpoint.path, data, "entry")
-    if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
-        raise ValueError(f"it does not say that it is {SCHEMA}")
-    told = parsed.get("tensors")
-    tensors = _without_entry(checkpoint.tensors)
+    parsed = _parsed(checkpoint.path, document)
+    tensors = checkpoint.tensors
     named = {tensor.name: tensor for tensor in reversed(tensors)}
-    if told is not None:
-        tensors, named = _renamed(told, named), {}
-        named.update({tensor.name: tensor for tensor in tensors})
+    changes: dict[str, Any] = {}
+    if parsed.get("tensors") is not None:
+        tensors = _renamed(parsed.pop("tensors"), named)
+        named = {tensor.name: tensor for tensor in tensors}
+        changes["tree"] = lambda: None
+    elif parsed.get("roles") is not None:
+        others = _with_roles(parsed.pop("roles"), named)
+        tensors = tuple(others.get(id(tensor), tensor) for tensor in tensors)
+        changes["tree"] = lambda: replaced(checkpoint.tree, others)
     content = decoded(parsed.get("content"), parsed.get("shared", []), named.__getitem__)
     if not isinstance(content, dict):
         raise ValueError("it has no content")
-    has_tree = "tree" in content
     tree = content.get("tree")
-    native = _native(content.get("native", {}))
-    metadata = content.get("metadata")
-    if metadata is None:
-        metadata = _metadata(tree, checkpoint.path) if has_tree else _without_own(checkpoint.metadata)
-    if not isinstance(metadata, Mapping):
-        raise ValueError("the metadata is no dictionary")
-    changes: dict[str, Any] = {"tensors": tensors, "metadata": lambda: metadata}
-    if has_tree or told is not None:
+    metadata = _metadata(content, tree, tensors, checkpoint)
+    if tree is not None:
         changes["tree"] = lambda: tree
-    name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
+    native = _native(content.get("native", {}))
     training = content.get("training", {})
     check_training(training)
-    changes["training"] = lambda: with_training(training_of(metadata, tensors, name), training)
-    return _like(checkpoint, native=lambda: {**checkpoint.native, **native}, **changes)
+    name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
+    return checkpoint.but(
+        tensors=tensors,
+        metadata=lambda: metadata,
+        training=lambda: with_training(training_of(metadata, tensors, name), training),
+        native=lambda: {**checkpoint.native, **native},
+        safety=(*checkpoint.safety, *safety_of_native(native, ENTRY)),
+        **changes,
+    )
+
+
+def _parsed(path: str, document: bytes | str) -> dict[str, Any]:
+    """Return a document as JSON has it.
+
+    Raises:
+        CheckpointError, ValueError: It is none, or too long.
+    """
+    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    if len(data) > MAX_DOCUMENT:
+        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
+    parsed = parse_json(path, data, "entry")
+    if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
+        raise ValueError(f"it does not say that it is {SCHEMA}")
+    return parsed
+
+
+def _metadata(
+    content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
+) -> Mapping[str, object]:
+    """Return what is said beside the tensors: by the tree where there is one, or else by the document.
+
+    Raises:
+        CheckpointError, ValueError: It is too large, no plain data, or not what the tree says.
+    """
+    told = content.get("metadata")
+    if told is not None:
+        flatten(told, _require_plain, checkpoint.path)
+        if not isinstance(told, dict):
+            raise ValueError("the metadata is no dictionary")
+    if tree is not None:
+        found = metadata_of(tree, tensors, checkpoint.path)
+        if told is not None and json.dumps(told) != json.dumps(found):
+            raise ValueError("the metadata is not what the tree says")
+        return found
+    return told if told is not None else _without_own(checkpoint.metadata)
 
 
 def _without_own(metadata: Mapping[str, object]) -> Mapping[str, object]:
     return {name: value for name, value in metadata.items() if name != ENTRY}
+
+
+def _require_plain(node: object) -> None:
+    """Require that a node can stand in the metadata.
+
+    Raises:
+        ValueError: It can't.
+    """
+    kind = type(node)
+    for item in node if isinstance(node, list) else (node,):
+        if isinstance(item, int) and item.bit_length() > _MAX_INTEGER_BITS:
+            raise ValueError(f"the metadata has an integer of {item.bit_length():,} bits")
+    if kind not in _PLAIN:
+        raise ValueError(f"the metadata has a {kind.__name__}")
+    if isinstance(node, dict) and not all(type(key) is str for key in node):
+        raise ValueError("the metadata has a key that is no text")
 
 
 def _native(told: object) -> Mapping[str, bytes]:
@@ -117,30 +163,6 @@ def _native(told: object) -> Mapping[str, bytes]:
     ):
         raise ValueError("the native parts are no bytes by name")
     return told
-
-
-def _like(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
-    """Return a checkpoint of the same files, in which some things are others."""
-    same: dict[str, Any] = {
-        "path": checkpoint.path,
-        "format": checkpoint.format,
-        "variant": checkpoint.variant,
-        "tensors": checkpoint.tensors,
-        "files": checkpoint.files,
-        "spans": checkpoint.spans,
-        "metadata": lambda: checkpoint.metadata,
-        "training": lambda: checkpoint.training,
-        "layers": lambda: checkpoint.layers,
-        "own_names": lambda: checkpoint.own_names,
-        "tree": lambda: checkpoint.tree,
-        "native": lambda: checkpoint.native,
-        "producer": checkpoint.producer,
-        "findings": checkpoint.findings,
-        "safety": checkpoint.safety,
-        "complete": checkpoint.complete,
-        "close": checkpoint.close,
-    }
-    return Checkpoint(**{**same, **changes})
 
 
 # Tensors --------------------------------------------------------------------------------------------
@@ -177,75 +199,22 @@ def _renamed(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     return (*found.values(), *left)
 
 
+def _with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Return the tensors that have other roles than their format knows, by the ``id`` of its own.
+
+    Raises:
+        ValueError: They are not those of the file.
+    """
+    if type(told) is not dict:
+        raise ValueError("the roles are no dictionary")
+    if missing := next((name for name in told if name not in stored), None):
+        raise ValueError(f"the tensor {missing} is not there")
+    return {id(stored[name]): replace(stored[name], role=Role(role)) for name, role in told.items()}
+
+
 def _path(name: str, parts: Any) -> Path:
     if not isinstance(parts, list) or not all(type(part) in (str, int) for part in parts):
         raise ValueError(f"the path of the tensor {name} is none")
     if ".".join(map(str, parts)) != name:
         raise ValueError(f"the path of the tensor {name} is another's")
     return tuple(parts)
-
-
-# What is said beside the tensors ---------------------------------------------------------------------
-
-
-class _TreeObjects(TorchObjects):
-    """Reads the nodes of a tree, in which tensors stand instead of what rebuilds them."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, _no_storage)
-
-    def leaf(self, node: object) -> Leaf[TensorParts] | None:
-        if isinstance(node, Tensor):
-            parts = TensorParts(node.dtype, node.shape, node.values, node.extent, node.storage)
-            return Leaf((((), parts),))
-        if isinstance(node, Opaque):
-            return Leaf(plain=f"<{node.what}>") if node.content is None else None
-        if isinstance(node, complex):
-            return Leaf(plain=plain(Call(Global("builtins", "complex"), (node.real, node.imag))))
-        if isinstance(node, bytearray):
-            return Leaf(plain=plain(Call(Global("builtins", "bytearray"), (bytes(node),))))
-        if not isinstance(node, Call) or not node.args:
-            return super().leaf(node)
-        return self._around(node) or super().leaf(node)
-
-    def _around(self, call: Call) -> Leaf[TensorParts] | None:
-        """Return what stands around a tensor and has no arguments of PyTorch's or NumPy's, None elsewhere."""
-        first, function = call.args[0], call.function
-        if function == FROM_TYPE and len(call.args) == 3:
-            if isinstance(first, Call) and first.function == FROM_TYPE:
-                raise ValueError("a tensor of a class in a class")
-            found = self.leaf(first)
-            return found and with_attributes(found, self._attributes(call.args[2]))
-        if not isinstance(first, Tensor):
-            return None
-        if function == QUANTIZED:
-            return self._scheme(call, first)
-        if function == MASKED:
-            return Leaf((*self._of(first), *self._of(call.args[1])), {"fill_value": call.args[2]})
-        is_storage = str(function).endswith("Storage")
-        return Leaf(self._of(first)) if function in (NDARRAY, REQUIRES_GRAD) or is_storage else None
-
-    def _of(self, tensor: object) -> tuple[tuple[Path, TensorParts], ...]:
-        found = self.leaf(tensor)
-        return found.tensors if found else ()
-
-    def _scheme(self, call: Call, tensor: Tensor) -> Leaf[TensorParts]:
-        return self.quantized(self._of(tensor), call.args[1])
-
-
-def _no_storage(persistent_id: Any) -> NoReturn:
-    raise TypeError("no storage")
-
-
-def _unwrapped(node: object) -> object:
-    return node.content if isinstance(node, Opaque) and node.content is not None else node
-
-
-def _metadata(tree: object, path: str) -> Mapping[str, object]:
-    """Return what a tree holds beside tensors, as plain data.
-
-    Raises:
-        CheckpointError: It is too large, or makes no sense.
-    """
-    told = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped).plain
-    return told if isinstance(told, dict) else {} if told is None else {"": told}

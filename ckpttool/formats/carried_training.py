@@ -5,19 +5,24 @@ A format may know that from its own names of variables, from files or from its p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ckpttool.checkpoint import TrainingState
 
-_NUMBERS = ("epoch", "step", "loss", "learning_rate", "best", "seed")
+_COUNTS = ("epoch", "step")
+_NUMBERS = (*_COUNTS, "loss", "learning_rate", "best", "seed")
+_MOST = 1 << 63
+"""Above any count of epochs or steps; NaN and the infinities are none."""
+_MOST_BITS = 1024
+"""The longest integer that may stand for a float; a seed may be longer than 64 bits."""
 
 
 def carried_training(state: TrainingState) -> dict[str, object]:
     """Return what is known of a training but its hyper-parameters, which the metadata have."""
     told = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
-    known: dict[str, object] = {name: value for name, value in told.items() if value is not None}
+    known: dict[str, object] = {name: value for name, value in told.items() if _is_right(name, value)}
     if state.metrics:
         known["metrics"] = dict(state.metrics)
     if known:
@@ -34,21 +39,28 @@ def check_training(told: object) -> None:
     if not isinstance(told, dict):
         raise ValueError("the training state is no dictionary")
     for name, value in told.items():
-        if name in _NUMBERS:
-            is_right = type(value) in (int, float)
-        elif name == "metrics":
-            is_right = _maps_text(value, (int, float))
-        else:
-            is_right = (
-                _maps_text(value, (str,)) if name == "origin" else name == "saved_at" and type(value) is str
-            )
-        if not is_right:
+        if not _is_right(name, value):
             raise ValueError(f"the training state has a strange {name!r:.40}")
 
 
-def _maps_text(value: object, kinds: tuple[type, ...]) -> bool:
+def _is_right(name: object, value: object) -> bool:
+    """Tell whether a field of a training state can have a value; a loss that is NaN is one."""
+    if name in _NUMBERS:
+        return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)  # type: ignore[operator]
+    if name == "metrics":
+        return _maps_text(value, _is_number)
+    if name == "origin":
+        return _maps_text(value, lambda item: type(item) is str)
+    return name == "saved_at" and type(value) is str
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is float or (type(value) is int and value.bit_length() <= _MOST_BITS)
+
+
+def _maps_text(value: object, is_right: Callable[[object], bool]) -> bool:
     return isinstance(value, Mapping) and all(
-        type(key) is str and type(item) in kinds for key, item in value.items()
+        type(key) is str and is_right(item) for key, item in value.items()
     )
 
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Extent, Tensor, Values
+from ckpttool.wire.gathering import filled
 from ckpttool.wire.readable import Contiguous
-from ckpttool.wire.strided import Strided, boxes
+from ckpttool.wire.strided import Strided
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ckpttool.formats.torch_objects import TensorParts
-
-_GATHERED_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +40,26 @@ class Chunked:
     storages: tuple[Extent, ...] = ()
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        import numpy as np
+        return filled(self.shape, self.itemsize, limit, self.fill)
 
-        if 0 in self.shape:
-            return
-        for start, shape in boxes(self.shape, max(1, max(limit, _GATHERED_BYTES) // self.itemsize)):
-            gathered = self._gather(start, shape).reshape(-1).view(np.uint8)
-            step = max(16, limit - limit % 16)
-            for at in range(0, gathered.nbytes, step):
-                yield memoryview(gathered.data)[at : at + step]
+    def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
+        """Fill an array with the box of its shape that begins at an index, little-endian.
 
-    def once(self) -> Chunked:
-        return self
-
-    def _gather(self, start: tuple[int, ...], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return a box of the tensor, one item of ``itemsize`` bytes an element."""
-        import numpy as np
-
-        item = np.dtype(f"V{self.itemsize}")
-        box = np.empty(shape, item)
-        end = tuple(at + length for at, length in zip(start, shape, strict=True))
+        Raises:
+            CheckpointError: It can't be read.
+        """
+        end = tuple(at + length for at, length in zip(start, into.shape, strict=True))
         for piece in self.pieces:
             low = tuple(map(max, start, piece.start))
             high = tuple(map(min, end, piece.end))
             if all(a < b for a, b in zip(low, high, strict=True)):
-                inner = tuple(b - a for a, b in zip(low, high, strict=True))
-                raw = b"".join(_part(piece, low, inner).blocks(_GATHERED_BYTES))
-                place = tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))
-                box[place] = np.frombuffer(raw, item).reshape(inner)
-        return box
+                ends = zip(low, high, start, strict=True)
+                place: Any = (*(slice(a - s, b - s) for a, b, s in ends), ...)
+                inside = tuple(at - first for at, first in zip(low, piece.start, strict=True))
+                piece.stored.fill(inside, into[place])
 
-
-def _part(piece: Piece, low: tuple[int, ...], shape: tuple[int, ...]) -> Values:
-    """Return the elements of a box inside a piece."""
-    stored = piece.stored
-    steps = zip(low, piece.start, stored.strides, strict=True)
-    skipped = sum((at - first) * stride for at, first, stride in steps)
-    offset = stored.offset + stored.itemsize * skipped
-    return Strided(stored.source, offset, stored.itemsize, shape, stored.strides, stored.swap)
+    def once(self) -> Chunked:
+        return self
 
 
 def as_strided(values: Values, shape: tuple[int, ...], itemsize: int) -> Strided | None:

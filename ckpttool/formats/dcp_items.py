@@ -108,7 +108,7 @@ def _moved(parts: TensorParts, source: Source, base: int) -> TensorParts:
         parts,
         extent=_in_file(parts.extent, source, base),
         storage=_in_file(parts.storage, source, base),
-        identity=(source.path, base, parts.identity),
+        identity=None if parts.identity is None else (source.path, base, parts.identity),
     )
 
 

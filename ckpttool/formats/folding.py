@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 @dataclass(slots=True)
 class _Frame:
     node: object
-    parts: Sequence[object]
+    parts: Iterator[object]
     make: Callable[[list[Any]], object]
     done: list[Any] = field(default_factory=list)
 
@@ -46,33 +46,36 @@ def fold(
     # Nodes are kept with what they became: an address alone may come to be another's.
     known: dict[int, tuple[object, object]] = {}
     entered: set[int] = set()
-    stack = [_Frame(None, (root,), lambda done: done[0])]
+    stack = [_Frame(None, iter((root,)), lambda done: done[0])]
     visits = 0
     while True:
         frame = stack[-1]
-        if len(frame.done) == len(frame.parts):
-            made = frame.make(frame.done)
+        done = frame.done
+        for node in frame.parts:
+            at = id(node)
+            if at in known:
+                done.append(known[at][1])
+                continue
+            if at in entered:
+                done.append(cycle(node))
+                continue
+            made = expand(node)
+            if type(made) is not Parts:
+                done.append(made)
+                if made is not node:
+                    known[at] = node, made
+                continue
+            visits += 1 + len(made.parts)
+            if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
+                raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
+            entered.add(at)
+            stack.append(_Frame(node, iter(made.parts), made.make))
+            break
+        else:
+            made = frame.make(done)
             stack.pop()
             if not stack:
                 return made
             entered.discard(id(frame.node))
             known[id(frame.node)] = frame.node, made
             stack[-1].done.append(made)
-            continue
-        node = frame.parts[len(frame.done)]
-        if id(node) in known:
-            frame.done.append(known[id(node)][1])
-            continue
-        if id(node) in entered:
-            frame.done.append(cycle(node))
-            continue
-        visits += 1
-        made = expand(node)
-        if not isinstance(made, Parts):
-            frame.done.append(made)
-            continue
-        visits += len(made.parts)
-        if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
-            raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
-        entered.add(id(node))
-        stack.append(_Frame(node, made.parts, made.make))

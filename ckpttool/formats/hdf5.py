@@ -107,8 +107,11 @@ def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Ch
     if opened.entry is None:
         return checkpoint
     from ckpttool.formats.carried import restored
+    from ckpttool.formats.h5_entry import with_slashes
 
-    return restored(checkpoint, opened.entry(), where)
+    document = opened.entry()
+    tensors = with_slashes(checkpoint.tensors, document)
+    return restored(checkpoint.but(tensors=tensors), document, where)
 
 
 def _with_roles(opened: Opened) -> tuple[Tensor, ...]:

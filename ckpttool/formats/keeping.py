@@ -7,11 +7,12 @@ the same names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.formats.folding import Parts, fold
+from ckpttool.formats.keeping_notes import OPAQUE, TENSOR, Noting
 from ckpttool.formats.keeping_rules import (
     is_data,
     is_record,
@@ -32,14 +33,16 @@ from ckpttool.wire.pickled import (
     Opaque,
     Payload,
     Persistent,
+    is_gone,
 )
+from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.strided import Strided
 from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
 from ckpttool.wire.trust import Trust, trust
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""
 
-_OPAQUE, _TENSOR = 1, 2
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _VIEWS = frozenset(
     {("torch._utils", name) for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")}
@@ -47,7 +50,7 @@ _VIEWS = frozenset(
 _RECONSTRUCT = frozenset({"_reconstruct", "_frombuffer"})
 
 
-class Keeping:
+class Keeping(Noting):
     """One tree on its way; see ``objects.kept`` for the arguments."""
 
     def __init__(
@@ -58,11 +61,11 @@ class Keeping:
         unwrap: Callable[[object], object],
         arrays: bool,
     ) -> None:
+        super().__init__()
         self._leaf, self._path, self._unwrap, self._arrays = leaf, path, unwrap, arrays
         self._tensors = tensors
         self._by_place: dict[object, Tensor] | None = None
         self._by_values = {id(one.values): one for one in reversed(tensors) if one.values is not None}
-        self._known: dict[int, tuple[object, int, str]] = {}
         self._left = MAX_READ
 
     def run(self, root: object) -> object:
@@ -72,33 +75,6 @@ class Keeping:
             LimitExceeded: It is nested too deep.
         """
         return fold(root, self._expand, lambda node: self._gone("a cycle"), self._path)
-
-    # What is known of the new nodes -------------------------------------------------------------------
-
-    def _noted(self, node: object, parts: Iterable[object], also: int = 0) -> object:
-        """Remember of a new node what lies in it, at any depth, and the first reason why a part is opaque."""
-        flags, reason = also, ""
-        for part in parts:
-            known = self._known.get(id(part))
-            if known is not None:
-                flags |= known[1]
-                reason = reason or known[2]
-        if flags:
-            self._known[id(node)] = node, flags, reason
-        return node
-
-    def _flags_of(self, node: object) -> int:
-        known = self._known.get(id(node))
-        return 0 if known is None else known[1]
-
-    def _reason(self, node: object) -> str:
-        known = self._known.get(id(node))
-        return "" if known is None else known[2]
-
-    def _gone(self, what: str, content: object = None) -> Opaque:
-        made = Opaque(what, content)
-        self._known[id(made)] = made, _OPAQUE | self._flags_of(content), what
-        return made
 
     # Nodes --------------------------------------------------------------------------------------------
 
@@ -120,7 +96,7 @@ class Keeping:
 
     def _key(self, key: Any) -> Any:
         """Return what may be a key, as text where it is none."""
-        if isinstance(key, Opaque) and key.content is None:
+        if isinstance(key, Opaque) and is_gone(key):
             return self._gone(f"a key that is {key.what}", str(plain(key.what)))
         try:
             hash(key)
@@ -132,7 +108,7 @@ class Keeping:
         """Return the new keys; those that can't be carried are texts, the same as in the names of tensors."""
         made = []
         for node, key in zip(nodes, keys, strict=True):
-            if self._flags_of(key) & _OPAQUE:
+            if self._flags_of(key) & OPAQUE:
                 key = self._gone(f"a key that can't be carried: {self._reason(key)}", str(plain(node)))
             made.append(self._key(key))
         return made
@@ -184,8 +160,10 @@ class Keeping:
         parts = found.tensors[0][1]
         tensor = self._by_values.get(id(parts.values)) or self._at(parts)
         if tensor is None:
-            return self._gone("a tensor without a name")
-        self._noted(tensor, (), _TENSOR)
+            return self._gone(
+                "a tensor without values" if parts.values is None else "a tensor without a name"
+            )
+        self._noted(tensor, (), TENSOR)
         return tensor
 
     def _at(self, parts: Any) -> Tensor | None:
@@ -268,13 +246,13 @@ class Keeping:
         if values is None or mask is None:
             return self._gone("a masked array", nested(found.tensors, self._by_values))
         for tensor in (values, mask):
-            self._noted(tensor, (), _TENSOR)
+            self._noted(tensor, (), TENSOR)
         fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
         return Parts([fill], lambda done: self._made(Call(MASKED, (values, mask, done[0])), found))
 
     def _module(self, call: Call, found: Leaf[Any]) -> Opaque:
         content = nested(found.tensors, self._by_values)
-        self._noted(content, (), _TENSOR)
+        self._noted(content, (), TENSOR)
         return self._gone(
             f"an object of the class {call.function}, of which the state dict is carried", content
         )
@@ -282,14 +260,14 @@ class Keeping:
     def _made(self, call: Call, found: Leaf[Any]) -> object:
         """Return a new call, or what is left of it where a part can't be carried."""
         self._noted(call, call.args)
-        if not self._flags_of(call) & _OPAQUE:
+        if not self._flags_of(call) & OPAQUE:
             return call
         return self._opaque_of(call, found, self._reason(call))
 
     def _opaque_of(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
         content = nested(found.tensors, self._by_values)
-        self._noted(content, (), _TENSOR)
-        return self._gone(f"an object made by {call.function}, of which {why}", content)
+        self._noted(content, (), TENSOR)
+        return self._gone(f"an object made by {call.function}, which holds {why}", content, why)
 
     def _object(self, call: Call) -> object:
         """Return an object as it is where its class is known as data, and its attributes elsewhere."""
@@ -304,10 +282,9 @@ class Keeping:
 
         def make(done: list[Any]) -> object:
             function = call.function if len(done) == 5 else done[5]
-            made = call_of(function, *done[:5])
-            made.is_new = call.is_new
+            made = call_of(function, *done[:5], is_new=call.is_new)
             self._noted(made, done)
-            is_whole = not self._flags_of(made) & _OPAQUE or is_record(made)
+            is_whole = not self._flags_of(made) & OPAQUE or is_record(made)
             return made if known and is_whole else self._apart(call, made, known)
 
         return Parts(parts, make)
@@ -315,17 +292,20 @@ class Keeping:
     def _apart(self, call: Call, made: Call, known: bool) -> Opaque:
         """Return what of an object is carried: a dictionary of its parts, if there are tensors among them."""
         name = call.function if isinstance(call.function, Global) else "what is no class"
-        reason = f", of which {self._reason(made)}" if known else ", which is not known to be plain data"
-        what = f"an object of {name}{reason}"
-        if not self._flags_of(made) & _TENSOR and not made.pairs:
-            return self._gone(what)
+        why = self._reason(made) if known else ""
+        what = f"an object of {name}, which {f'holds {why}' if why else 'is not known to be plain data'}"
+        if not self._flags_of(made) & TENSOR and not made.pairs:
+            return self._gone(what, reason=why)
         content = {self._key(key): part for key, part in members(made)}
         self._noted(content, [made])
-        return self._gone(what, content)
+        return self._gone(what, content, why)
 
 
 def _place(tensor: Any) -> object:
-    return tensor.dtype.name, tensor.shape, tensor.values
+    """Return what two views of the same bytes have in common; equal bytes in memory are not the same ones."""
+    values = tensor.values
+    where = values if isinstance(values, Contiguous | Strided) else id(values)
+    return tensor.dtype.name, tensor.shape, where
 
 
 _EXPAND: dict[type, Callable[[Keeping, Any], object]] = {

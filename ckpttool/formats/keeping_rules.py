@@ -7,13 +7,12 @@ from typing import Any
 
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.objects import call_of
-from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.pickled import Call, Global, views_memory
 from ckpttool.wire.tensor_pickling import FROM_TYPE
 from ckpttool.wire.trust import Trust, trust
 
 _RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
 """Classes of which any attribute may be missing."""
-_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
 
 
 def nested(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
@@ -44,7 +43,7 @@ def is_data(call: Call) -> bool:
     function, state = call.function, call.state
     if not isinstance(function, Global) or call.kwargs:
         return False
-    if isinstance(state, dict) and not _MEMORY_VIEWS.isdisjoint(state):
+    if views_memory(state):
         return False
     return trust(function.module, function.name) is Trust.PLAIN
 
@@ -61,9 +60,7 @@ def without_reconstructor(call: Call) -> Call:
     kind, base, state = call.args
     if not isinstance(kind, Global) or base != Global("builtins", "object") or state is not None:
         return call
-    made = call_of(kind, (), None, call.state, call.items, call.pairs)
-    made.is_new = True
-    return made
+    return call_of(kind, (), None, call.state, call.items, call.pairs, is_new=True)
 
 
 def plain_value(call: Call) -> object:

@@ -8,12 +8,12 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
-import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard
+from types import MappingProxyType
+from typing import Any
 
 from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
 from ckpttool.formats.h5_tensors import Opened
@@ -27,6 +27,8 @@ MODEL, WEIGHTS = "model", "weights"
 TOP_LEVEL = "top_level_model_weights"
 
 Groups = Mapping[tuple[str, ...], Attributes]
+Called = Mapping[tuple[str, ...], str]
+"""What layers are called, by their groups, where the file says it elsewhere than in the group."""
 
 _ITERATION = ("iteration", "iter", "iterations")
 _RATE = ("learning_rate", "lr", "current_learning_rate")
@@ -34,7 +36,8 @@ _LAYERS, _VARIABLES = "layers", "vars"
 _SCALER = "loss_scale_optimizer"
 _SEEDS = "seed_generator"
 _MAX_NAME = 255
-_COUNT = re.compile(r"_[0-9]+$")
+_WRAPPED = ("layer", "forward_layer", "backward_layer")
+"""Where Keras's wrappers have the layers that they are around."""
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
 
 
@@ -95,11 +98,11 @@ def _missing_groups(groups: Groups, top: tuple[str, ...]) -> Iterator[Finding]:
             )
 
 
-def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
+def named_tensors(opened: Opened, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
     groups = opened.tree.groups
     top = top_of(groups)
-    tensors, findings = named(groups, opened.tensors)
+    tensors, findings = named(groups, opened.tensors, called)
     if top is not None and opened.complete:
         opened.findings += _missing_groups(groups, top)
         opened.findings += findings
@@ -109,13 +112,14 @@ def named_tensors(opened: Opened) -> tuple[Tensor, ...]:
 
 
 def named(
-    groups: Groups, stored: Mapping[tuple[str, ...], Tensor]
+    groups: Groups, stored: Mapping[tuple[str, ...], Tensor], called: Called = MappingProxyType({})
 ) -> tuple[tuple[Tensor, ...], list[Finding]]:
     """Return tensors with the names that Keras gives them, and what its lists say of them that is wrong.
 
     Args:
         groups: The attributes of all groups.
         stored: The datasets by their path in the file, which becomes the ``key`` of what is named otherwise.
+        called: What a configuration calls layers; where a group says it, that holds.
     """
     top = top_of(groups)
     listed = [] if top is None else [*_layers(groups, top), *(_optimizer(groups) if top else ())]
@@ -136,7 +140,7 @@ def named(
         message = "its layer does not list it, so that Keras would not read it"
         findings += (error("weight-extra", message, "/" + "/".join(one)) for one in unlisted)
     rest.sort(key=lambda path: [natural(part) for part in path])
-    known = _unambiguous({path: _known(groups, path) for path in rest}, used)
+    known = _unambiguous({path: _known(groups, path, called) for path in rest}, used)
     for path in rest:
         renamed = replace(stored[path], path=known[path], role=role_of(path), key=_key(path, known[path]))
         tensors.append(renamed)
@@ -147,29 +151,28 @@ def _key(raw: tuple[str, ...], name: Path) -> str | None:
     return "/" + "/".join(raw) if name != raw else None
 
 
-def _known(groups: Groups, path: Path) -> Path:
-    """Return the path under which people know a numbered variable: by the names that they gave to layers.
+def _known(groups: Groups, path: Path, called: Called) -> Path:
+    """Return the path under which people know a numbered variable: by the names of layers.
 
-    Keras names a group after the class of its layer, which is the same whenever the model is built; names
-    that Keras made up are not, since it counts on while a process lives.
+    Keras names the groups of a model's layers after their classes, and numbers them in the model's order;
+    layers that nobody named have numbers in the order in which they were made.
     """
     parts = tuple(map(str, path))
     if parts[-2:-1] != (_VARIABLES,) or _LAYERS not in parts:
         return path
     found = []
     for at, part in enumerate(parts[:-2]):
-        if part != _LAYERS or (*parts[: at + 1], _VARIABLES) in groups:
-            given = groups.get((*parts[: at + 1], _VARIABLES), {}).get("name")
-            is_layer = parts[at - 1 : at] == (_LAYERS,)
-            found.append(given if is_layer and _is_given(given, part) else part)
+        group = parts[: at + 1]
+        if part != _LAYERS or (*group, _VARIABLES) in groups:
+            is_layer = at > 0 and (parts[at - 1] == _LAYERS or part in _WRAPPED)
+            found.append((called_in(groups, group) or called.get(group) or part) if is_layer else part)
     return (*found, parts[-1])
 
 
-def _is_given(name: Any, group: str) -> TypeGuard[str]:
-    """Tell whether somebody named a layer; otherwise Keras did, after its class, as it names the group."""
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
-        return False
-    return _COUNT.sub("", name) != _COUNT.sub("", group)
+def called_in(groups: Groups, group: tuple[str, ...]) -> str | None:
+    """Return what a group says that its layer is called, None where it says nothing that could be a name."""
+    name = groups.get((*group, _VARIABLES), {}).get("name")
+    return name if isinstance(name, str) and 0 < len(name) <= _MAX_NAME else None
 
 
 def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path]:

@@ -14,6 +14,7 @@ from ckpttool.formats.carried import ENTRY
 from ckpttool.formats.digests import described_members, told_below
 from ckpttool.formats.h5_tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.keras_called import called, compare_called
 from ckpttool.formats.keras_compare import compare_grouped
 from ckpttool.formats.keras_config import judge, read_config
 from ckpttool.formats.keras_layout import named_tensors
@@ -197,12 +198,15 @@ class Model:
         except CheckpointError as failure:
             self._lost(WEIGHTS, failure)
             return ()
-        tensors = named_tensors(self.weights)
+        groups = self.weights.tree.groups
+        told = called(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
+        tensors = named_tensors(self.weights, told)
         self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
         if self.weights.complete and "model_config" in self.told:
             self.findings += compare_grouped(self.told["model_config"], self.weights)
+            self.findings += compare_called(told, groups)
         return tensors
 
     def _without_weights(self) -> None:

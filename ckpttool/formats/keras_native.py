@@ -20,14 +20,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.checkpoint import Tensor
+from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras_layout import Groups, top_of
+from ckpttool.wire.jsontext import parse_json
 
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
 STORED, ASSET = "keras.stored", "keras.asset:"
 
 Parts = tuple[str, ...]
 
-_CONFIG_ATTRIBUTES = ("model_config", "training_config")
+CONFIGS = ("model_config", "training_config")
+"""The attributes of an ``.h5`` that have a configuration."""
 _TOLD = ("keras_version", "backend")
 
 
@@ -79,9 +82,7 @@ def _text(groups: Groups, paths: Mapping[str, Parts]) -> bytes:
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that can be written again, without the configs."""
-    return {
-        key: value for key, value in attributes.items() if key not in _CONFIG_ATTRIBUTES and _is_plain(value)
-    }
+    return {key: value for key, value in attributes.items() if key not in CONFIGS and _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
@@ -117,8 +118,8 @@ def _is_path(path: object) -> bool:
 def object_of(text: bytes) -> dict[str, Any]:
     """Return the object that JSON holds, an empty one where it is no JSON or no object."""
     try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
+        told = parse_json("", text, "native part", constants=True)
+    except CheckpointError:
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -127,7 +128,7 @@ def h5_native(groups: Groups, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
     """Return the native content of a whole model, or of weights, in HDF5."""
     root = groups.get((), {})
     found = {STORED: stored_native(groups, tensors)}
-    for key, name in zip((CONFIG, TRAINING_CONFIG), _CONFIG_ATTRIBUTES, strict=True):
+    for key, name in zip((CONFIG, TRAINING_CONFIG), CONFIGS, strict=True):
         text = root.get(name)
         if isinstance(text, str):
             found[key] = text.encode("utf-8", "surrogatepass")

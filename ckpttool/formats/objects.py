@@ -22,7 +22,7 @@ from typing import Any
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.folding import Parts, fold
 from ckpttool.formats.trees import Leaf, members
-from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
+from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Mapped, Opaque, is_gone
 
 __all__ = [
     "NDARRAY",
@@ -33,9 +33,11 @@ __all__ = [
     "kept",
     "replaced",
     "tensors_in",
+    "told_apart",
     "walk",
 ]
 
+_MAX_KEY_BITS = 64
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -64,6 +66,11 @@ def kept(
     from ckpttool.formats.keeping import Keeping
 
     return Keeping(leaf, tensors, path, unwrap, arrays).run(root)
+
+
+def told_apart(root: object) -> object:
+    """Return the tree of what a file holds: None that it holds is told from no tree."""
+    return Call(NOTHING, ()) if root is None else root
 
 
 def replaced(tree: object, tensors: Mapping[int, Tensor]) -> object:
@@ -102,14 +109,14 @@ def carried(tree: object) -> object:
             return node
         if isinstance(node, dict):
             count = len(node)
-            kept = [at for at, pair in enumerate(node.items()) if not any(map(_is_gone, pair))]
+            kept = [at for at, pair in enumerate(node.items()) if not any(map(is_gone, pair))]
             at_kept = [*kept, *(count + at for at in kept)]
             state = [node.state, node.factory] if isinstance(node, Mapped) else []
             chosen = [parts.parts[at] for at in at_kept] + state
             return Parts(chosen, lambda done: _dict_like(node, [_or_none(one) for one in done], len(kept)))
         return Parts(parts.parts, lambda done: parts.make([_or_none(one) for one in done]))
 
-    return fold(tree, expand, _no_cycle)
+    return _or_none(fold(tree, expand, _no_cycle))
 
 
 class _Gone:
@@ -121,10 +128,6 @@ _GONE = _Gone()
 
 def _or_none(made: object) -> object:
     return None if made is _GONE else made
-
-
-def _is_gone(node: object) -> bool:
-    return isinstance(node, Opaque) and node.content is None
 
 
 def _dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
@@ -148,7 +151,7 @@ def rebuilt(node: object) -> Parts | None:
         )
     if isinstance(node, Call):
         parts = [node.function, node.args, node.kwargs, node.state, node.items, node.pairs]
-        return Parts(parts, lambda done: call_of(*done))
+        return Parts(parts, lambda done: call_of(*done, is_new=node.is_new))
     if isinstance(node, Opaque) and node.content is not None:
         return Parts([node.content], lambda done: Opaque(node.what, done[0]))
     return None
@@ -179,10 +182,13 @@ def call_of(
     state: object = None,
     items: object = (),
     pairs: object = (),
+    *,
+    is_new: bool = False,
 ) -> Call:
     """Return the record of a call with all that is set on what it makes."""
     call = Call(function, args, kwargs)  # type: ignore[arg-type]
     call.state, call.items, call.pairs = state, list(items), list(pairs)  # type: ignore[call-overload]
+    call.is_new = is_new
     return call
 
 
@@ -228,8 +234,8 @@ def _below(node: object) -> Iterator[tuple[str | int | None, object]]:
 
 
 def _text(key: object) -> str | int:
-    if type(key) in (str, int):
-        return key  # type: ignore[return-value]
+    if isinstance(key, str) or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
+        return key
     if isinstance(key, Opaque) and isinstance(key.content, str):
         return key.content
     from ckpttool.formats.telling import plain
@@ -246,4 +252,4 @@ def dropped(tree: object) -> Iterator[tuple[str, str]]:
     """Yield what of a tree is not carried, as (path, why)."""
     for path, node in walk(tree):
         if isinstance(node, Opaque):
-            yield ".".join(map(str, path)), node.what
+            yield ".".join(map(str, path)) if path else "the whole", node.what

@@ -28,7 +28,7 @@ from ckpttool.formats.assembly import named, training_of
 from ckpttool.formats.fluid_parts import role_of
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.numpy_objects import numpy_leaf
-from ckpttool.formats.objects import kept
+from ckpttool.formats.objects import kept, told_apart
 from ckpttool.formats.paddle_operators import layers_of
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch_objects import TensorParts
@@ -78,7 +78,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
         metadata=lambda: metadata,
         training=lambda: _with_rate(training_of(metadata, tensors, probe.name), metadata),
         layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
-        tree=lambda: _tree(root, objects, tensors, probe.path),
+        tree=lambda: told_apart(_tree(root, objects, tensors, probe.path)),
         producer=Producer("paddle"),
         findings=tuple(findings),
         safety=judged.safety,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
@@ -319,4 +319,4 @@ def with_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[Tenso
     if not sources:
         return flat
     known = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
-    return Flat(flat.tensors, {**known, "embedded source": sources})
+    return replace(flat, plain={**known, "embedded source": sources})

@@ -57,6 +57,11 @@ class Safetensors(Format):
         return not is_text and _OBJECT_START.match(head, _LENGTH.size) is not None
 
     def open(self, probe: Probe) -> Checkpoint:
+        checkpoint, entry = self._opened(probe)
+        return checkpoint if entry is None else restored(checkpoint, entry, f"{_METADATA}.{ENTRY}")
+
+    def _opened(self, probe: Probe) -> tuple[Checkpoint, str | None]:
+        """Return what the file holds by itself, and the entry."""
         source, path = probe.source, probe.path
         text = read_header(source)
         header = parse_json(path, text, "header")
@@ -86,7 +91,7 @@ class Safetensors(Format):
             findings=findings,
             close=probe.close,
         )
-        return checkpoint if entry is None else restored(checkpoint, entry, f"{_METADATA}.{ENTRY}")
+        return checkpoint, entry
 
 
 def _spans(source: Source, tensors: tuple[Tensor, ...]) -> Iterator[Span]:

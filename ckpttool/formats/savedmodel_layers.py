@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.keras_kinds import kind_along, plain
+from ckpttool.formats.keras_kinds import Orders, kind_along, plain
 from ckpttool.formats.keras_layers import Layer, layer_of
 from ckpttool.formats.savedmodel_objects import MAX_METADATA, Object
 from ckpttool.formats.savedmodel_paths import require_inside
@@ -40,10 +40,11 @@ def layers_in(
         described |= _read(path, directory)
     layers = {at: layer for at, text in described.items() if (layer := _layer(path, text)) is not None}
     found = {}
+    orders: dict[int, Orders] = {}
     for tensor in tensors if layers else ():
         if tensor.role is Role.WEIGHTS:
             along = nodes_along(objects, raw_key(tensor))
-            kind = kind_along(layers[at] for at in along if at in layers)
+            kind = kind_along((layers[at] for at in along if at in layers), orders)
             if kind is not None:
                 found[tensor.name] = kind if len(tensor.shape) > 1 else plain(kind)
     return found

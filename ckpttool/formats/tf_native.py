@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpttool.checkpoint import Tensor
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.tf_graph import graph_of
 from ckpttool.formats.tf_objects import name_of, read_graph
+from ckpttool.wire.jsontext import parse_json
 
 GRAPH, KEYS = "tensorflow.object_graph", "tensorflow.keys"
 _ANY_BYTES = "surrogateescape"
@@ -49,8 +50,8 @@ def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
 def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
     """Return the keys that the native parts tell, by name; None where they tell none."""
     try:
-        told = json.loads(native[KEYS])
-    except (KeyError, ValueError, RecursionError):
+        told = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
+    except CheckpointError:
         return None
     is_told = isinstance(told, dict) and all(isinstance(key, str) for key in told.values())
     return told if is_told else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,16 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats.folding import Parts, fold
 from ckpttool.formats.objects import call_of, mapped_of
 from ckpttool.formats.tree_encoding import SAFE_INTEGER
-from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global, Opaque
+from ckpttool.wire.pickled import (
+    MAPPINGS,
+    NDARRAY,
+    NOTHING,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Opaque,
+    views_memory,
+)
 from ckpttool.wire.trust import Trust, trust
 
 MAX_KEY_PARTS = 1000
@@ -21,8 +31,8 @@ MAX_COLLISIONS = 1000
 """How many keys may have one hash."""
 
 _OWN = (NDARRAY, REQUIRES_GRAD)
-_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
-_MAPPINGS = frozenset({"OrderedDict", "defaultdict", "Counter"})
+_INTEGER = re.compile("-?0x[0-9a-f]+")
+_FLOAT = re.compile("[0-9a-f]{16}")
 _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
@@ -98,7 +108,7 @@ class _Decoding:
 
     def _mapping(self, name: Any, form: dict[str, Any]) -> Parts:
         kind = Global(*_of_texts(name))
-        if kind.module != "collections" or kind.name not in _MAPPINGS:
+        if kind not in MAPPINGS:
             raise ValueError(f"{kind}, which is no known dictionary")
         pairs = _flat(form.get("pairs", []))
 
@@ -115,6 +125,8 @@ class _Decoding:
 
     def _call(self, name: Any, form: dict[str, Any]) -> Parts:
         function = Global(*_of_texts(name))
+        if function == NOTHING and len(form) == 1:
+            return Parts([], lambda done: Call(NOTHING, ()))
         if function not in _OWN:
             self._global(name, form)
         pairs = [_pair(pair) for pair in _of(list, form.get("pairs", []))]
@@ -124,14 +136,12 @@ class _Decoding:
 
         def make(done: list[Any]) -> Call:
             args, items, state, *flat = done
-            if isinstance(state, dict) and not _MEMORY_VIEWS.isdisjoint(state):
+            if views_memory(state):
                 raise ValueError("an object that lets NumPy view any memory")
             if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
-            call = call_of(function, tuple(args), None, state, items, made)
-            call.is_new = form.get("new") is True
-            return call
+            return call_of(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
 
         return Parts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
 
@@ -199,14 +209,14 @@ def _to_float(value: Any) -> float:
     text = _of(str, value) if not isinstance(value, float) else str(value)
     if text in ("nan", "inf", "-inf"):
         return float(text)
-    if len(text) != 16:
+    if not _FLOAT.fullmatch(text):
         raise ValueError(f"{text[:20]!r} is no float")
     number: float = struct.unpack(">d", bytes.fromhex(text))[0]
     return number
 
 
 def _to_int(value: Any) -> int:
-    if not _of(str, value).removeprefix("-").startswith("0x"):
+    if not _INTEGER.fullmatch(_of(str, value)):
         raise ValueError(f"{value[:20]!r} is no integer in hexadecimal digits")
     return int(value, 16)
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
+from ckpttool.formats.belonging import is_of_module, is_of_optimizer
 from ckpttool.formats.telling import KeyText, Teller, in_order, inner
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
 
@@ -16,6 +17,8 @@ MAX_DEPTH = 500
 MAX_REPEATS = 200_000
 """How often containers may be met again: what is shared is told at each place, and can multiply at will."""
 _MAX_KEY_BITS = 64
+_MAX_STATE_DEPTH = 32
+"""How deep state dicts are told from other dictionaries."""
 
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 _SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
@@ -43,10 +46,17 @@ class Budget:
 
 @dataclass(slots=True)
 class Flat(Generic[T]):
-    """A tree taken apart: tensors by path in the order of the tree, and the rest as plain data."""
+    """A tree taken apart: tensors by path in the order of the tree, and the rest as plain data.
+
+    Attributes:
+        modules: Paths of the state dicts of modules, which PyTorch marks with the versions of the modules.
+        optimizers: Paths of the state dicts of optimizers.
+    """
 
     tensors: list[tuple[Path, T]] = field(default_factory=list)
     plain: Any = None
+    modules: set[Path] = field(default_factory=set)
+    optimizers: set[Path] = field(default_factory=set)
 
 
 class _Gone:
@@ -165,6 +175,11 @@ class _Flattening(Generic[T]):
             raise LimitExceeded(self._where, f"more than {MAX_REPEATS:,} repetitions of shared objects")
         self._known.add(id(node))
         self._entered.add(id(node))
+        if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
+            if is_of_module(node):
+                self._flat.modules.add(path)
+            elif is_of_optimizer(node):
+                self._flat.optimizers.add(path)
         self._stack.append(_Open(path, node, {}, parts, key))
 
     def _path_part(self, key: Any) -> str | int:

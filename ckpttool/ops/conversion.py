@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpttool.report import Finding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertWishes:
@@ -17,6 +19,7 @@ class ConvertWishes:
         layout: Whether weights stay as they are stored, or get the layout and names of a framework.
         mapping: Path of a map file.
         model: Path of a checkpoint whose names, layouts and architecture the target gets.
+        by_order: Whether layers that are alike are paired with those of the model by their order.
         shard_size: The most bytes of one file of the target.
         strict: Whether what can't be carried is refused.
         force: Whether a checkpoint that stands in the target's place may be replaced.
@@ -30,6 +33,7 @@ class ConvertWishes:
     layout: Literal["as-is", "torch", "keras"] = "as-is"
     mapping: str | None = None
     model: str | None = None
+    by_order: bool = False
     shard_size: int | None = None
     strict: bool = False
     force: bool = False
@@ -60,6 +64,8 @@ class Converted:
         dropped: What of the source it doesn't hold.
         notes: What was done that the command line didn't say word by word.
         mismatches: In what it differed from the source, a sentence each; it was removed then.
+        safety: What loading it with its framework could run.
+        warnings: What kills left beside it, and could not be cleared, a sentence each.
     """
 
     sources: tuple[str, ...]
@@ -72,3 +78,5 @@ class Converted:
     dropped: tuple[Dropped, ...] = ()
     notes: tuple[str, ...] = ()
     mismatches: tuple[str, ...] = ()
+    safety: tuple[Finding, ...] = ()
+    warnings: tuple[str, ...] = ()

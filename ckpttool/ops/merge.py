@@ -9,8 +9,9 @@ from dataclasses import replace
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.ops.conversion import Converted, ConvertWishes
-from ckpttool.ops.convert import Plan, carry_out, model_of, plan
+from ckpttool.ops.convert import carry_out
 from ckpttool.ops.merging import gathered
+from ckpttool.ops.planning import Plan, model_of, plan
 from ckpttool.ops.whole import Whole
 from ckpttool.work import Advance
 
@@ -46,21 +47,5 @@ def plan_merge(whole: Whole, target: str, wishes: ConvertWishes, model: Checkpoi
     dropped = whole.dropped if wishes.only == "all" else ()
     if dropped and wishes.strict:
         raise UsageError(f"{dropped[0].path} can't be carried: {dropped[0].why} (--strict)")
-    for path in whole.sources:
-        _require_apart(target, path)
-    made = plan(whole.checkpoint, target, wishes, model)
-    return replace(
-        made,
-        sources=whole.sources,
-        dropped=(*dropped, *made.dropped),
-        notes=(*whole.notes, *made.notes),
-    )
-
-
-def _require_apart(target: str, source: str) -> None:
-    """Require that a target is no source, and lies in none."""
-    place, own = os.path.realpath(target), os.path.realpath(source)
-    if place == own:
-        raise UsageError(f"{target} is what is read")
-    if os.path.isdir(own) and place.startswith(own + os.sep):
-        raise UsageError(f"{target} lies inside {source}, which is read")
+    made = plan(whole.checkpoint, target, wishes, model, sources=whole.sources)
+    return replace(made, dropped=(*dropped, *made.dropped), notes=(*whole.notes, *made.notes))

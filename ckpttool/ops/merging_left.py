@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.deepspeed import KINDS
 from ckpttool.formats.deepspeed_zero import STATES
 from ckpttool.ops.conversion import Dropped
-from ckpttool.ops.merging_ranks import BASE, FLAT, INNER, MASTERS, Job
+from ckpttool.ops.merging_ranks import BASE, FLAT, INNER, MASTERS, Job, stem, told_in
 
 OF_PARTITIONS = frozenset(
     {
@@ -43,20 +43,20 @@ def left_out(checkpoint: Checkpoint, job: Job) -> Iterator[Dropped]:
     """Yield what no parameter is made of, and the first rank does not say as well."""
     first = checkpoint.metadata
     for path in job.others:
-        own = _told(checkpoint, path)
-        yield from _differing(_stem(path), first, own, OF_PARTITIONS)
-        below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == _stem(path)}
+        own = told_in(checkpoint, path)
+        yield from _differing(stem(path), first, own, OF_PARTITIONS)
+        below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
         for key in sorted(below - OF_PARTITIONS):
-            yield Dropped(f"{_stem(path)}.{key}", _DIFFERS)
+            yield Dropped(f"{stem(path)}.{key}", _DIFFERS)
     ranks = [rank for stage in job.stages for rank in stage.ranks]
     for rank in ranks[1:]:
         states, wanted = rank.told.get(STATES), ranks[0].told.get(STATES)
         if isinstance(states, Mapping) and isinstance(wanted, Mapping):
-            yield from _differing(f"{_stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
+            yield from _differing(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
-        if _stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
-            yield Dropped(_stem(name), "a file beside the model and its optimizer")
+        if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
+            yield Dropped(stem(name), "a file beside the model and its optimizer")
 
 
 def _differing(
@@ -70,12 +70,3 @@ def _differing(
 def _are_equal(one: object, two: object) -> bool:
     """Tell whether plain data are equal, NaN to NaN."""
     return repr(one) == repr(two)
-
-
-def _told(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
-    told = checkpoint.metadata.get(_stem(path))
-    return told if isinstance(told, Mapping) else {}
-
-
-def _stem(path: str) -> str:
-    return os.path.splitext(os.path.basename(path))[0]

@@ -87,18 +87,18 @@ def job_of(checkpoint: Checkpoint) -> Job:
         elif match := OPTIMIZER_STATES.fullmatch(name):
             optimizers[int(match["mp"]), int(match["dp"])] = entry.path
     first = models[min(models)]
-    stems.discard(_stem(first))
+    stems.discard(stem(first))
     below: dict[str, dict[Path, Tensor]] = defaultdict(dict)
     for tensor in checkpoint.tensors:
         if tensor.path[0] in stems:
             below[str(tensor.path[0])][tensor.path[1:]] = tensor
     stages: dict[int, Stage] = {}
     for mp, dp in sorted(models):
-        told = _told(checkpoint, models[mp, dp], first)
+        told = checkpoint.metadata if models[mp, dp] == first else told_in(checkpoint, models[mp, dp])
         stages.setdefault(mp, Stage(shapes_of(told.get("param_shapes")), []))
     for (mp, dp), path in sorted(optimizers.items()):
         if mp in stages:
-            stages[mp].ranks.append(_rank(dp, path, _told(checkpoint, path, first), below[_stem(path)]))
+            stages[mp].ranks.append(_rank(dp, path, told_in(checkpoint, path), below[stem(path)]))
     ranks = [rank for stage in stages.values() for rank in stage.ranks]
     told_stage = next((stage_told(rank.told) for rank in ranks), None)
     world = checkpoint.metadata.get("dp_world_size")
@@ -113,13 +113,14 @@ def job_of(checkpoint: Checkpoint) -> Job:
     )
 
 
-def _stem(path: str) -> str:
+def stem(path: str) -> str:
+    """Return the name below which the content of a file lies."""
     return os.path.splitext(os.path.basename(path))[0]
 
 
-def _told(checkpoint: Checkpoint, path: str, first: str) -> Mapping[str, Any]:
-    """Return what a file says beside its tensors; the first model states say it at the root."""
-    told = checkpoint.metadata if path == first else checkpoint.metadata.get(_stem(path))
+def told_in(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
+    """Return what a file says beside its tensors; the first model states say it at the root instead."""
+    told = checkpoint.metadata.get(stem(path))
     return told if isinstance(told, Mapping) else {}
 
 

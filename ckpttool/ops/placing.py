@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError, from_os_error
-from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.fluid_siblings import only_serial
+from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.replacing import check_replaceable
 from ckpttool.writing import SUFFIXES, WRITERS, format_of
 
 _HDF5 = "keras-h5"
@@ -43,49 +43,83 @@ def format_for(target: str, wishes: ConvertWishes, *, has_architecture: bool) ->
     return found
 
 
-def check_place(target: str, sources: Sequence[Checkpoint], wishes: ConvertWishes) -> list[str] | None:
+def check_place(
+    target: str,
+    opened: Sequence[Checkpoint],
+    wishes: ConvertWishes,
+    *,
+    is_prefix: bool = False,
+    also: Sequence[str] = (),
+) -> list[str] | None:
     """Require that a target may stand where it is to; return the names beside it that give way to it.
 
-    Returns None where nothing stands there.
+    Args:
+        target: Where it is to stand.
+        opened: What is read.
+        wishes: Whether what stands there may be replaced.
+        is_prefix: Whether the target is several files behind its name.
+        also: Further paths that are read.
+
+    Returns None where nothing stands there. What does goes with the manifests that are about it.
 
     Raises:
         UsageError: Something is in its place and may not go, or it is what is read, or lies inside that.
         CheckpointError: The place can't be looked at, or can't be written to.
     """
-    parent = os.path.dirname(target.rstrip(os.sep)) or os.curdir
-    _check_parent(parent)
-    for source in sources:
+    bare = target.rstrip(os.sep)
+    parent, name = os.path.split(bare)
+    if name in ("", os.curdir, os.pardir):
+        raise UsageError(f"{target!r}: no name that a target can have")
+    parent = parent or os.curdir
+    beside = _listed(parent)
+    for path in also:
+        _check_outside(target, path)
+    for source in opened:
         _check_apart(target, source)
-    found = _standing(target)
+    found = _standing(name, beside, is_prefix=is_prefix)
     if not found:
         return None
     if not wishes.force:
         raise UsageError(f"{os.path.join(parent, found[0])} is there already (--force replaces it)")
-    is_directory = os.path.isdir(target) and not os.path.islink(target)
-    if is_directory and unit_at(target) is None and only_serial(target) is None:
-        raise UsageError(f"{target} is a directory, and no checkpoint: it is not replaced")
-    return found
+    for one in found:
+        check_replaceable(os.path.join(parent, one))
+    manifests = {one + ending for one in (name, *found) for ending in SIDECARS} & beside - {*found}
+    return [*found, *sorted(one for one in manifests if os.path.isfile(os.path.join(parent, one)))]
 
 
-def _check_parent(parent: str) -> None:
+def _listed(parent: str) -> frozenset[str]:
+    """Return the names in a directory that can be written to.
+
+    Raises:
+        CheckpointError: It can't be looked at, or can't be written to.
+    """
     try:
-        os.listdir(parent)
+        names = os.listdir(parent)
     except OSError as error:
         raise from_os_error(error, parent) from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise AccessDenied(parent, "nothing can be written there")
+    return frozenset(names)
 
 
 def _check_apart(target: str, source: Checkpoint) -> None:
     place = os.path.realpath(target)
     files = {os.path.realpath(entry.path) for entry in source.files}
     whole = os.path.realpath(source.path)
-    if place == whole or place in files or (os.path.lexists(target) and _is_same(target, files | {whole})):
+    if place in files or (os.path.lexists(target) and _is_same(target, files | {whole})):
         raise UsageError(f"{target} is what is read")
-    if os.path.isdir(whole) and place.startswith(whole + os.sep):
-        raise UsageError(f"{target} lies inside {source.path}, which is read")
+    _check_outside(target, source.path)
     if any(one.startswith(place + os.sep) for one in files):
         raise UsageError(f"{target} holds what is read")
+
+
+def _check_outside(target: str, source: str) -> None:
+    """Require that a target is not a path that is read, and does not lie in it."""
+    place, whole = os.path.realpath(target), os.path.realpath(source)
+    if place == whole:
+        raise UsageError(f"{target} is what is read")
+    if os.path.isdir(whole) and place.startswith(whole + os.sep):
+        raise UsageError(f"{target} lies inside {source}, which is read")
 
 
 def _is_same(target: str, others: set[str]) -> bool:
@@ -95,15 +129,10 @@ def _is_same(target: str, others: set[str]) -> bool:
     )
 
 
-def _standing(target: str) -> list[str]:
+def _standing(name: str, beside: Iterable[str], *, is_prefix: bool) -> list[str]:
     """Return the names of what stands in the place of a target: itself, or the files behind the prefix."""
-    directory, name = os.path.split(target.rstrip(os.sep))
     behind = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
-    try:
-        entries = os.listdir(directory or os.curdir)
-    except OSError as error:
-        raise from_os_error(error, directory or os.curdir) from error
-    return sorted(entry for entry in entries if entry == name or behind.fullmatch(entry))
+    return sorted(one for one in beside if one == name or (is_prefix and behind.fullmatch(one)))
 
 
 def check_space(target: str, nbytes: int) -> None:

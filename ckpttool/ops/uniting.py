@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from ckpttool.checkpoint import Tensor
 from ckpttool.formats.carried import encoded
+from ckpttool.formats.likeness import are_alike
 from ckpttool.formats.objects import mapped_of
 from ckpttool.wire.pickled import Mapped
 
 _MAX_DEPTH = 100
 _SHOWN = 60
-_ATOMS = (bool, int, float, str, bytes, type(None))
 
 
 class Conflict(ValueError):
@@ -55,11 +57,12 @@ def _either(one: object, two: object, path: tuple[str, ...]) -> object:
 
 
 def _are_equal(one: object, two: object) -> bool:
-    if type(one) is not type(two):
-        return False
-    if type(one) in _ATOMS:
-        return one == two or (one != one and two != two)
-    return one is two or encoded(one) == encoded(two)
+    """Tell whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
+    return one is two or are_alike(one, two) or (type(one) is type(two) and _spelled(one) == _spelled(two))
+
+
+def _spelled(tree: object) -> str:
+    return json.dumps(encoded(tree))
 
 
 def _told(value: object) -> str:

@@ -47,24 +47,8 @@ def changed(
     native: Mapping[str, bytes],
 ) -> Checkpoint:
     """Return a checkpoint that holds something else of the same files; it closes them."""
-    return Checkpoint(
-        path=checkpoint.path,
-        format=checkpoint.format,
-        variant=checkpoint.variant,
-        tensors=tensors,
-        files=checkpoint.files,
-        spans=checkpoint.spans,
-        metadata=lambda: metadata,
-        training=lambda: checkpoint.training,
-        layers=lambda: checkpoint.layers,
-        own_names=lambda: checkpoint.own_names,
-        tree=lambda: tree,
-        native=lambda: native,
-        producer=checkpoint.producer,
-        findings=checkpoint.findings,
-        safety=checkpoint.safety,
-        complete=checkpoint.complete,
-        close=checkpoint.close,
+    return checkpoint.but(
+        tensors=tensors, metadata=lambda: metadata, tree=lambda: tree, native=lambda: native
     )
 
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ckpttool.checkpoint import Checkpoint, Extent, Span, Tensor
-from ckpttool.comparing.comparing import (
-    Comparison,
-    Failure,
-    NotCompared,
-    Outcome,
-    Side,
-    Tolerance,
-    compare_all,
-)
-from ckpttool.formats.carried import encoded
-from ckpttool.formats.objects import carried
+from ckpttool.ops.returned import unreturned
 from ckpttool.report import Severity
 from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.scan import scan
@@ -24,7 +14,8 @@ from ckpttool.work import Advance
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import Writer
 
-_BITWISE = Tolerance(bitwise=True)
+_AT_ONCE = 1 << 12
+"""How many tensors are read back at once: what is noted of each takes memory."""
 
 
 def mismatches(
@@ -58,17 +49,16 @@ def mismatches(
         if other is None:
             yield f"{name} is missing"
         elif (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
-            stood, wanted = (f"{one.dtype} {list(one.shape)}" for one in (other, tensor))
-            yield f"{name} is {stood} instead of {wanted}"
+            stands, was = (f"{one.dtype} {list(one.shape)}" for one in (other, tensor))
+            yield f"{name} is {stands} instead of {was}"
         elif tensor.shares_with is None:
             pairs.append((tensor, other))
-        elif other.shares_with is None and tensor.nbytes:
-            yield f"{name} isn't tied to {tensor.shares_with} any more"
-    wanted_names = {writer.named(tensor) for tensor in content.tensors}
-    yield from (f"{name} is one too many" for name in found if name not in wanted_names)
+    wanted = {writer.named(tensor) for tensor in content.tensors}
+    yield from (f"{name} is one too many" for name in found if name not in wanted)
+    if len(found) < len(opened.tensors):
+        yield f"{len(opened.tensors) - len(found):,} names are two tensors'"
+    yield from unreturned(content, opened, writer)
     yield from _differing(pairs, written, jobs, advance)
-    if content.tree is not None and encoded(carried(content.tree)) != encoded(carried(opened.tree)):
-        yield "what is not a tensor came back as something else"
 
 
 def _differing(
@@ -83,17 +73,43 @@ def _differing(
         if own is None or not isinstance(values, Contiguous) or values.swap != 1:
             others.append((tensor, found))
         else:
-            extent = found.extent or Extent(values.source.path, values.offset, values.nbytes)
-            read = reader_from(values.source, values.offset)
-            spans.append(Span(extent, tensor.name, read, own.own, algorithm=own.algorithm))
-    for one in scan(spans, jobs=jobs, values=False, advance=advance):
-        if one.failure is not None:
-            yield f"{one.span.where}: {one.failure.reason}"
-        elif not one.matches:
-            yield f"{one.span.where}: its values are others"
-    outcomes = compare_all(others, _BITWISE, jobs=jobs, advance=advance)
-    for (tensor, _), outcome in zip(others, outcomes, strict=True):
-        yield from (f"{tensor.name}: {text}" for text in _values(outcome))
+            spans.append((own, found, values))
+    for at in range(0, len(spans), _AT_ONCE):
+        batch = (_span(*one) for one in spans[at : at + _AT_ONCE])
+        for one in scan(batch, jobs=jobs, values=False, advance=advance):
+            if one.failure is not None:
+                yield f"{one.span.where}: {one.failure.reason}"
+            elif not one.matches:
+                yield f"{one.span.where}: its values are others"
+    if others:
+        yield from _compared(others, jobs, advance)
+
+
+def _compared(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
+    """Yield which tensors hold other elements, by reading both sides.
+
+    Raises:
+        CheckpointError: The source can't be read any more.
+    """
+    from ckpttool.comparing.comparing import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
+
+    outcomes = compare_all(pairs, Tolerance(bitwise=True), jobs=jobs, advance=advance)
+    for (tensor, _), outcome in zip(pairs, outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            if outcome.side is Side.A:
+                raise outcome.error
+            yield f"{tensor.name}: {outcome.error.reason}"
+        elif isinstance(outcome, NotCompared):
+            yield f"{tensor.name}: not compared: {outcome.why}"
+        elif isinstance(outcome, Comparison) and not outcome.equal:
+            yield f"{tensor.name}: its values are others"
+
+
+def _span(own: Written, found: Tensor, values: Contiguous) -> Span:
+    """Return the bytes of a tensor that was written, with the checksum that they should have."""
+    extent = found.extent or Extent(values.source.path, values.offset, values.nbytes)
+    read = reader_from(values.source, values.offset)
+    return Span(extent, own.tensor.name, read, own.own, algorithm=own.algorithm)
 
 
 def _structural(opened: Checkpoint) -> Iterator[str]:
@@ -102,14 +118,3 @@ def _structural(opened: Checkpoint) -> Iterator[str]:
             yield f"{finding.where or 'structure'}: {finding.message}"
     if not opened.complete:
         yield "it is not complete"
-
-
-def _values(outcome: Outcome) -> Iterator[str]:
-    if isinstance(outcome, Failure):
-        if outcome.side is Side.A:
-            raise outcome.error
-        yield outcome.error.reason
-    elif isinstance(outcome, NotCompared):
-        yield f"not compared: {outcome.why}"
-    elif isinstance(outcome, Comparison) and not outcome.equal:
-        yield "its values are others"

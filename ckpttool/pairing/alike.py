@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import Item
@@ -15,6 +15,8 @@ from ckpttool.pairing.words import Words, leaf
 Layers = dict[Steps, dict[str, Item]]
 Order = Mapping[str, int]
 _BOOKKEEPING = "num_batches_tracked"
+_GROUPS = ("/layers/", "layers.")
+"""How keys, and names without a key, begin in a file of Keras that has groups for layers."""
 
 
 def by_layers(unpaired: Unpaired, orders: tuple[Order, Order]) -> list[Pair]:
@@ -83,14 +85,22 @@ def _pairs(sides: Collection[Layers], keyed: Sequence[Mapping[Hashable, Steps]])
 
 
 def order_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return where each layer stands in the configuration of a model of Keras, by its name."""
+    """Return where each layer stands in a model of Keras, by its name.
+
+    A configuration says it; without one, the groups do, which lie in the model's order class by class.
+    """
     told = checkpoint.metadata.get("model_config")
     config = told.get("config") if isinstance(told, dict) else None
     layers = config.get("layers") if isinstance(config, dict) else config
-    if not isinstance(layers, list):
-        return {}
-    names = [_name(layer) for layer in layers]
-    return {name: at for at, name in enumerate(names) if name}
+    stored = [one for one in checkpoint.tensors if (one.key or one.name).startswith(_GROUPS)]
+    if any(one.key is None for one in stored):
+        return {}  # groups with the names of other layers
+    names = [_name(layer) for layer in layers] if isinstance(layers, list) else [*map(_outermost, stored)]
+    return {name: at for at, name in enumerate(dict.fromkeys(names)) if name}
+
+
+def _outermost(tensor: Tensor) -> str:
+    return str(tensor.path[0])
 
 
 def _name(layer: object) -> str:

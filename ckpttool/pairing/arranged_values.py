@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import Tensor, Values
 from ckpttool.dtypes import DType, numpy_dtype
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.chunks import Chunked
+from ckpttool.wire.gathering import BOX_BYTES, boxes, copy, filled
 from ckpttool.wire.h5values import Streamed, slabs
 from ckpttool.wire.readable import Contiguous, InMemory, swapped
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.strided import Strided, boxes
+from ckpttool.wire.strided import Strided
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     Box = tuple[tuple[int, ...], np.ndarray[Any, Any]]
     """Where a box begins, and its elements."""
 
-PASS_BYTES = 1 << 25
+PASS_BYTES = BOX_BYTES
 """How many bytes are put in order in memory, where the elements can only be read in their own order."""
 
 _BOX_BYTES = 1 << 22
@@ -113,37 +115,43 @@ class Reordered:
     piece: Piece
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        import numpy as np
-
-        itemsize = self.piece.tensor.dtype.itemsize
         shape = tuple(self.piece.count[axis] for axis in self.piece.order)
-        if 0 in shape:
-            return
-        step = max(16, limit - limit % 16)
-        for start, lengths in boxes(shape, max(1, PASS_BYTES // itemsize)):
-            gathered = self._gathered(start, lengths).reshape(-1).view(np.uint8)
-            for at in range(0, gathered.nbytes, step):
-                yield memoryview(gathered.data)[at : at + step]
+        return filled(shape, self.piece.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
 
     def once(self) -> Reordered:
         return self
 
-    def _gathered(self, start: tuple[int, ...], lengths: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return a box of the result, one item an element."""
+    def _fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
+        """Fill an array with the box of the result that begins at an index."""
         import numpy as np
 
-        piece, item = self.piece, np.dtype(f"V{self.piece.tensor.dtype.itemsize}")
-        result = np.empty(lengths, item)
+        piece = self.piece
         low, high = list(piece.start), list(piece.start)
-        for axis, at, length in zip(piece.order, start, lengths, strict=True):
+        for axis, at, length in zip(piece.order, start, into.shape, strict=True):
             low[axis] += at
             high[axis] += at + length
-        within = result.transpose(np.argsort(piece.order))  # a view whose axes are the stored ones
+        within = into.transpose(np.argsort(piece.order))  # a view whose axes are the stored ones
         parts = list(_by_gate(within, low, high, piece.gates))
-        for first, box in _stored_boxes(piece, low, high, item):
-            for into, begins, ends in parts:
-                _copy(box, first, into, begins, ends)
-        return result
+        fill = _filler(piece)
+        if fill is not None:
+            for part, begins, _ in parts:
+                fill(tuple(begins), part)
+            return
+        for first, box in _stored_boxes(piece, low, high, into.dtype):
+            for part, begins, ends in parts:
+                _copy(box, first, part, begins, ends)
+
+
+def _filler(piece: Piece) -> Callable[[tuple[int, ...], np.ndarray[Any, Any]], None] | None:
+    """Return what fills a box of stored elements without reading others, None where nothing can."""
+    stored, values = strided(piece.tensor), piece.tensor.values
+    if stored is not None:
+        shape = tuple(length for parts in piece.cuts for length in parts)
+        order = tuple(range(len(shape)))
+        return _viewed(replace(piece, start=(0,) * len(shape), count=shape, order=order), stored).fill
+    if isinstance(values, Chunked) and all(len(parts) == 1 for parts in piece.cuts):
+        return values.fill
+    return None
 
 
 def _by_gate(
@@ -174,7 +182,7 @@ def _copy(
     if all(a < b for a, b in zip(begin, end, strict=True)):
         place = tuple(slice(a - s, b - s) for a, b, s in zip(begin, end, low, strict=True))
         source = tuple(slice(a - s, b - s) for a, b, s in zip(begin, end, first, strict=True))
-        into[place] = box[source]
+        copy(box[source], into[place])
 
 
 def _stored_boxes(piece: Piece, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:

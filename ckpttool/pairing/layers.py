@@ -113,7 +113,7 @@ def _keras_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor],
     if checkpoint.format in _NUMBERING and _all_numbered(group):
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
         kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_shapes(shapes)
-        names = _order(kind, len(group)) if len(shapes) == len(group) else None
+        names = _order(kind, len(group), told or "") if len(shapes) == len(group) else None
         return (
             Layer(place, None, group)
             if names is None
@@ -194,11 +194,15 @@ _ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
         for kind in ("lstm", "gru", "rnn")
     },
 }
-"""In which order Keras numbers a layer's variables; a batch norm with three has lost one of two."""
+"""In which order Keras numbers a layer's variables; which one a batch norm with three lacks must be told."""
+
+_WITHOUT = " without "
 
 
-def _order(kind: str | None, count: int) -> tuple[str, ...] | None:
-    return next((names for names in _ORDERS.get(kind, ()) if len(names) == count), None)
+def _order(kind: str | None, count: int, told: str) -> tuple[str, ...] | None:
+    lacking = told.partition(_WITHOUT)[2].split(" and ")
+    orders = (tuple(name for name in names if name not in lacking) for names in _ORDERS.get(kind, ()))
+    return next((names for names in orders if len(names) == count), None)
 
 
 def _checked(place: Steps, kind: str | None, variables: Mapping[str, Tensor], told: str | None) -> Layer:
@@ -221,7 +225,7 @@ def _flattened(place: Steps, variables: Mapping[str, Tensor], shape: str | None)
     axes = tuple(map(int, shape.replace(",", " ").split())) if shape else ()
     if sum(length != 1 for length in axes) <= 1 and axes:
         return Layer(place, "dense", variables)
-    if len(axes) < 3:
+    if not axes:
         return Layer(place, "named", variables)
     return Layer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.render.json import finding
+
 if TYPE_CHECKING:
     from ckpttool.ops.conversion import Converted
 
@@ -23,4 +25,5 @@ def convert_document(converted: Converted) -> dict[str, Any]:
         "dropped": [{"path": one.path, "why": one.why} for one in converted.dropped],
         "notes": [*converted.notes],
         "mismatches": [*converted.mismatches],
+        "safety": [finding(one) for one in converted.safety],
     }

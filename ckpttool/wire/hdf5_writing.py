@@ -32,6 +32,9 @@ MAX_ATTRIBUTE = 64_512
 MAX_NAME = 60_000
 """The most bytes of a link's name; the heap that holds them ends at 64 KiB."""
 
+MAX_ATTRIBUTES = 1 << 12
+"""The most attributes of a group."""
+
 _PAGE = 1 << 16
 _META_BLOCK = 1 << 16
 
@@ -63,6 +66,31 @@ class Plan:
     links: dict[Parts, Parts] = field(default_factory=dict)
     texts: dict[Parts, bytes] = field(default_factory=dict)
     attributes: dict[Parts, Mapping[str, Attribute]] = field(default_factory=dict)
+
+
+def attribute_fault(name: str, value: object) -> str | None:
+    """Return why HDF5 can't hold an attribute so that it is read again as it was, or None."""
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = [one for one in values if isinstance(one, str)]
+    if not name or not all(map(_is_text, (name, *texts))):
+        return "it is empty, has a NUL, or is no valid text"
+    integers = [one for one in values if isinstance(one, int)]
+    if any(not -1 << 63 <= one < 1 << 64 for one in integers):
+        return "a number of more than 64 bits"
+    if min(integers, default=0) < 0 and max(integers, default=0) >= 1 << 63:
+        return "numbers of which 64 bits hold either the lowest or the highest"
+    if texts and len(texts) < len(values):
+        return "texts and numbers in one list"
+    width = max((len(one.encode()) for one in texts), default=8)
+    nbytes = len(name.encode()) + (len(values) * max(1, width) if isinstance(value, list | tuple) else 0)
+    return f"{nbytes:,} bytes, and at most {MAX_ATTRIBUTE:,} fit" if nbytes > MAX_ATTRIBUTE else None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
 
 
 class _Memory(io.RawIOBase):

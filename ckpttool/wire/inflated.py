@@ -19,6 +19,7 @@ class Inflated(Readable):
     To read backwards starts again from the beginning.
     """
 
+    forwards: ClassVar[bool] = True
     _called: ClassVar[str] = "record"
 
     def __init__(self, source: Source, offset: int, stored: int, size: int, where: str) -> None:

@@ -46,7 +46,9 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-def parse_json(path: str, data: bytes, what: str, *, constants: bool = False) -> Any:
+def parse_json(
+    path: str, data: bytes, what: str, *, constants: bool = False, surrogates: bool = False
+) -> Any:
     """Return what JSON text in UTF-8 holds; an object with a key twice is a ``Doubled``.
 
     Args:
@@ -54,6 +56,7 @@ def parse_json(path: str, data: bytes, what: str, *, constants: bool = False) ->
         data: The text.
         what: What the text is, for errors and their codes: ``header``, ``index``.
         constants: Whether NaN and Infinity, which Python writes, are accepted.
+        surrogates: Whether lone surrogates are, in which Python keeps bytes that are no UTF-8.
 
     Raises:
         DamagedCheckpoint: It is not JSON.
@@ -77,7 +80,7 @@ def parse_json(path: str, data: bytes, what: str, *, constants: bool = False) ->
         tree = json.loads(text, object_pairs_hook=_object, parse_int=_number, parse_constant=constant)
         if _is_deeper(tree, MAX_DEPTH):
             raise deep
-        if _SURROGATE.search(text):
+        if not surrogates and _SURROGATE.search(text):
             json.dumps(tree, ensure_ascii=False).encode()
     except RecursionError as failure:
         raise deep from failure

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.literals import LITERALS, U1, U4, U8, Operation, decimal
-from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
+from ckpttool.wire.pickled import Call, Global, Mapped, Persistent, views_memory
 
 if TYPE_CHECKING:
     from ckpttool.wire.interpreter import Interpreter
@@ -248,14 +248,11 @@ def _mark_new(vm: Interpreter) -> None:
         made.is_new = True
 
 
-_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
-
-
 @_opcode(0x62)  # b
 def _build(vm: Interpreter) -> None:
     state = vm.stack.pop()
     target = vm.stack[-1]
-    if isinstance(state, dict) and not state.keys().isdisjoint(_MEMORY_VIEWS):
+    if views_memory(state):
         vm.misused("an object that lets NumPy view any memory is made")
     if not isinstance(target, Call | Mapped):
         what = f"the name {target}" if isinstance(target, Global) else f"a {type(target).__name__.lower()}"

@@ -79,10 +79,27 @@ class Opaque:
     content: object = None
 
 
+MAPPINGS = frozenset(Global("collections", name) for name in ("OrderedDict", "defaultdict", "Counter"))
+"""The classes of dictionaries that a ``Mapped`` may stand for."""
+NOTHING = Global("types", "NoneType")
+"""``Call(NOTHING, ())`` is the tree of what holds None and nothing else; without a tree it is None itself."""
 REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
 """``Call(REQUIRES_GRAD, (tensor,))`` is a tensor with gradients that is no parameter."""
 NDARRAY = Global("numpy", "asarray")
 """``Call(NDARRAY, (tensor,))`` is a NumPy array of these elements."""
+
+
+_MEMORY_VIEWS = frozenset({"__array_interface__", "__array_struct__"})
+
+
+def views_memory(state: object) -> bool:
+    """Tell whether attributes let NumPy view any memory as an array."""
+    return isinstance(state, dict) and not state.keys().isdisjoint(_MEMORY_VIEWS)
+
+
+def is_gone(node: object) -> bool:
+    """Tell whether a node can't be carried, and nothing stands in for it."""
+    return isinstance(node, Opaque) and node.content is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

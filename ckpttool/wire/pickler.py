@@ -7,7 +7,7 @@ Source: CPython ``Lib/pickle.py``; PyTorch ``torch/_weights_only_unpickler.py``,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpttool.checkpoint import Tensor
@@ -33,12 +33,11 @@ from ckpttool.wire.opcode_text import (
     spelled_int,
     spelled_text,
 )
-from ckpttool.wire.pickled import Call, Global, Mapped, Opaque
+from ckpttool.wire.pickled import MAPPINGS, NOTHING, Call, Global, Mapped, Opaque, is_gone
 from ckpttool.wire.tensor_pickling import spelled_call, spelled_tensor
 from ckpttool.wire.trust import Trust, trust
 
 _PYTHON_2 = {"builtins": "__builtin__", "copyreg": "copy_reg"}
-_MAPPINGS = frozenset({"OrderedDict", "defaultdict", "Counter"})
 _SHAREABLE = (list, tuple, set, frozenset, dict, bytearray, Call, Tensor)
 _LONGEST_KNOWN = 1 << 10
 """Texts up to so many characters are written once."""
@@ -90,7 +89,7 @@ def pickle_into(
 
 
 class _Pickling:
-    """A pickle on its way: what is still to be written lies on a stack, the next thing on top."""
+    """A pickle on its way: on a stack lies what is still to be written, of each node that was begun."""
 
     def __init__(
         self,
@@ -105,26 +104,31 @@ class _Pickling:
 
     def run(self, tree: object) -> None:
         self._write(b"\x80\x02")
-        todo: list[object] = [tree]
+        todo: list[Iterator[Any]] = [iter([tree])]
         pieces = bytearray()
         while todo:
-            item = todo.pop()
-            kind = type(item)
-            if kind is Op:
-                pieces += item  # type: ignore[arg-type]
-            elif kind is Put:
-                pieces += self._put(item.key)  # type: ignore[attr-defined]
-            elif kind is Streamed:
-                self._write(bytes(pieces))
-                pieces.clear()
-                for block in item.blocks():  # type: ignore[attr-defined]
-                    self._write(block)
+            for item in todo[-1]:
+                kind = type(item)
+                if kind is Op:
+                    pieces += item
+                elif kind is Put:
+                    pieces += self._put(item.key)
+                elif kind is Streamed:
+                    self._flush(pieces)
+                    for block in item.blocks():
+                        self._write(block)
+                else:
+                    todo.append(iter(self._spelled(item)))
+                    break
             else:
-                todo.extend(reversed(self._spelled(item)))
+                todo.pop()
             if len(pieces) > 1 << 16:
-                self._write(bytes(pieces))
-                pieces.clear()
+                self._flush(pieces)
         self._write(bytes(pieces) + b".")
+
+    def _flush(self, pieces: bytearray) -> None:
+        self._write(bytes(pieces))
+        pieces.clear()
 
     def _spelled(self, node: Any) -> list[Any]:
         """Return what stands for a node: opcodes, and other nodes between them."""
@@ -198,7 +202,7 @@ class _Pickling:
 
     def _mapped(self, items: Mapped) -> list[Any]:
         name = items.kind.name
-        if items.kind.module != "collections" or name not in _MAPPINGS:
+        if items.kind not in MAPPINGS:
             raise ValueError(f"{items.kind} is no dictionary that can be written into a pickle")
         pairs = _set_by_key(items.items())
         if name == "Counter":
@@ -209,7 +213,7 @@ class _Pickling:
         return [Named("collections", name), *made, *self._built(items.state)]
 
     def _built(self, state: object) -> list[Any]:
-        if state is None or (isinstance(state, Opaque) and state.content is None):
+        if state is None or is_gone(state):
             return []
         return [state, BUILD]
 
@@ -222,6 +226,8 @@ class _Pickling:
         special = spelled_call(call, self._storage_of)
         if special is not None:
             return [*special, *self._kept(call)]
+        if call.function == NOTHING and not call.args:
+            return [NONE]
         if call.kwargs or not isinstance(call.function, Global):
             raise ValueError("a call with named arguments, or of what is no name, can't be pickled as data")
         function = self._global(call.function)
@@ -239,16 +245,12 @@ def _appended(items: Iterable[Any]) -> list[Any]:
 
 def _set_by_key(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
     """Return what sets pairs; those of which a part can't be carried are left out."""
-    present = [part for pair in pairs if not any(map(_is_gone, pair)) for part in pair]
+    present = [part for pair in pairs if not any(map(is_gone, pair)) for part in pair]
     return [MARK, *present, SETITEMS] if present else []
 
 
-def _is_gone(node: object) -> bool:
-    return isinstance(node, Opaque) and node.content is None
-
-
 def _present(node: object) -> object:
-    return NONE if _is_gone(node) else node
+    return NONE if is_gone(node) else node
 
 
 def in_order(items: set[Any] | frozenset[Any]) -> list[Any]:

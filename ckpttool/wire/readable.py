@@ -23,12 +23,14 @@ class Readable(ABC):
     Attributes:
         path: The file that they come from, for errors.
         size: How many there are.
+        forwards: Whether to read what lies before what was read last takes as long as to read all between.
     """
 
     __slots__ = ()
 
     path: str
     size: int
+    forwards: ClassVar[bool] = False
     _called: ClassVar[str]
     """What the whole is called in errors."""
 

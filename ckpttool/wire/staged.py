@@ -2,37 +2,45 @@
 
 Everything is written below ``.ckpttool-<id>.new/content/`` in the directory of the target, under its final
 name. A lock on that directory says that somebody works there; one without a lock is what a kill left. It is
-cleared when the next target is staged beside it: what it had set aside is put back, unless all of the new had
-come to its place.
+cleared when the next target is staged beside it; see ``recovering``.
 """
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import re
-import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
-from ckpttool.errors import UsageError, from_os_error
-from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_directory, write_atomically
+from ckpttool.errors import AccessDenied, UsageError, from_os_error
+from ckpttool.wire.area import (
+    CONTENT,
+    REPLACED,
+    Plan,
+    claim,
+    is_directory,
+    new_area,
+    plan,
+    remove,
+    stands,
+)
+from ckpttool.wire.atomic import adopt, sync_directory
+from ckpttool.wire.recovering import bring, clear, told, undo
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.work import Advance, default_jobs
 
 try:
     import fcntl
-except ImportError:  # no such locks on Windows: what a kill left stays there
+except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
 Shape = Literal["file", "directory", "prefix"]
 
-_NEW = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.new")
-_CONTENT, _REPLACED, _MOVING = "content", "replaced", "moving"
+_PATIENCE = 3.0
+"""For how many seconds others may keep us from making room."""
 
 
 class Staged:
@@ -42,6 +50,7 @@ class Staged:
         target: Where it will stand.
         path: Where it stands now: to be opened and checked before it is committed.
         written: The tensors in it that went through a sink, once it is settled.
+        warnings: What lies beside it, left by a kill, and could not be cleared, each in a sentence.
     """
 
     def __init__(
@@ -74,17 +83,39 @@ class Staged:
         self._advance = advance
         self._sinks: list[Sink] = []
         self.written: list[Written] = []
-        self._lock: int | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._area, self._lock = "", -1
         self._holds_old = False
         try:
-            self._area, self._lock = _entered(self._directory)
-            self._content = os.path.join(self._area, _CONTENT)
+            self._enter()
+            self._content = os.path.join(self._area, CONTENT)
             self.path = os.path.join(self._content, self._name)
             os.makedirs(self.path if shape == "directory" else self._content)
         except OSError as error:
-            if self._lock is not None:
-                self.discard()
+            self.discard()
             raise from_os_error(error, self._directory) from error
+        except BaseException:
+            self.discard()
+            raise
+
+    def _enter(self) -> None:
+        """Make a locked area, beside what kills left as far as that can't be cleared.
+
+        Raises:
+            OSError: It can't be made.
+        """
+        with _locked(self._directory) as is_alone:
+            if is_alone:
+                self.warnings = (*clear(self._directory),)
+            else:
+                self.warnings = (f"{self._directory} is locked: what kills left there is not looked for",)
+            area = new_area(self._directory)
+            os.mkdir(area, 0o700)
+            self._area = area
+            if fcntl is not None:
+                self._lock = os.open(area, os.O_RDONLY)
+                _lock(self._lock)
+            claim(area)
 
     def __enter__(self) -> Staged:
         return self
@@ -134,12 +165,13 @@ class Staged:
         Raises:
             UsageError: Something came to stand there meanwhile.
             OSError: It can't be brought there; what stood there is back.
+            AccessDenied: It can't be brought there, and what stood there could not be put back.
         """
         names = sorted(os.listdir(self._content), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None:
             self._require_absent(names)
-        old = [name for name in (self._replaces or ()) if _stands(os.path.join(self._directory, name))]
-        if names == old == [self._name] and self.shape == "file" and not _is_directory(self.target):
+        old = [name for name in (self._replaces or ()) if stands(os.path.join(self._directory, name))]
+        if names == old == [self._name] and self.shape == "file" and not is_directory(self.target):
             self._replace_file()
         else:
             self._move(names, old)
@@ -148,7 +180,7 @@ class Staged:
 
     def _require_absent(self, names: list[str]) -> None:
         for name in names:
-            if _stands(os.path.join(self._directory, name)):
+            if stands(os.path.join(self._directory, name)):
                 raise UsageError(f"{os.path.join(self._directory, name)} has come to exist meanwhile")
 
     def _replace_file(self) -> None:
@@ -156,40 +188,32 @@ class Staged:
         os.replace(self.path, self.target)
 
     def _move(self, names: list[str], old: list[str]) -> None:
-        aside = os.path.join(self._area, _REPLACED)
         for name in set(names) & set(old):
             _keep_mode(os.path.join(self._content, name), os.path.join(self._directory, name))
-        if old or len(names) > 1:
-            os.mkdir(aside)
-            plan = {name: _identity(os.path.join(self._content, name)) for name in names}
-            write_atomically(os.path.join(self._area, _MOVING), json.dumps(plan).encode())
+        # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
+        old = sorted(old, key=lambda name: not name.endswith(".index"))
+        moves = plan(self._directory, self._area, names, old) if old or len(names) > 1 else None
         try:
-            # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
-            for name in sorted(old, key=lambda name: not name.endswith(".index")):
-                os.rename(os.path.join(self._directory, name), os.path.join(aside, name))
+            for name in old:
+                os.rename(os.path.join(self._directory, name), os.path.join(self._area, REPLACED, name))
             for name in names:
-                self._bring(os.path.join(self._content, name), os.path.join(self._directory, name))
-        except BaseException:
-            self._holds_old = True  # until it is back: what goes wrong here must not remove it
-            _put_back(self._directory, self._area)
-            self._holds_old = False
+                bring(os.path.join(self._content, name), os.path.join(self._directory, name))
+        except BaseException as error:
+            if moves is not None:
+                self._undo(moves, error)
             raise
 
-    @staticmethod
-    def _bring(path: str, to: str) -> None:
-        """Rename a file or a directory to where nothing stands."""
-        if os.path.isdir(path):
-            os.rename(path, to)
-            return
+    def _undo(self, moves: Plan, error: BaseException) -> None:
+        self._holds_old = True  # until it is back: what goes wrong here must not remove it
         try:
-            os.link(path, to, follow_symlinks=False)  # unlike a renaming, it never replaces
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            os.rename(path, to)
-        else:
-            with suppress(OSError):  # it goes with the area
-                os.unlink(path)
+            undo(self._directory, self._area, moves)
+        except BaseException as failure:
+            raise AccessDenied(
+                self.target,
+                f"it can't be brought there ({told(error)}), and what stood there can't be put back "
+                f"({told(failure)}): it lies in {os.path.join(self._area, REPLACED)}",
+            ) from failure
+        self._holds_old = False
 
     def discard(self) -> None:
         """Leave nothing behind but what was committed; doing it twice is allowed."""
@@ -198,126 +222,64 @@ class Staged:
             with suppress(OSError):  # it goes
                 sink.abandon()
         self._sinks.clear()
-        if self._lock is not None:
-            if not self._holds_old:
-                with suppress(OSError):  # which is told even where errors are to be ignored
-                    shutil.rmtree(self._area, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
-
-
-def _entered(directory: str) -> tuple[str, int]:
-    """Return a new locked area in a directory, cleared of what kills left; and the lock."""
-    with _Locked(directory):
-        clear(directory)
-        area = os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.new")
-        os.mkdir(area, 0o700)
+        area, self._area = self._area, ""
+        lock, self._lock = self._lock, -1
         try:
-            descriptor = os.open(area, os.O_RDONLY)
-        except BaseException:
-            os.rmdir(area)
-            raise
-        if fcntl is not None:
-            with suppress(OSError):  # a file system without locks: nobody clears anything there
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return area, descriptor
+            if area and not self._holds_old:
+                remove(area)
+        except OSError as error:  # of what was committed, or of another failure, it changes nothing
+            self.warnings += (f"{area} can't be removed: {told(error)}",)
+        finally:
+            if lock >= 0:
+                os.close(lock)
 
 
-class _Locked:
-    """A directory in which nobody else makes or clears an area meanwhile."""
+@contextmanager
+def _locked(directory: str) -> Iterator[bool]:
+    """Keep others from making or clearing areas in a directory; tell whether they are kept from it.
 
-    def __init__(self, directory: str) -> None:
-        self._descriptor = os.open(directory, os.O_RDONLY)
-
-    def __enter__(self) -> None:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def __exit__(self, *exception: object) -> None:
-        os.close(self._descriptor)
-
-
-def clear(directory: str) -> None:
-    """Remove the areas in a directory that a kill left; what one had set aside is put back first."""
+    Raises:
+        OSError: It can't be opened.
+    """
     if fcntl is None:
+        yield True
         return
-    for name in os.listdir(directory):
-        area = os.path.join(directory, name)
-        if _NEW.fullmatch(name) and os.path.isdir(area) and not os.path.islink(area):
-            with suppress(OSError):  # somebody else's, or of a file system without locks
-                descriptor = os.open(area, os.O_RDONLY)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _put_back(directory, area)
-                    shutil.rmtree(area)
-                finally:
-                    os.close(descriptor)
-
-
-def _put_back(directory: str, area: str) -> None:
-    """Bring back what was set aside, unless all of the new stands in its place.
-
-    Raises:
-        OSError: It can't be brought back, or something else came to stand there meanwhile.
-    """
-    aside, content = os.path.join(area, _REPLACED), os.path.join(area, _CONTENT)
-    moved = _planned(area)
-    if moved is None or not os.path.isdir(content) or not os.listdir(content):
-        return
-    for name, identity in moved.items():
-        place = os.path.join(directory, os.path.basename(name))
-        if _stands(place) and _identity(place) == identity:
-            _remove(place)
-    for name in os.listdir(aside):
-        place = os.path.join(directory, name)
-        if _stands(place):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), place)
-        os.rename(os.path.join(aside, name), place)
-
-
-def _planned(area: str) -> dict[str, list[int]] | None:
-    """Return what was to be brought to its place, by name; None where nothing was moved yet.
-
-    Raises:
-        OSError: It can't be read.
-    """
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with open(os.path.join(area, _MOVING), encoding="ascii") as plan:
-            moved: dict[str, list[int]] = json.load(plan)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), area) from error
-    return moved
+        until = time.monotonic() + _PATIENCE
+        while not (is_alone := _is_locked(descriptor)) and time.monotonic() < until:
+            time.sleep(0.02)
+        yield is_alone
+    finally:
+        os.close(descriptor)
 
 
-def _identity(path: str) -> list[int]:
-    """Return what stays the same of a file or a directory that is renamed."""
-    status = os.lstat(path)
-    return [status.st_dev, status.st_ino]
-
-
-def _stands(path: str) -> bool:
-    """Tell whether anything has this name; unlike ``os.path.lexists``, it never says no for not knowing.
-
-    Raises:
-        OSError: It can't be told.
-    """
+def _is_locked(descriptor: int) -> bool:
+    """Lock a directory; tell whether nobody else had."""
     try:
-        os.lstat(path)
-    except FileNotFoundError:
+        _lock(descriptor)
+    except BlockingIOError:
         return False
     return True
 
 
-def _is_directory(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
+def _lock(descriptor: int) -> None:
+    """Lock a directory, where the file system has locks; where it has none, nobody clears anything.
+
+    Raises:
+        BlockingIOError: Somebody else has locked it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return
 
 
 def _keep_mode(path: str, old: str) -> None:
     """Give a file the mode and the owner of the one that gives way to it, and a directory the mode."""
-    if _is_directory(path) and _is_directory(old):
+    if is_directory(path) and is_directory(old):
         os.chmod(path, stat.S_IMODE(os.lstat(old).st_mode))
     elif os.path.isfile(path):
         descriptor = os.open(path, os.O_RDWR)
@@ -325,10 +287,3 @@ def _keep_mode(path: str, old: str) -> None:
             adopt(descriptor, old)
         finally:
             os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    if _is_directory(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)

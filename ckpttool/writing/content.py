@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ckpttool.checkpoint import Tensor, TrainingState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Content:
     source_format: str = ""
     training: TrainingState = field(default_factory=TrainingState)
     mapped: Mapping[str, str] = field(default_factory=dict)
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def owned(self) -> tuple[Tensor, ...]:
@@ -42,3 +46,10 @@ class Content:
     def nbytes(self) -> int:
         """Return the bytes of all elements, shared ones once."""
         return sum(tensor.nbytes for tensor in self.owned)
+
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """Return what a writer makes of it, made when it is first asked for."""
+        if what not in self._known:
+            self._known[what] = make()
+        made: T = self._known[what]
+        return made

@@ -5,6 +5,7 @@ Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``save_checkp
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -30,6 +31,8 @@ _NOT_LOADED = frozenset({"uint64", "float8_e4m3fn", "float8_e5m2"})
 _OWN = frozenset({"serial", "trainers", "lookup_tables"})
 """What the reader says of a serial by itself."""
 _SERIAL_DIGITS = 18
+_MOST = 1 << 63
+"""Above any count."""
 
 Trainers = Mapping[str, Mapping[str, object]]
 
@@ -95,11 +98,15 @@ def _trainers(content: Content) -> Trainers:
     if _was_fluid(content) and (told := _told_trainers(content)) is not None:
         return told
     state = progress(content)
-    epoch = int(state.epoch) if state.epoch is not None and state.epoch == int(state.epoch) else None
-    known = {
-        name: value for name, value in zip(COUNTERS, (epoch, state.step), strict=True) if value is not None
-    }
+    counted = zip(COUNTERS, map(_whole, (state.epoch, state.step)), strict=True)
+    known = {name: value for name, value in counted if value is not None}
     return {"0": known} if known else {}
+
+
+def _whole(value: float | None) -> int | None:
+    """Return a count as the integer that a trainer's file has, None where it is no such number."""
+    is_whole = value is not None and -_MOST < value < _MOST and value == int(value)
+    return int(value) if is_whole and value is not None else None
 
 
 def _told_trainers(content: Content) -> Trainers | None:
@@ -118,8 +125,16 @@ def _told_trainers(content: Content) -> Trainers | None:
 def _is_argument(name: object, value: object) -> bool:
     is_name = isinstance(name, str) and not name_refusal(name) and name != MARKER
     if isinstance(value, str):
-        return is_name and value == value.strip() and len(value.encode("utf-8", "replace")) <= MAX_ARGUMENT
-    return is_name and type(value) is int
+        return is_name and value == value.strip() and _length(value) <= MAX_ARGUMENT
+    return is_name and type(value) is int and -_MOST < value < _MOST
+
+
+def _length(text: str) -> float:
+    """Return how many bytes a text has; no number is as large where it is no valid one."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return math.inf
 
 
 def _entry(content: Content) -> bytes | None:

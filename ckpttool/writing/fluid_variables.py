@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Path, Tensor
+from ckpttool.errors import CheckpointError
 from ckpttool.formats.fluid_native import LEVELS, heights_of
 from ckpttool.formats.fluid_parts import MARKER, MAX_SLASHES, MODEL, TABLES, unlike_parameters
 from ckpttool.formats.fluid_tables import SHARD
-from ckpttool.wire.lodtensor import MAX_AXES
-from ckpttool.wire.lodtensor_writing import NO_LEVELS
+from ckpttool.wire.lodtensor import MAX_AXES, lod_bytes, read_lod_tensor
+from ckpttool.wire.lodtensor_writing import NO_LEVELS, NUMBERS, lod_tensor_header
+from ckpttool.wire.source import Buffer
 from ckpttool.writing.content import Content
 
 _MAX_NAME = 255
@@ -112,6 +114,8 @@ def refusals(wanted: Iterable[Variable], *, slashes: bool) -> Iterator[str]:
             yield f"{one.values.name}: some file systems take its name for that of {other.name} (use --map)"
         for count in range(1, len(parts)):
             directories[_folded(f"{one.directory}/{'/'.join(parts[:count])}")] = one
+        if not _are_levels(one):
+            yield f"{one.values.name}: what is told of its sequences is nothing that Paddle reads"
         if one.directory == MODEL and one.rows is None:
             shapes[one.name] = one.values.shape
     for place in seen.keys() & directories.keys():
@@ -121,6 +125,19 @@ def refusals(wanted: Iterable[Variable], *, slashes: bool) -> Iterator[str]:
             f"{name}: its name says that it belongs to {parameter}'s optimizer, and its shape "
             f"{list(shapes[name])} is not {list(shapes[parameter])} (use --map)"
         )
+
+
+def _are_levels(variable: Variable) -> bool:
+    """Tell whether the sequences of a variable are read again as they were told."""
+    values, levels = variable.values, variable.levels
+    if levels == NO_LEVELS or values.dtype.name not in NUMBERS:
+        return True
+    header = Buffer("", lod_tensor_header(values.dtype, values.shape, levels))
+    try:
+        found = read_lod_tensor(header)
+        return found.offset == header.size and lod_bytes(header, found) == levels
+    except CheckpointError:
+        return False
 
 
 def name_refusal(name: str) -> str | None:

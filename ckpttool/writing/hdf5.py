@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.h5_entry import parts_of
 from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
@@ -27,19 +28,30 @@ class Hdf5(Writer):
     dtypes: ClassVar[frozenset[str]] = HELD
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        yield from refusals({one.name: path_of(one) for one in content.tensors}, content.tensors)
+        paths = {one.name: path_of(one) for one in content.tensors}
+        yield from _collisions(paths)
+        yield from refusals(paths, content.tensors)
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
         plan = planned({one.name: path_of(one) for one in content.tensors}, content.tensors)
-        entry = document(content)
+        entry = document(content, names=any(len(path_of(one)) != len(one.path) for one in content.tensors))
         if entry is not None:
             plan.texts[(ENTRY,)] = entry
         draw(plan).stream(target.create())
 
 
 def path_of(tensor: Tensor) -> Parts:
-    """Return the path of a tensor's dataset."""
-    return tuple(map(str, tensor.path))
+    """Return the path of a tensor's dataset; a slash in its name stands between groups."""
+    return parts_of(tensor.path)
+
+
+def _collisions(paths: Mapping[str, Parts]) -> Iterator[str]:
+    """Yield which tensors would lie in one place, or have one name for whoever joins groups by dots."""
+    taken: dict[str, str] = {}
+    for name, path in paths.items():
+        other = taken.setdefault(".".join(path), name)
+        if other != name:
+            yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
 
 
 def planned(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
@@ -63,17 +75,18 @@ def refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iterator[
         name, path = tensor.name, paths.get(tensor.name)
         if path is None:
             continue
-        yield from (f"{name}: {why} (use --map)" for why in _name_refusals(path))
+        yield from (f"{name}: {why} (use --map)" for why in name_refusals(path))
         inner = next((path[:at] for at in range(1, len(path)) if path[:at] in datasets), None)
         if inner is not None:
             yield f"{name}: it would lie in /{'/'.join(inner)}, which is a tensor and no group (use --map)"
-        if path == (ENTRY,):
+        if path[:1] == (ENTRY,):
             yield f"{name}: this name is that of the entry for what is no tensor (use --map)"
         if len(tensor.shape) > MAX_AXES:
             yield f"{name}: {len(tensor.shape)} axes, and HDF5 has at most {MAX_AXES}"
 
 
-def _name_refusals(path: Parts) -> Iterator[str]:
+def name_refusals(path: Parts) -> Iterator[str]:
+    """Yield why HDF5 can't hold anything under a path."""
     if not path:
         yield "it has no name"
     for part in path:

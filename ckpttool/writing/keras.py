@@ -5,20 +5,21 @@ Source: Keras ``src/saving/saving_lib.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.keras_native import ASSET
+from ckpttool.formats.keras_native import ASSET, CONFIG, METADATA, object_of
 from ckpttool.wire.hdf5_writing import draw
 from ckpttool.wire.staged import Staged
 from ckpttool.wire.zip_writing import NumpyZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import refusals
 from ckpttool.writing.interface import WriteOptions, Writer
+from ckpttool.writing.keras_assets import asset_refusals, assets
 from ckpttool.writing.keras_configs import archive_config, archive_metadata, has_model
-from ckpttool.writing.keras_entry import entry_of
+from ckpttool.writing.keras_entry import Held, entry_of
 from ckpttool.writing.keras_h5 import KERAS_TYPES, keras_plan
 from ckpttool.writing.keras_numbering import numbered
 
@@ -44,23 +45,32 @@ class Keras(Writer):
             return
         places = numbered(content)
         yield from places.problems or refusals(places.paths, content.tensors)
+        yield from asset_refusals(content.native)
 
     def named(self, tensor: Tensor) -> str:
         return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
         places = numbered(content)
+        held = _held(content.native)
+        places.config = held.metadata["model_config"]
         self._paths = places.named(content.tensors)
         archive = NumpyZip(target.create())
-        archive.add(_METADATA, archive_metadata(content.native))
-        archive.add(_CONFIG, archive_config(content.native))
+        archive.add(_METADATA, held.native[METADATA])
+        archive.add(_CONFIG, held.native[CONFIG])
         weights = draw(keras_plan(content, places))
         archive.assemble(_WEIGHTS, weights.size, weights.stream_summed)
-        for key, data in content.native.items():
-            if key.startswith(ASSET):
-                archive.add(key.removeprefix(ASSET), data)
-        entry = entry_of(content, self._paths, holds_model=True, holds_assets=True)
+        for name, data in assets(content.native).items():
+            archive.add(name, data)
+        entry = entry_of(content, self._paths, held)
         if entry is not None:
             archive.add(ENTRY, entry)
         archive.finish()
         archive.seal()
+
+
+def _held(native: Mapping[str, bytes]) -> Held:
+    config, metadata = archive_config(native), archive_metadata(native)
+    beside = {ASSET + name: data for name, data in assets(native).items()}
+    told = {**object_of(metadata), "model_config": object_of(config)}
+    return Held(told, {METADATA: metadata, CONFIG: config, **beside})

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttool.formats.keras_native import CONFIG, METADATA, TRAINING_CONFIG, object_of
+from ckpttool.wire.hdf5_writing import attribute_fault
 
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}
 _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metrics": "keras.metrics"}
@@ -53,7 +54,7 @@ def attribute_configs(native: Mapping[str, bytes]) -> dict[str, str]:
     told = object_of(text)
     found = {"model_config": text.decode("utf-8", "surrogateescape")}
     training = native.get(TRAINING_CONFIG)
-    if training is not None:
+    if training is not None and object_of(training):
         found["training_config"] = training.decode("utf-8", "surrogateescape")
     if _is_of_archive(told):
         model = {
@@ -70,7 +71,8 @@ def attribute_configs(native: Mapping[str, bytes]) -> dict[str, str]:
 def attribute_metadata(native: Mapping[str, bytes]) -> dict[str, str]:
     """Return the attributes of an ``.h5`` that say what wrote the model."""
     told = object_of(native.get(METADATA, b""))
-    return {key: told[key] for key in ("keras_version", "backend") if isinstance(told.get(key), str)}
+    known = {key: told[key] for key in ("keras_version", "backend") if isinstance(told.get(key), str)}
+    return {key: value for key, value in known.items() if attribute_fault(key, value) is None}
 
 
 def _is_of_archive(told: Mapping[str, Any]) -> bool:

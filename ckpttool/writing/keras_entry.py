@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Path, TrainingState
 from ckpttool.formats.digests import RECORDS
-from ckpttool.formats.keras_native import ASSET, CONFIG, METADATA, STORED, TRAINING_CONFIG
+from ckpttool.formats.keras_native import ASSET, STORED
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.hdf5 import renamed
 
-_OF_MODEL = (CONFIG, TRAINING_CONFIG, METADATA)
-_SAID = frozenset({"keras_version", "backend", "date_saved", "model_config", "training_config", "name"})
-"""What Keras files say in their own way."""
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a file holds in its own way, as its reader will tell it.
+
+    Attributes:
+        metadata: But for its records.
+        native: But for where the file has what.
+    """
+
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    native: Mapping[str, bytes] = field(default_factory=dict)
 
 
-def entry_of(
-    content: Content, paths: Mapping[str, Path], *, holds_model: bool, holds_assets: bool = False
-) -> bytes | None:
-    """Return the entry, or None where the file holds everything.
+def entry_of(content: Content, paths: Mapping[str, Path], held: Held) -> bytes | None:
+    """Return the entry, or None where the file holds everything; one that is there tells the training too.
 
     Args:
         content: What is written.
         paths: The path under which the file's reader knows each tensor, by its name in the content.
-        holds_model: Whether the file has the architecture.
-        holds_assets: Whether the file has the assets.
+        held: What the file holds without it.
     """
     native = {
-        key: value
-        for key, value in content.native.items()
-        if key != STORED
-        and not (holds_model and key in _OF_MODEL)
-        and not (holds_assets and key.startswith(ASSET))
+        key: value for key, value in content.native.items() if key != STORED and held.native.get(key) != value
     }
-    is_said = STORED in content.native and all(_is_said(key, content) for key in content.metadata)
+    is_said = STORED in content.native and all(_is_said(key, content, held) for key in content.metadata)
     metadata = {} if is_said else content.metadata
-    training = TrainingState() if is_said else content.training
+    is_known = is_said or content.training == TrainingState()
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
-    if not native and not metadata and content.tree is None and not is_tied:
+    if not native and not metadata and is_known and content.tree is None and not is_tied:
         return None
-    left = replace(content, native=native, metadata=metadata, training=training)
+    left = replace(content, native=native, metadata=metadata)
     return document(renamed(left, paths))
 
 
-def _is_said(key: str, content: Content) -> bool:
-    """Tell whether Keras files say in their own way what the metadata have under a key."""
-    records = content.metadata[key]
-    if key == RECORDS and isinstance(records, Mapping):
-        return all(ASSET + name in content.native for name in records)
-    return key in _SAID
+def _is_said(key: str, content: Content, held: Held) -> bool:
+    """Tell whether a file says in its own way what the metadata have under a key."""
+    told = content.metadata[key]
+    if key == RECORDS and isinstance(told, Mapping):
+        return all(ASSET + name in held.native for name in told)
+    return key in held.metadata and held.metadata[key] == told

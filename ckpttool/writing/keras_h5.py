@@ -10,15 +10,15 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.keras_layout import top_of
-from ckpttool.formats.keras_native import ASSET
+from ckpttool.formats.keras_layout import Groups, top_of
+from ckpttool.formats.keras_native import ASSET, CONFIGS, h5_native, object_of
 from ckpttool.wire.hdf5_writing import Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import planned, refusals
 from ckpttool.writing.interface import WriteOptions, Writer
 from ckpttool.writing.keras_configs import attribute_configs, attribute_metadata, has_model
-from ckpttool.writing.keras_entry import entry_of
+from ckpttool.writing.keras_entry import Held, entry_of
 from ckpttool.writing.keras_listing import in_lists
 from ckpttool.writing.keras_numbering import numbered
 from ckpttool.writing.keras_places import Places
@@ -65,7 +65,7 @@ class KerasH5(Writer):
         plan = keras_plan(content, places)
         if not _is_weights(options):
             _describe(plan, content)
-        entry = entry_of(content, self._paths, holds_model=not _is_weights(options))
+        entry = entry_of(content, self._paths, _held(plan.groups))
         if entry is not None:
             plan.texts[(ENTRY,)] = entry
         draw(plan).stream(target.create())
@@ -103,3 +103,10 @@ def _describe(plan: Plan, content: Content) -> None:
     top = top_of(plan.groups)
     if top:
         plan.groups[top] = {**metadata, **plan.groups[top]}
+
+
+def _held(groups: Groups) -> Held:
+    told = {**groups.get((), {}), **groups.get(("model_weights",), {})}
+    metadata = {key: told[key] for key in told if not key.startswith(("layer_names", *CONFIGS))}
+    configs = {key: object_of(told[key].encode()) for key in CONFIGS if key in told}
+    return Held({**metadata, **configs}, h5_native(groups, ()))

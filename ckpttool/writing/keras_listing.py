@@ -37,6 +37,7 @@ def in_lists(content: Content) -> Places:
         present = {tensor.name for tensor in content.tensors}
         places.paths = {name: path for name, path in stored.paths.items() if name in present}
         _list_as_before(places, stored)
+        places.require_own_paths()
     else:
         own = {one.name: tuple(map(str, one.path)) for one in content.tensors}
         known = stored.paths if stored is not None else {}
@@ -45,6 +46,7 @@ def in_lists(content: Content) -> Places:
     if not places.problems:
         absent = (one.name for one in content.tensors if one.name not in places.paths)
         places.problems += (f"{name}: .h5 has no place for it {HINT}" for name in list(absent)[:1])
+    places.require_groups()
     return places
 
 
@@ -53,6 +55,10 @@ def _list_as_before(places: Places, stored: Stored) -> None:
     present = set(places.paths.values())
     for group, attributes in stored.groups.items():
         kept = dict(attributes)
+        layers = names_in(attributes, "layer_names")
+        if layers is not None:
+            kept = {key: value for key, value in kept.items() if not key.startswith("layer_names")}
+            kept |= in_chunks("layer_names", layers)
         names = names_in(attributes, "weight_names")
         if names is not None:
             kept = {key: value for key, value in kept.items() if not key.startswith("weight_names")}

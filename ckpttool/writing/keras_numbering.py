@@ -53,7 +53,8 @@ def numbered(content: Content) -> Places:
             places.paths[tensor.name] = path
         elif not places.problems:
             places.problems.append(f"{tensor.name}: {_NOT_KERAS} {HINT}")
-    _require_own_paths(places)
+    places.require_own_paths()
+    places.require_groups()
     return places
 
 
@@ -61,14 +62,6 @@ def _variable_path(tensor: Tensor) -> Parts | None:
     """Return the dataset that a tensor's own name means, None where it means none."""
     ways = (tuple(map(str, tensor.path)), tuple(tensor.name.split("/")), tuple(tensor.name.split(".")))
     return next((path for path in ways if is_variable(path)), None)
-
-
-def _require_own_paths(places: Places) -> None:
-    taken: dict[Parts, str] = {}
-    for name, path in places.paths.items():
-        if path in taken:
-            places.problems.append(f"{name}: it would lie where {taken[path]!r} lies, in /{'/'.join(path)}")
-        taken[path] = name
 
 
 class _Numbering:

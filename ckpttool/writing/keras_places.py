@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.checkpoint import Path, Tensor
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.keras_called import called
 from ckpttool.formats.keras_layers import Layer, layer_of
 from ckpttool.formats.keras_layout import named
 from ckpttool.formats.keras_native import CONFIG, METADATA, object_of
-from ckpttool.wire.hdf5_writing import MAX_ATTRIBUTE
+from ckpttool.wire.hdf5_writing import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
+from ckpttool.writing.hdf5 import name_refusals
 
 Parts = tuple[str, ...]
 Attributes = dict[str, Any]
@@ -28,11 +31,13 @@ class Places:
         groups: The attributes of each group.
         paths: The datasets, by the names of their tensors.
         problems: Why others have no place: a sentence each.
+        config: That of the model, where the file has it beside the variables.
     """
 
     groups: dict[Parts, Attributes] = field(default_factory=dict)
     paths: dict[str, Parts] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    config: object = None
 
     def named(self, tensors: Iterable[Tensor]) -> dict[str, Path]:
         """Return the paths under which a reader will know tensors, by the names that they have."""
@@ -41,10 +46,39 @@ class Places:
             for one in tensors
             if one.name in self.paths
         }
-        found, _ = named(self.groups, stored)
+        found, _ = named(self.groups, stored, called(self.config, (*self.groups, *stored)))
         keys = (tuple(one.key.split("/")[1:]) if one.key else one.path for one in found)
         given = {key: one.path for key, one in zip(keys, found, strict=True)}
         return {name: given[path] for name, path in self.paths.items()}
+
+    def require_own_paths(self) -> None:
+        """Note which tensors would lie where another lies."""
+        taken: dict[Parts, str] = {}
+        for name, path in self.paths.items():
+            if path in taken:
+                self.problems.append(f"{name}: it would lie where {taken[path]!r} lies, in /{'/'.join(path)}")
+            taken[path] = name
+
+    def require_groups(self) -> None:
+        """Note the first group that HDF5 can't hold; the source may tell of any."""
+        datasets = {*self.paths.values(), (ENTRY,)}
+        for path, attributes in self.groups.items():
+            why = next(_group_faults(path, attributes, datasets), None)
+            if why is not None:
+                self.problems.append(f"the group /{'/'.join(path)}: {why} (--only weights leaves it out)")
+                return
+
+
+def _group_faults(path: Parts, attributes: Attributes, datasets: set[Parts]) -> Iterator[str]:
+    if path:
+        yield from name_refusals(path)
+    if any(path[:at] in datasets for at in range(1, len(path) + 1)):
+        yield "a dataset lies there"
+    if len(attributes) > MAX_ATTRIBUTES:
+        yield f"{len(attributes):,} attributes, and at most {MAX_ATTRIBUTES:,} are written"
+    for name, value in attributes.items():
+        if why := attribute_fault(name, value):
+            yield f"its attribute {name[:100]!r}: {why}"
 
 
 def in_chunks(key: str, names: list[str]) -> Attributes:

@@ -100,6 +100,10 @@ def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
 
 def _told(content: Content) -> tuple[dict[str, str], bytes | None]:
     """Return the text that the header tells by itself, and the entry, where that is not all there is."""
+    return content.once(Safetensors.name, lambda: _made_of(content))
+
+
+def _made_of(content: Content) -> tuple[dict[str, str], bytes | None]:
     metadata = {
         key: value
         for key, value in content.metadata.items()
@@ -115,7 +119,7 @@ def _told(content: Content) -> tuple[dict[str, str], bytes | None]:
         and (was_safetensors or key != "format" or value in _LIBRARIES)
     }
     rest = content
-    if native == metadata:
+    if native == metadata and (metadata or was_safetensors):
         training = TrainingState() if was_safetensors else content.training
         rest = replace(content, metadata={}, training=training)
     entry = document(rest)

@@ -14,7 +14,7 @@ from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
 
-_MOST_OPEN = 64
+_MOST_OPEN = 16
 """How many files of a set are open at once."""
 _CLOSING = 8
 """How many of them are made durable at once: a journal takes them together."""

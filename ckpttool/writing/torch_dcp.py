@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.carried import ENTRY
 from ckpttool.formats.telling import plain
-from ckpttool.wire.pickled import REQUIRES_GRAD, Call
+from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call
 from ckpttool.wire.staged import Shape, Staged
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content
@@ -49,11 +50,15 @@ class TorchDcp(Writer):
     shape: ClassVar[Shape] = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        names = Counter(item.fqn for item in flattened(content))
+        found = list(islice(flattened(content), _MOST_ENTRIES + 1))
+        if len(found) > _MOST_ENTRIES:
+            yield f"more entries than one checkpoint can list (at most {_MOST_ENTRIES:,})"
+            return
+        for bare in (item for item in found if isinstance(item.node, Tensor) and item.node.values is None):
+            yield f"{bare.fqn}: it has no values (it was saved from the meta device)"
+        names = Counter(item.fqn for item in found)
         for name in (name for name, count in names.items() if count > 1):
             yield f"{name}: several entries of the state dict would have this name (use --map)"
-        if len(names) > _MOST_ENTRIES:
-            yield f"{len(names):,} entries are more than one checkpoint can list (at most {_MOST_ENTRIES:,})"
         yield from name_refusals(names)
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
@@ -69,11 +74,11 @@ def _write_items(items: list[Item], target: Staged) -> list[Stored]:
     """Write everything into one file, ties once; return where it lies."""
     sink = target.create(_DATA)
     unsealed: list[TorchZip] = []
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[object, tuple[int, int]] = {}
     stored = []
     for item in items:
         tensor = item.node if isinstance(item.node, Tensor) else None
-        owner = None if tensor is None else tensor.shares_with or tensor.name
+        owner = _owner_of(item.node)
         place = places.get(owner) if owner is not None else None
         if place is None:
             start = sink.offset
@@ -89,6 +94,15 @@ def _write_items(items: list[Item], target: Staged) -> list[Stored]:
     return stored
 
 
+def _owner_of(node: object) -> object:
+    """Return what all have in common that are stored once; None where that is one alone."""
+    if isinstance(node, Tensor):
+        return node.shares_with or node.name
+    if isinstance(node, Call) and node.function == NDARRAY:
+        return NDARRAY, _owner_of(node.args[0])
+    return None
+
+
 # The state dict, flattened as PyTorch does it -------------------------------------------------------
 
 
@@ -101,9 +115,10 @@ def flattened(content: Content) -> Iterator[Item]:
         yield from (Item((tensor.name,), tensor) for tensor in content.tensors)
         return
     pending: list[tuple[Path, object]] = [((), content.tree)]
+    known: dict[int, bool] = {}
     while pending:
         path, node = pending.pop()
-        parts = _parts(node)
+        parts = _parts(node, known)
         if parts or not path:
             pending += [((*path, key), part) for key, part in reversed(parts)]
             continue
@@ -111,23 +126,37 @@ def flattened(content: Content) -> Iterator[Item]:
         yield Item(path, node) if found is None else Item(path, *found)
 
 
-def _parts(node: object) -> list[tuple[str | int, object]]:
+def _parts(node: object, known: dict[int, bool]) -> list[tuple[str | int, object]]:
     """Return the parts of a container that has entries of its own; none where it is one entry."""
     if isinstance(node, dict):
         return [(_text(key), part) for key, part in node.items()]
-    return list(enumerate(node)) if isinstance(node, list) and _is_open(node) else []
+    return list(enumerate(node)) if isinstance(node, list) and _is_open(node, known) else []
 
 
 def _text(key: object) -> str:
-    return str(key if type(key) in (str, int) else plain(key))
+    return key if isinstance(key, str) else str(plain(key))
 
 
-def _is_open(items: list[object]) -> bool:
-    """Tell whether a list holds tensors or dictionaries, at any depth of lists."""
-    return any(
-        isinstance(item, dict) or _tensor_in(item) or (isinstance(item, list) and _is_open(item))
-        for item in items
-    )
+def _is_open(items: list[object], known: dict[int, bool]) -> bool:
+    """Tell whether a list holds tensors or dictionaries, at any depth of lists.
+
+    Args:
+        items: The list, which nothing in it holds.
+        known: The answers of lists that were asked before, by ``id``; new ones are added.
+    """
+    stack = [items]
+    while stack:
+        below = stack[-1]
+        inner = [item for item in below if isinstance(item, list)]
+        unknown = [item for item in inner if id(item) not in known]
+        if unknown:
+            stack += unknown
+            continue
+        stack.pop()
+        known[id(below)] = any(known[id(item)] for item in inner) or any(
+            isinstance(item, dict) or _tensor_in(item) for item in below
+        )
+    return known[id(items)]
 
 
 def _tensor_in(node: object) -> tuple[Tensor, bool] | None:

@@ -51,6 +51,7 @@ def test_json(work: Path, run: Run) -> None:
         "dropped": [],
         "notes": [],
         "mismatches": [],
+        "safety": [],
     }
 
 

@@ -74,6 +74,24 @@ def test_any_bits_of_float32(target: str, words: np.ndarray) -> None:
         assert np.array_equal(bits(through(source, target)), bits(source.to(DTYPES[target])))
 
 
+@pytest.mark.parametrize(("source", "target"), [("float32", "bfloat16"), ("float32", "float16")])
+def test_a_nan_of_float32_has_the_bits_that_torch_gives_it(source: str, target: str) -> None:
+    words = [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FA12345, 0xFFD23456]
+    given_ = torch.from_numpy(np.array([*words, 0x3F800000] * 40, "u4").view("f4"))
+    made, expected = through(given_, target), given_.to(DTYPES[target])
+    if target == "bfloat16" and expected.view(torch.int16)[0] != -1:
+        assert made.isnan().equal(given_.isnan())  # processors with an instruction for it have other bits
+    else:
+        assert torch.equal(made.view(torch.int16), expected.view(torch.int16))
+
+
+@pytest.mark.parametrize("source", ["float16", "float8_e4m3fn", "float8_e5m2"])
+def test_a_nan_of_fewer_bits_has_the_bits_that_torch_gives_it(source: str) -> None:
+    given_ = torch.full((70,), float("nan")).to(getattr(torch, source))
+    made = through(given_, "bfloat16")
+    assert torch.equal(made.view(torch.int16), given_.to(torch.bfloat16).view(torch.int16))
+
+
 def test_a_tie_of_float64_is_rounded_twice_as_torch_does() -> None:
     source = torch.tensor([1 + 2**-11 + 2**-40, 1 + 3 * 2**-11 - 2**-40], dtype=torch.float64)
     assert through(source, "float16").tolist() == source.to(torch.float16).tolist() == [1.0, 1 + 2**-9]

@@ -107,7 +107,10 @@ def test_a_dense_behind_a_flatten_is_not_guessed(twins: Path) -> None:
     for model in ("twin-tf/ckpt-1", "twin.weights.h5"):
         with pytest.raises(UsageError, match="may stand behind a Flatten"):
             followed(FIXTURES / "twin.pth", twins / model)
-    text = '[[tensor]]\nfrom = "fc1.weight"\nto = "model.fc1._kernel"\nrule = "dense"\n'
+    text = "".join(
+        f'[[tensor]]\nfrom = "{name}.weight"\nto = "model.{name}._kernel"\nrule = "dense"\n'
+        for name in ("fc1", "fc2")
+    )
     found, _ = followed(FIXTURES / "twin.pth", twins / "twin-changed-tf" / "ckpt-1", text=text)
     require_equal(found, held(twins / "twin-tf" / "ckpt-1"))
 
@@ -139,21 +142,23 @@ def test_layers_that_are_alike_are_paired_in_order_where_all_follow_each_other_s
     weights = {f"{at}.weight": numbers(2, 2, start=10 * at) for at in range(3)}
     source = checkpoint({f"in.{name}": array for name, array in weights.items()})
     model = checkpoint({f"fc{at}.{leaf}": numbers(2, 2) for at in range(3) for leaf in ("weight",)})
-    made, notes = following(content_of(source), source, model)
+    pairs = "in.0 → fc0, in.1 → fc1, in.2 → fc2"
+    with pytest.raises(UsageError, match=rf"^layers are alike.*: {pairs} \(--by-order takes"):
+        following(content_of(source), source, model)
+    made, notes = following(content_of(source), source, model, by_order=True)
     require_equal(arrays(made), {f"fc{at}.weight": weights[f"{at}.weight"] for at in range(3)})
-    assert notes == [
-        "paired by the order of their layers alone, which are alike: in.0 → fc0, in.1 → fc1, in.2 → fc2"
-    ]
+    assert notes == [f"paired by the order of their layers alone, which are alike: {pairs}"]
     other = checkpoint({"a.weight": numbers(2, 2), "b.weight": numbers(2, 2), "c.weight": numbers(3, 2)})
     swapped = checkpoint({"x.weight": numbers(4, 2), "y.weight": numbers(2, 2), "z.weight": numbers(2, 2)})
-    with pytest.raises(UsageError, match=r"the model has no .* and the source has no"):
+    told = r'alike are a, b and y, z; a --map .*: \[names\] "a\.weight" = "y\.weight", if these are the same'
+    with pytest.raises(UsageError, match=told):
         following(content_of(other), other, swapped)
 
 
 def test_content_pairs_nothing() -> None:
     source = checkpoint({"a.weight": numbers(2, 2), "b.weight": numbers(2, 2, start=5)})
     model = checkpoint({"x.weight": numbers(2, 2, start=5), "y.weight": numbers(2, 2)})
-    made, notes = following(content_of(source), source, model)
+    made, notes = following(content_of(source), source, model, by_order=True)
     require_equal(arrays(made), {"x.weight": numbers(2, 2), "y.weight": numbers(2, 2, start=5)})
     assert "by the order of their layers alone" in notes[0]
 

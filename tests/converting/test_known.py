@@ -1,51 +1,93 @@
-"""Of which tensors nothing says how they lie."""
+"""Of which weights nothing says in which order their elements are."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from ckpttool.converting.known import maybe_flattened
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.converting.known import doubtful, refused
+from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers
 
-CONV = {"c.kernel": numbers(3, 3, 2, 4), "c.bias": numbers(4)}
+
+def doubted(opened: Checkpoint) -> dict[str, str]:
+    return {one.tensor.name: one.why for one in doubtful(opened)}
 
 
-def flat(**shapes: tuple[int, ...]) -> list[str]:
-    weights = {**CONV, **{f"{name}.kernel": numbers(*shape) for name, shape in shapes.items()}}
-    return [one.name for one in maybe_flattened(checkpoint(weights, "keras"))]
+def unwired(**shapes: tuple[int, ...]) -> list[str]:
+    weights = {f"{name}.kernel": numbers(*shape) for name, shape in shapes.items()}
+    return list(doubted(checkpoint({"c.kernel": numbers(3, 3, 2, 4), **weights}, "keras")))
 
 
-def test_what_may_take_a_flattened_image() -> None:
-    assert flat(a=(36, 8)) == ["a.kernel"]
-    assert flat(a=(37, 8)) == ["a.kernel"]  # what is flattened may be joined with something else
-    assert flat(a=(4, 8)) == []  # one place for each channel, or a mean over all
-    assert flat(a=(3, 8)) == []
-    assert flat(a=(36, 8), b=(8, 2)) == ["a.kernel"]
-    assert flat(a=(36, 8), b=(36, 8)) == ["a.kernel", "b.kernel"]
+def test_weights_alone_do_not_say_what_stands_behind_a_flatten() -> None:
+    assert unwired(a=(36, 8), b=(8, 2)) == ["a.kernel", "b.kernel"]
+    assert unwired(a=(2, 80)) == ["a.kernel"]  # an image may be made of what it gives
+    assert unwired(a=(4, 1)) == ["a.kernel"]  # two places with two channels
+    assert unwired(a=(3, 3), b=(1, 2)) == []  # no image has as few elements
+    assert list(doubted(checkpoint({"a.kernel": numbers(12, 3)}, "keras"))) == ["a.kernel"]
 
 
-def test_without_convolutions_there_is_no_image() -> None:
-    weights = {"a.kernel": numbers(36, 8), "b.kernel": numbers(8, 2)}
-    assert maybe_flattened(checkpoint(weights, "keras")) == []
+@pytest.mark.parametrize("family", ["torch", "paddle"])
+def test_pytorchs_own_and_paddles_are_in_one_order(family: str) -> None:
+    assert doubted(checkpoint({"a.weight": numbers(36, 8), "a.bias": numbers(8)}, family)) == {}
+
+
+def wired(kind: str, weights: dict[str, Array], layers: dict[str, str]) -> dict[str, str]:
+    opened = checkpoint(weights, "keras", layers | {"a.kernel": kind})
+    opened.metadata = {"model_config": {"class_name": "Sequential"}}  # type: ignore[misc]
+    return doubted(opened)
+
+
+DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
 
 
 @pytest.mark.parametrize(
-    ("layers", "kind", "found"),
+    ("kind", "why"),
     [
-        ([], "Dense", []),
-        (["Flatten"], "Dense after Flatten (3, 3, 4)", []),
-        (["Flatten"], "Dense", ["a.kernel"]),
-        (["Reshape"], "Dense", ["a.kernel"]),
-        (["Flatten", "Flatten"], "Dense after Flatten (3, 3, 4)", []),
+        ("Dense", None),
+        ("Dense after Flatten (3, 3, 4)", None),
+        ("Dense after Flatten (*, 4)", None),
+        ("Dense after Flatten (1, 1, 36)", None),
+        ("Dense after Flatten", "it stands behind a Flatten of a shape that is not told"),
+        ("Dense unlike PyTorch's: a Permute stands before it", "a Permute stands before it"),
     ],
 )
-def test_a_configuration_says_what_stands_behind_a_flatten(
-    layers: list[str], kind: str, found: list[str]
-) -> None:
-    weights: dict[Any, Any] = {**CONV, "a.kernel": numbers(36, 8)}
-    opened = checkpoint(weights, "keras", {"a.kernel": kind, "c.kernel": "Conv2D"})
-    nodes = [{"class_name": name, "config": {}} for name in layers]
-    opened.metadata = {"model_config": {"config": {"layers": nodes}}}  # type: ignore[misc]
-    assert [one.name for one in maybe_flattened(opened)] == found
+def test_a_configuration_says_how_layers_are_connected(kind: str, why: str | None) -> None:
+    assert wired(kind, DENSE, {}) == ({} if why is None else {"a.kernel": why})
+    weights = {**DENSE, "strange.kernel": numbers(8, 8)}
+    assert wired(kind, weights, {}).keys() == {"strange.kernel", *(["a.kernel"] if why else [])}
+
+
+def test_vectors_may_be_in_another_order() -> None:
+    unlike = "unlike PyTorch's: a Reshape takes what it gives"
+    weights = {**DENSE, "b.gamma": numbers(8), "b.beta": numbers(8)}
+    layers = {
+        "a.bias": f"Dense {unlike}",
+        **dict.fromkeys(("b.gamma", "b.beta"), f"BatchNormalization {unlike}"),
+    }
+    assert wired(f"Dense {unlike}", weights, layers) == dict.fromkeys(
+        weights, "a Reshape takes what it gives"
+    )
+
+
+def test_a_gru_without_a_bias_is_not_known() -> None:
+    kernels = {"g.kernel": numbers(4, 18), "g.recurrent_kernel": numbers(6, 18)}
+    why = {"g.kernel": "a GRU without a bias does not show whether reset_after is set"}
+    assert doubted(checkpoint(kernels, "keras")) == why
+    assert doubted(checkpoint({**kernels, "g.bias": numbers(2, 18)}, "keras")) == {}
+    opened = checkpoint(kernels, "keras", dict.fromkeys(kernels, "GRU"))
+    opened.metadata = {"model_config": {"class_name": "Sequential"}}  # type: ignore[misc]
+    assert doubted(opened) == {}
+    early = checkpoint(
+        kernels, "keras", dict.fromkeys(kernels, "GRU unlike PyTorch's: reset_after is not set")
+    )
+    assert set(doubted(early).values()) == {"reset_after is not set"}
+    assert refused(doubtful(early)) == (
+        "g.kernel, g.recurrent_kernel: reset_after is not set, and PyTorch's GRU has it set"
+    )
+
+
+def test_each_reason_is_said_with_its_weights_and_the_way_out() -> None:
+    told = refused(doubtful(checkpoint({f"{at}.kernel": numbers(6, 6) for at in range(5)}, "keras")))
+    assert told.startswith("0.kernel, 1.kernel, 2.kernel and 2 more: it may stand behind a Flatten or before")
+    assert "a whole model of Keras" in told and 'rule = "dense"' in told

@@ -185,12 +185,12 @@ class Net(nn.Module):
         super().__init__()
         self.conv, self.norm = nn.Conv2d(2, 4, (3, 2)), nn.BatchNorm2d(4)
         self.deep, self.up = nn.Conv1d(4, 4, 2, groups=2), nn.ConvTranspose2d(4, 6, 3)
-        self.fc, self.tokens = nn.Linear(4, 5), nn.Embedding(7, 5)
+        self.fc, self.tokens = nn.Linear(3, 2), nn.Embedding(7, 5)
         self.lstm, self.gru, self.rnn = nn.LSTM(5, 3), nn.GRU(5, 3), nn.RNN(5, 3)
         self.ln, self.attn = nn.LayerNorm(5), nn.MultiheadAttention(6, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(self.norm(self.conv(x)).mean((2, 3)))
+        return self.fc(self.norm(self.conv(x)).mean((2, 3))[:, :3])
 
 
 def gates(array: Array) -> Array:
@@ -274,6 +274,8 @@ def keras_of(net: nn.Module, path: Path) -> dict[str, Array]:
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)),
             r"2\.weight: it may stand behind a",
         ),
+        (nn.ModuleList([nn.Linear(4, 2)]), r"0\.weight: it may stand behind a"),
+        (nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), r"0\.weight: it may .* before a Reshape"),
         (nn.Sequential(nn.LSTM(3, 2, 2)), r"0\.weight_ih_l1: Keras has one layer for each"),
         (nn.Sequential(nn.LSTM(3, 2, bidirectional=True)), r"0\.weight_ih_l0_reverse: Keras has one"),
         (nn.Sequential(nn.LayerNorm((3, 4))), r"0\.weight: there is no rule for LayerNorm"),
@@ -285,6 +287,15 @@ def keras_of(net: nn.Module, path: Path) -> dict[str, Array]:
 def test_what_keras_has_no_twin_of(net: nn.Module, told: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=told):
         keras_of(net, tmp_path)
+
+
+def test_a_chain_of_linear_layers_says_how_they_are_connected(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Sequential(nn.Dropout(), nn.Linear(8, 4)))
+    found = keras_of(net, tmp_path)
+    held = {name: one.numpy() for name, one in net.state_dict().items()}
+    assert found.keys() == {"0.kernel", "0.bias", "2.1.kernel", "2.1.bias"}
+    assert np.array_equal(found["0.kernel"], held["0.weight"].T)
+    assert np.array_equal(found["2.1.kernel"], held["2.1.weight"].T)
 
 
 def test_a_state_dict_does_not_say_of_what_types_its_layers_are() -> None:

@@ -140,6 +140,59 @@ def test_the_tree_of_a_state_dict_follows(tmp_path: Path) -> None:
         assert by_name["model.param"] in tree["model"]["param"].args
 
 
+def test_tied_tensors_that_a_table_parts_are_told(tmp_path: Path) -> None:
+    shared = torch.randn(4, 6)
+    torch.save({"a.weight": shared, "tied": shared, "free": torch.ones(2)}, tmp_path / "m.pth")
+    with open_checkpoint(tmp_path / "m.pth") as opened:
+        made, notes = mapped(content_of(opened), '[names]\n"a.weight" = "z.weight"\n')
+        assert [one.shares_with for one in made.tensors] == [None, "z.weight", None]
+        assert notes == ["by the map: 1 tensor renamed"]
+        text = '[[tensor]]\nfrom = "a.weight"\nto = "a.weight"\nrule = "dense"\n'
+        made, notes = mapped(content_of(opened), text)
+        assert [one.shares_with for one in made.tensors] == [None, None, None]
+        assert notes == [
+            "by the map: 1 tensor made by its tables",
+            "2 tensors that shared bytes: not all of them do any more: a.weight, tied",
+        ]
+        _, notes = mapped(content_of(opened), 'drop = ["a.weight"]\n')
+        assert notes == ["by the map: 1 tensor dropped"]
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2))
+        self.attention = nn.MultiheadAttention(2, 1)
+        self.head = nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_versions_of_modules_go_with_their_names(is_inside: bool, tmp_path: Path) -> None:
+    state, front = Attending().state_dict(), "model." if is_inside else ""
+    torch.save({"model": state, "epoch": 1} if is_inside else state, tmp_path / "m.pth")
+    text = f'drop = ["{front}head.*"]\n[names]\n"{front}features.*" = "{front}stem.body.*"\n'
+    text += f'[[tensor]]\nfrom = "{front}attention.in_proj_weight"\nsplit = 0\n'
+    text += f'to = ["{front}q.weight", "{front}k.weight", "{front}v.weight"]\n'
+    with open_checkpoint(tmp_path / "m.pth") as opened:
+        content, notes = mapped(content_of(opened), text)
+        tree: Any = content.tree["model"] if is_inside else content.tree
+    versions = {"": 1, "stem.body": 1, "stem.body.0": 1, "stem.body.1": 1, "stem.body.2": 2}
+    versions["attention.out_proj"] = 1
+    found = {name: one["version"] for name, one in tree.state["_metadata"].items()}
+    assert found == versions
+    assert notes[1:] == ["versions of 6 modules in _metadata: 4 renamed with the tensors, 2 left out"]
+
+
+def test_versions_stay_where_the_names_of_modules_do(tmp_path: Path) -> None:
+    state = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).state_dict()
+    torch.save(state, tmp_path / "m.pth")
+    with open_checkpoint(tmp_path / "m.pth") as opened:
+        content, notes = mapped(content_of(opened), '[names]\n"0.weight" = "0.kernel"\n')
+        tree: Any = content.tree
+    assert tree.state["_metadata"] == {name: dict(one) for name, one in state._metadata.items()}
+    assert notes == ["by the map: 1 tensor renamed"]
+
+
 def test_a_name_can_not_leave_its_dictionary(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2)}, "list": [torch.ones(3)]}, tmp_path / "m.pth")
     with open_checkpoint(tmp_path / "m.pth") as opened:

@@ -115,3 +115,101 @@ def test_no_weights_and_two_of_one_name_are_refused() -> None:
     content, opened = made_of({("model", "a.b"): numbers(2), ("model", "a", "b"): numbers(3)})
     with pytest.raises(UsageError, match=r"a\.b: two weights would be called so"):
         only_weights(content, opened)
+
+
+# What lies in one state dict --------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Buffers whose names are those of a training, too, and what a module's name says nothing of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.bn = nn.Linear(3, 2), nn.BatchNorm1d(2)
+        self.register_buffer("steps", torch.tensor(3))
+        self.register_buffer("rng_offset", torch.tensor([1, 2]))
+        self.scheduler = nn.Linear(2, 1)
+
+
+def trained() -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
+    """Return a model, its state dict as a plain dictionary, and the state of its optimizer."""
+    model = Counting()
+    del model.rng_offset
+    optimizer = torch.optim.Adam(model.parameters())
+    model.scheduler(model.bn(model.fc(torch.randn(4, 3)))).sum().backward()
+    optimizer.step()
+    return model, dict(model.state_dict()), optimizer.state_dict()
+
+
+def require_loads(content: Content, model: nn.Module) -> None:
+    found = {name: torch.from_numpy(np.array(array)) for name, array in arrays(content).items()}
+    wanted = {name: one.clone() for name, one in model.state_dict().items()}
+    model.load_state_dict(found, strict=True)
+    assert all(torch.equal(one, wanted[name]) for name, one in model.state_dict().items())
+
+
+WHOLES = {
+    "tuple": lambda state, optimizer: (state, optimizer),
+    "list": lambda state, optimizer: [state, {"epoch": 1}],
+    "top": lambda state, optimizer: {
+        **state,
+        "epoch": 4,
+        "optimizer": optimizer,
+        "rng_state": torch.get_rng_state(),
+        "best_acc": torch.tensor(0.9),
+        "step": torch.tensor(7),
+    },
+    "nested": lambda state, optimizer: {"checkpoint": {"model": {"state_dict": state}}, "rng": torch.ones(2)},
+    "unknown": lambda state, optimizer: ({"Snapshot": state}, {"state_of_it": optimizer}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_a_state_dict_stays_whole(name: str, tmp_path: Path) -> None:
+    model, state, optimizer = trained()
+    with weights_of(WHOLES[name](state, optimizer), tmp_path) as (content, notes):
+        require_loads(content, model)
+    gone = {"nested": "checkpoint.model.state_dict.", "unknown": "0.Snapshot.", "tuple": "0.", "list": "0."}
+    assert (notes[-1] == f"{gone.get(name)!r} taken off the names of all weights") == (name in gone)
+
+
+def test_a_key_within_a_container_stays_where_it_is_none(tmp_path: Path) -> None:
+    _, state, _ = trained()
+    with weights_of({"snapshot": {"layers": state}, "x": {"lr": torch.tensor(0.1)}}, tmp_path) as made:
+        assert list(arrays(made[0])) == [f"layers.{name}" for name in state]
+        assert made[1][-1] == "'snapshot.' taken off the names of all weights"
+
+
+def test_a_real_state_dict_is_the_model_whatever_its_tensors_are_called(tmp_path: Path) -> None:
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9).state_dict()
+    top = model.state_dict()
+    top["epoch"], top["optimizer"] = 4, optimizer
+    wholes = [
+        model.state_dict(),
+        top,
+        [model.state_dict(), {"epoch": 1}],
+        {"stage": {"best": model.state_dict()}, "epoch": 3},
+    ]
+    for held in wholes[:3]:
+        with weights_of(held, tmp_path) as (content, _):
+            require_loads(content, model)
+    with weights_of(wholes[3], tmp_path) as (content, _):
+        assert list(arrays(content)) == [f"stage.best.{one}" for one in model.state_dict()]
+
+
+def test_averages_losses_and_optimizers_are_no_second_model(tmp_path: Path) -> None:
+    model = Counting()
+    held = {
+        "model": model.state_dict(),
+        "ema": model.state_dict(),
+        "loss_fn": model.state_dict(),
+        "scaler": nn.BatchNorm1d(1).state_dict(),
+    }
+    with weights_of(held, tmp_path) as (content, _):
+        require_loads(content, model)
+
+
+def test_one_tensor_is_told_in_the_singular(tmp_path: Path) -> None:
+    with weights_of({"model": {"fc.weight": torch.ones(2)}, "loss": torch.tensor(0.5)}, tmp_path) as made:
+        assert made[1][0] == "1 tensor that is no weight left out: loss"

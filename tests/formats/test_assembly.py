@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 
-from ckpttool.checkpoint import Extent, Role, Tensor
+from ckpttool.checkpoint import Extent, Path, Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.assembly import named, training_of
+from ckpttool.formats.belonging import guesser
 from ckpttool.formats.scalars import lazy_scalar
 from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
 from ckpttool.wire.readable import InMemory
@@ -48,3 +51,45 @@ def test_tensors_are_tied_only_within_one_file() -> None:
 
     tensors = named([(("a",), view("0")), (("b",), view("1")), (("c",), view("0"))], {})
     assert [tensor.shares_with for tensor in tensors] == [None, None, "a"]
+
+
+def role_by_path(
+    shapes: dict[Path, tuple[int, ...]],
+    rest: object = None,
+    modules: Collection[Path] = (),
+    optimizers: Collection[Path] = (),
+) -> dict[str, str]:
+    guess = guesser(shapes, rest, modules, optimizers)
+    return {".".join(map(str, path)): guess(path, shape).value for path, shape in shapes.items()}
+
+
+def test_roles_beside_the_weights_of_a_plain_dictionary() -> None:
+    shapes: dict[Path, tuple[int, ...]] = {
+        ("fc.weight",): (2, 3),
+        ("fc.num_batches_tracked",): (),
+        ("steps",): (),
+        ("pos.table",): (3,),
+        ("step",): (),
+        ("best_acc",): (),
+        ("rng_state",): (9,),
+        ("optimizer", "state", 0, "exp_avg"): (2, 3),
+    }
+    found = role_by_path(shapes, {"epoch": 3})
+    assert [*found.values()] == [*["weights"] * 4, *["training"] * 3, "optimizer"]
+
+
+def test_flattened_paths_of_a_whole_checkpoint_are_no_state_dict() -> None:
+    shapes: dict[Path, tuple[int, ...]] = {("model.fc.weight",): (2,), ("dataloader.worker",): ()}
+    assert [*role_by_path(shapes, {"epoch": 3}).values()] == ["weights", "other"]
+
+
+def test_roles_in_the_state_dicts_of_modules_and_of_optimizers() -> None:
+    shapes: dict[Path, tuple[int, ...]] = {
+        (0, "step"): (),
+        (0, "lr"): (2,),
+        (1, "state", 0, "exp_avg.weight"): (2,),
+        ("ema", "weight"): (2,),
+        ("best", "weight"): (2,),
+    }
+    found = role_by_path(shapes, {"epoch": 3}, {(0,), ("ema",), ("best",)}, {(1,)})
+    assert [*found.values()] == ["weights", "weights", "optimizer", "other", "weights"]

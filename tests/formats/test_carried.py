@@ -18,10 +18,14 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats import carried, tree_decoding
 from ckpttool.formats.carried import ENTRY, decoded, encoded, restored
 from ckpttool.formats.objects import dropped
-from ckpttool.wire.pickled import NDARRAY, Call, Global, Mapped
+from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
 
 FLOAT = BY_NAME["float32"]
+
+
+BOTH = {"a": {"$tensor": "a"}, "b": {"$tensor": "b"}}
+"""The JSON of a tree that holds all tensors."""
 
 
 def tensor(name: str, **more: Any) -> Tensor:
@@ -41,13 +45,15 @@ def checkpoint(*names: str) -> Checkpoint:
     )
 
 
-def written(content: object, tensors: Mapping[str, object] | None = None, **more: object) -> bytes:
+AS_THEY_ARE = {name: {"path": [name], "role": "weights"} for name in ("a", "b")}
+
+
+def written(content: object, tensors: Mapping[str, object] | None = AS_THEY_ARE, **more: object) -> bytes:
     """Return a document with a content in its JSON form."""
-    told = {name: {"path": [name], "role": "weights"} for name in ("a", "b")} if tensors is None else tensors
     head = {
         "schema": "ckpttool.content/1",
         "source": "pytorch",
-        "tensors": told,
+        "tensors": tensors,
         "shared": [],
         "content": content,
     }
@@ -78,10 +84,11 @@ def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
     }
     form = {
         "model": {"a": {"$tensor": "model.a"}, "b": {"$tensor": "model.b"}},
+        "optimizer": {"state": {"$dict": [[0, {"m": {"$tensor": "optimizer.state.0.m"}}]]}},
         "epoch": 3,
         "loss": {"$float": "nan"},
     }
-    opened = checkpoint("optimizer.state.0.m", "model.a", ENTRY)
+    opened = checkpoint("optimizer.state.0.m", "model.a")
     found = restored(opened, written({"tree": form}, told), "here")
     assert found.findings == ()
     assert [(one.path, one.role, one.shares_with) for one in found.tensors] == [
@@ -114,6 +121,49 @@ def test_a_format_that_holds_the_tree_keeps_it() -> None:
     assert found.findings == ()
     assert found.tree == {"a": opened["a"]}
     assert dict(found.metadata) == {"format": "pt"}
+
+
+def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
+    opened = checkpoint("a", "b")
+    opened._tree = lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]}
+    document = written({"training": {"learning_rate": 0.5}}, tensors=None, roles={"a": "optimizer"})
+    found = restored(opened, document, "here")
+    assert found.findings == ()
+    assert [(one.name, one.role) for one in found.tensors] == [("a", Role.OPTIMIZER), ("b", Role.OTHER)]
+    tree: Any = found.tree
+    assert tree["a"] is tree["again"] is found["a"] and tree["b"] is found["b"]
+    assert found.training.learning_rate == 0.5
+
+
+def test_a_tensor_may_be_called_as_the_entry() -> None:
+    told = {ENTRY: {"path": ["ckpttool", "content"], "role": "weights"}}
+    found = restored(checkpoint(ENTRY), written({}, told), "here")
+    assert found.findings == ()
+    assert found[ENTRY].path == ("ckpttool", "content")
+    assert list(restored(checkpoint(ENTRY), b"{}", "here")) == [ENTRY]
+
+
+def test_none_is_told_from_no_tree() -> None:
+    found = restored(checkpoint(), written({"tree": {"$call": ["types", "NoneType"]}}, {}), "here")
+    assert found.findings == ()
+    assert isinstance(found.tree, Call) and found.tree.function == NOTHING
+    assert (dict(found.metadata), encoded(found.tree)[0]) == ({}, {"$call": ["types", "NoneType"]})
+
+
+def test_a_long_integer_in_a_tree_is_described_in_the_metadata() -> None:
+    tree = {**BOTH, "x": {"$int": "0x" + "f" * 20_000}, "y": {"$dict": [[{"$int": "0x" + "f" * 20_000}, 1]]}}
+    found = restored(checkpoint("a", "b"), written({"tree": tree}), "here")
+    assert found.findings == ()
+    assert str(found.metadata["x"]).startswith("<integer of 80,000 bits")
+    assert found.tree["x"] == (1 << 80_000) - 1  # type: ignore[index]
+
+
+def test_metadata_that_double_are_not_unfolded() -> None:
+    shared: list[object] = [[1], *([{"$same": at}, {"$same": at}] for at in range(40))]
+    assert "repetitions" in refused(written({"metadata": {"x": {"$same": 40}}}, shared=shared))
+    deep: list[object] = [[1], *([{"$same": at}] for at in range(1900))]
+    assert "deep" in refused(written({"metadata": {"x": {"$same": 1900}}}, shared=deep))
+    assert "deep" in refused(written({"tree": {**BOTH, "x": {"$same": 1900}}, "metadata": {}}, shared=deep))
 
 
 def test_the_forms_of_the_documentation() -> None:
@@ -199,6 +249,22 @@ def test_a_tree_may_be_deeper_than_json() -> None:
         (written({}, {"a": {"role": "boss"}, "b": {}}), "boss"),
         (written({}, {"a": 1, "b": {}}), "nothing is said of the tensor a"),
         (written({"metadata": [1]}), "no dictionary"),
+        (written({"metadata": {"x": {"$set": [1]}}}), "the metadata has a set"),
+        (written({"metadata": {"x": {"$tensor": "a"}}}), "the metadata has a Tensor"),
+        (written({"metadata": {"x": [{"$bytes": "AAAA"}]}}), "the metadata has a bytes"),
+        (written({"metadata": {"x": {"$call": ["torch", "Size"]}}}), "the metadata has a Call"),
+        (written({"metadata": {"x": {"$dict": [[1, 2]]}}}), "a key that is no text"),
+        (written({"metadata": {"x": {"$int": "0x" + "f" * 1025}}}), "an integer of 4,100 bits"),
+        (written({"metadata": {"x": [1, {"$int": "0x" + "f" * 20_000}]}}), "an integer of 80,000 bits"),
+        (written({"tree": BOTH, "metadata": {"epoch": 1}}), "not what the tree says"),
+        (written({"tree": {**BOTH, "x": 1}, "metadata": {"x": 1.0}}), "not what the tree says"),
+        (written({"tree": {"a": BOTH["a"]}}), "does not hold the tensor b"),
+        (written({"tree": {"a": BOTH["b"], "b": BOTH["a"]}}), "another tensor in the place a"),
+        (written({"tree": {**BOTH, "c": BOTH["a"]}}), "another tensor in the place c"),
+        (written({"training": {"epoch": {"$float": "inf"}}}), "a strange 'epoch'"),
+        (written({}, tensors=None, roles={"c": "weights"}), "the tensor c is not there"),
+        (written({}, tensors=None, roles={"a": "boss"}), "boss"),
+        (written({}, tensors=None, roles=["a"]), "the roles are no dictionary"),
         (written({"native": {"x": 1}}), "no bytes by name"),
         (written({"native": [1]}), "no bytes by name"),
         (written({}, shared={}), "in place of a list"),  # type: ignore[arg-type]
@@ -228,8 +294,10 @@ def test_a_document_that_does_not_fit_is_not_used(document: bytes, why: str) -> 
         ({"$set": 1}, "in place of a list"),
         ({"$bytes": "*"}, "no base64"),
         ({"$int": "12"}, "no integer"),
-        ({"$int": "0xg"}, "invalid literal"),
+        ({"$int": "0xg"}, "no integer in hexadecimal digits"),
+        ({"$int": "0x_f"}, "no integer in hexadecimal digits"),
         ({"$float": "one"}, "no float"),
+        ({"$float": "00 00 00 00     "}, "no float"),
         ({"$complex": [1.0]}, "a pair that is none"),
         ({"$complex": ["1", 2.0]}, "in place of a float"),
         ({"$text": "/w=="}, "can't decode"),
@@ -347,14 +415,16 @@ JSON = st.recursive(
 
 @given(JSON, st.lists(JSON, max_size=2))
 def test_any_json_is_used_or_refused(form: object, shared: list[object]) -> None:
-    found = restored(checkpoint("a", "b"), written({"tree": form}, shared=shared), "here")
-    assert [finding.code for finding in found.findings] in ([], ["content-entry"])
-    list(dropped(found.tree))
+    for content in ({"tree": {**BOTH, "x": form}}, {"metadata": form}, {"training": form}, {"native": form}):
+        found = restored(checkpoint("a", "b"), written(content, shared=shared), "here")
+        assert [finding.code for finding in found.findings] in ([], ["content-entry"])
+        list(dropped(found.tree))
+        json.dumps([found.metadata, found.training.epoch, sorted(found.native)])
 
 
 def test_an_array_of_numpy_is_told_as_a_tensor() -> None:
-    form = {"x": {"$call": ["numpy", "asarray"], "args": [{"$tensor": "a"}]}, "b": {"$tensor": "b"}}
+    form = {**BOTH, "a": {"$call": ["numpy", "asarray"], "args": [{"$tensor": "a"}]}}
     found = restored(checkpoint("a", "b"), written({"tree": form}), "here")
     tree: Any = found.tree
-    assert (tree["x"].function, tree["x"].args) == (NDARRAY, (found["a"],))
+    assert (tree["a"].function, tree["a"].args) == (NDARRAY, (found["a"],))
     assert dict(found.metadata) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,11 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.carried_training import carried_training, check_training, with_training
 
 NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)
+COUNTS = st.none() | st.integers(1 - 2**63, 2**63 - 1) | st.floats(-(2.0**62), 2.0**62)
 STATES = st.builds(
     TrainingState,
-    epoch=NUMBERS,
-    step=st.none() | st.integers(),
+    epoch=COUNTS,
+    step=COUNTS,
     loss=NUMBERS,
     learning_rate=NUMBERS,
     metrics=st.dictionaries(st.text(), st.floats(allow_nan=False)),
@@ -47,6 +49,13 @@ def test_nothing_is_carried_of_nothing() -> None:
     assert with_training(TrainingState(epoch=1), {}) == TrainingState(epoch=1)
 
 
+def test_what_counts_nothing_is_not_carried() -> None:
+    state = TrainingState(epoch=math.inf, step=2**63, loss=math.nan, seed=2**64 - 1)
+    told = carried_training(state)
+    check_training(told)
+    assert sorted(told) == ["loss", "origin", "seed"]
+
+
 @pytest.mark.parametrize(
     "told",
     [
@@ -62,6 +71,13 @@ def test_nothing_is_carried_of_nothing() -> None:
         {"origin": {"epoch": 3}},
         {"hyper_parameters": {}},
         {"other": 1},
+        {"epoch": math.inf},
+        {"epoch": math.nan},
+        {"step": -math.inf},
+        {"step": 2**63},
+        {"epoch": 1 << 80_000},
+        {"seed": 1 << 80_000},
+        {"metrics": {"acc": 1 << 80_000}},
     ],
 )
 def test_what_is_no_training_state(told: object) -> None:

@@ -179,8 +179,7 @@ def test_the_raw_name_is_the_key(files: Path) -> None:
         assert checkpoint["head.kernel"].key == "/model_weights/head/head/kernel:0"
 
 
-def test_layers_have_the_names_that_people_gave_them(tmp_path: Path) -> None:
-    """Names that Keras made up change from process to process: the group's stays the same."""
+def test_layers_have_the_names_that_their_groups_say(tmp_path: Path) -> None:
     groups = {
         "layers/dense": "shared",
         "layers/dense_1": "dense_7",
@@ -191,6 +190,9 @@ def test_layers_have_the_names_that_people_gave_them(tmp_path: Path) -> None:
         "layers/conv2d": "twice",
         "layers/conv2d_1": "twice",
         "layers/embedding": "x" * 300,
+        "layers/bidirectional": "both",
+        "layers/bidirectional/forward_layer": "forward_lstm",
+        "layers/bidirectional/forward_layer/cell": "lstm_cell",
         "optimizer": "adam",
     }
     path = tmp_path / "m.weights.h5"
@@ -203,13 +205,16 @@ def test_layers_have_the_names_that_people_gave_them(tmp_path: Path) -> None:
         keys = {tensor.name: tensor.key for tensor in checkpoint.tensors}
     assert keys == {
         "shared.0": "/layers/dense/vars/0",
-        "dense_1.0": "/layers/dense_1/vars/0",
+        "dense_7.0": "/layers/dense_1/vars/0",
         "encoder.inner.0": "/layers/sequential/layers/dense/vars/0",
-        "lstm.0": "/layers/lstm/vars/0",
-        "lstm.cell.0": "/layers/lstm/cell/vars/0",
+        "lstm_3.0": "/layers/lstm/vars/0",
+        "lstm_3.cell.0": "/layers/lstm/cell/vars/0",
         "layers.conv2d.vars.0": None,
         "layers.conv2d_1.vars.0": None,
         "embedding.0": "/layers/embedding/vars/0",
+        "both.0": "/layers/bidirectional/vars/0",
+        "both.forward_lstm.0": "/layers/bidirectional/forward_layer/vars/0",
+        "both.forward_lstm.cell.0": "/layers/bidirectional/forward_layer/cell/vars/0",
         "optimizer.vars.0": None,
     }
 

@@ -19,6 +19,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
+from ckpttool.report import Severity
 
 CODES = {"weight-missing", "weight-extra", "weight-shape"}
 Edit = Callable[[Any], None]
@@ -238,3 +239,30 @@ def test_all_layers_have_the_weights_that_they_should(api: str, tmp_path: Path) 
         verification = verify(path)
         assert not verification.findings, path.name
         assert verification.safety is Safety.SAFE
+
+
+def test_a_layer_that_the_configuration_calls_otherwise(files: Path, tmp_path: Path) -> None:
+    """Its own group has the last word."""
+    path = configured(files, tmp_path, lambda layer: layer["config"].update(name="tail"))
+    found = [(one.code, one.where, one.severity) for one in verify(path).findings]
+    assert found == [("layer-name", "/layers/dense", Severity.WARNING)]
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint["head.0"].key == "/layers/dense/vars/0"
+
+
+def test_a_configuration_names_groups_that_say_nothing(files: Path, tmp_path: Path) -> None:
+    path = configured(files, tmp_path, lambda layer: layer["config"].update(name="tail"))
+    with ZipFile(path) as old:
+        held = {name: old.read(name) for name in old.namelist()}
+    weights = tmp_path / "weights.h5"
+    weights.write_bytes(held["model.weights.h5"])
+    with h5py.File(weights, "r+") as file:
+        for group in file["layers"].values():
+            group["vars"].attrs.pop("name", None)
+    held["model.weights.h5"] = weights.read_bytes()
+    with ZipFile(path, "w") as new:
+        for name, data in held.items():
+            new.writestr(name, data)
+    with open_checkpoint(path) as checkpoint:
+        assert checkpoint["tail.0"].key == "/layers/dense/vars/0"
+        assert not checkpoint.findings

@@ -141,13 +141,28 @@ def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
         ([flatten(None, 3, 2)], "Dense after Flatten"),
         ([plain_layer("Flatten", "f")], "Dense after Flatten"),
         ([flatten(4, 3)], "Dense"),
-        ([flatten(4, 3, 2, data_format="channels_first")], "Dense"),
+        (
+            [flatten(4, 3, 2, data_format="channels_first")],
+            "Dense unlike PyTorch's: a Flatten of channels first stands before it",
+        ),
         ([flatten(4, 3, 2), dense("between")], "Dense"),
+        ([dense("between")], "Dense"),
+        ([flatten(4, 3, 2), plain_layer("BatchNormalization", "b")], "Dense after Flatten (4, 3, 2)"),
         ([], "Dense"),
     ],
 )
 def test_a_flatten_counts_where_it_comes_right_before(before: list[dict[str, Any]], kind: str) -> None:
     assert told(*before, dense("last"))["last"] == kind
+
+
+NORM = {
+    "class_name": "BatchNormalization",
+    "config": {"name": "b", "axis": -1, "scale": True, "center": True},
+}
+
+
+def reshape(*lengths: int) -> dict[str, Any]:
+    return {"class_name": "Reshape", "config": {"name": "reshape", "target_shape": [*lengths]}}
 
 
 def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
@@ -163,10 +178,8 @@ def conv(kind: str = "Conv2D", **config: Any) -> dict[str, Any]:
             [conv(), plain_layer("BatchNormalization", "b"), plain_layer("ReLU", "r")],
             "Dense after Flatten (*, 6)",
         ),
-        ([conv(data_format="channels_first")], "Dense after Flatten"),
-        ([conv(), plain_layer("Permute", "p")], "Dense after Flatten"),
-        ([{**conv(), "module": "own.layers"}], "Dense after Flatten"),
-        ([conv("Conv1D")], "Dense after Flatten"),
+        ([conv("Conv1D")], "Dense after Flatten (*, 6)"),
+        ([conv("Conv1D"), plain_layer("MaxPooling1D", "p")], "Dense after Flatten (*, 6)"),
         ([conv(filters=None)], "Dense after Flatten"),
     ],
 )
@@ -176,16 +189,130 @@ def test_a_flatten_without_a_shape_has_the_channels_of_the_layer_before(
     assert told(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"] == kind
 
 
+@pytest.mark.parametrize(
+    ("before", "what"),
+    [
+        ([conv(data_format="channels_first")], "a Conv2D of channels first"),
+        (
+            [
+                conv(),
+                {"class_name": "MaxPooling2D", "config": {"name": "p", "data_format": "channels_first"}},
+            ],
+            "a MaxPooling2D of",
+        ),
+        ([conv(), plain_layer("Permute", "p")], "a Permute"),
+        ([{**conv(), "module": "own.layers"}], "a Conv2D"),
+        ([conv(), reshape(4, 24)], "a Reshape"),
+        ([conv(), dense("places", build_config={"input_shape": [None, 2, 2, 6]})], "a Flatten"),
+    ],
+)
+def test_what_a_flatten_takes_is_not_guessed(before: list[dict[str, Any]], what: str) -> None:
+    kind = told(*before, plain_layer("Flatten", "flatten"), dense("last"))["last"]
+    assert kind.startswith(f"Dense unlike PyTorch's: {what}") and kind.endswith(" stands before it")
+
+
+GIVES = "unlike PyTorch's: a Reshape takes what it gives"
+
+
+def test_what_a_reshape_takes_is_not_guessed() -> None:
+    image = told(dense("first"), NORM, reshape(4, 4, 5), conv())
+    assert image == {"first": f"Dense {GIVES}", "b": f"BatchNormalization {GIVES}"}
+    assert told(dense("first"), reshape(1, 1, 5), dense("last")) == {"first": "Dense", "last": "Dense"}
+    assert told(dense("first"), reshape(7, 5), dense("last"))["first"] == f"Dense {GIVES}"
+    pooled = plain_layer("GlobalAveragePooling2D", "g")
+    assert told(conv(), pooled, reshape(1, 1, 6), dense("last"))["last"] == "Dense"
+    assert told(conv(), reshape(6), dense("last"))["last"] == "Dense"
+    assert told(conv(), reshape(-1), dense("last"))["last"] == "Dense after Flatten (*, 6)"
+
+
+def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
+    unlike = "BatchNormalization unlike PyTorch's: a Flatten stands before it"
+    assert told(flatten(4, 3, 2), NORM)["b"] == unlike
+    assert told(flatten(4, 3), NORM)["b"] == "BatchNormalization"
+    found = kinds_listed(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
+    assert found == {"b.gamma": unlike}
+
+
+def test_a_gru_with_its_reset_before_the_product_is_not_pytorchs() -> None:
+    config = {"units": 3, "use_bias": False}
+    for reset_after, kind in ((True, "GRU"), (False, "GRU unlike PyTorch's: reset_after is not set")):
+        node = plain_layer("GRU", "g")
+        node["config"] |= config | {"reset_after": reset_after}
+        assert told(node) == {"g": kind}
+
+
+def functional(*nodes: dict[str, Any], ends: list[str], name: str = "m") -> dict[str, Any]:
+    config = {"name": name, "layers": [*nodes], "output_layers": [[end, 0, 0] for end in ends]}
+    return {"class_name": "Functional", "config": config}
+
+
+def behind(node: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {**node, "inbound_nodes": [[[name, 0, 0, {}] for name in names]]}
+
+
+def in_graph(*nodes: dict[str, Any], ends: list[str]) -> dict[str, str]:
+    model = layer_of(functional(*nodes, ends=ends))
+    assert model is not None
+    return kinds_in(model)
+
+
+def test_both_heads_behind_a_flatten_are_found() -> None:
+    heads = [behind(dense(name), "flatten") for name in ("mean", "variance")]
+    drawn = behind(plain_layer("Sampling", "drawn", module="own.layers"), "mean", "variance")
+    found = in_graph(
+        behind(flatten(4, 3, 2), "image"),
+        plain_layer("InputLayer", "image"),
+        *heads,
+        drawn,
+        behind(dense("back"), "drawn"),
+        ends=["back"],
+    )
+    taken = "Dense unlike PyTorch's: a Sampling takes what it gives"
+    before = "Dense unlike PyTorch's: a Sampling stands before it"
+    assert found == {"mean": taken, "variance": taken, "back": before}
+    image = plain_layer("InputLayer", "image")
+    plain_ends = in_graph(image, behind(flatten(4, 3, 2), "image"), *heads, ends=["mean", "variance"])
+    assert plain_ends == dict.fromkeys(("mean", "variance"), "Dense after Flatten (4, 3, 2)")
+
+
+def test_what_is_joined_with_a_flattened_image_is_not_guessed() -> None:
+    image, vector = (plain_layer("InputLayer", name) for name in ("image", "vector"))
+    flat, other = behind(flatten(4, 3, 2), "image"), behind(dense("other"), "vector")
+    for kind in ("Concatenate", "Add"):
+        both = behind(plain_layer(kind, "both"), "flatten", "other")
+        found = in_graph(image, vector, flat, other, both, behind(dense("last"), "both"), ends=["last"])
+        assert found["last"] == "Dense unlike PyTorch's: a Flatten stands before it"
+        assert found["other"] == "Dense unlike PyTorch's: it is joined with what a Flatten gives"
+
+
+def test_models_in_models_are_followed() -> None:
+    inner = chain(dense("head"), name="inner")
+    (found,) = [kinds_listed(chain(flatten(4, 3, 2), inner), [tensor("inner", "head", "kernel")])]
+    assert found == {"inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
+    encoder = functional(
+        {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 8, 8, 3]}},
+        behind(conv(), "i"),
+        behind(plain_layer("Flatten", "flatten"), "image"),
+        ends=["flatten"],
+        name="inner",
+    )
+    found = kinds_listed(chain(encoder, dense("last")), [tensor("last", "kernel")])
+    assert found == {"last.kernel": "Dense after Flatten (*, 6)"}
+
+
 def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
     history = {"class_name": "__keras_tensor__", "config": {"keras_history": ["flatten", 0, 0]}}
     inbound = {"three": [{"args": [history], "kwargs": {}}], "two": [[["flatten", 0, 0, {}]]]}
-    other = [[["flatten", 0, 0, {}], ["image", 0, 0, {}]]]
-    nodes = [flatten(4, 3, 2), *(dense(name, inbound_nodes=one) for name, one in inbound.items())]
+    other = [[["flatten", 0, 0, {}], ["strange", 0, 0, {}]]]
+    image = plain_layer("InputLayer", "image")
+    nodes = [image, behind(flatten(4, 3, 2), "image")]
+    nodes += [dense(name, inbound_nodes=one) for name, one in inbound.items()]
     nodes += [dense("both", inbound_nodes=other), dense("none", inbound_nodes=[])]
     model = layer_of({"class_name": "Functional", "config": {"name": "m", "layers": nodes}})
     assert model is not None
     after = "Dense after Flatten (4, 3, 2)"
-    assert kinds_in(model) == {"three": after, "two": after, "both": "Dense", "none": "Dense"}
+    unlike = "Dense unlike PyTorch's: what is not told stands before it"
+    assert kinds_in(model) == {"three": after, "two": after, "both": unlike, "none": unlike}
 
 
 def test_wrappers_are_looked_into_and_strangers_are_not() -> None:
@@ -203,7 +330,7 @@ def tensor(*path: str, key: str | None = None, shape: tuple[int, ...] = (2, 2)) 
 
 
 def test_models_in_models_are_found_by_the_names_of_both() -> None:
-    config = chain(dense("head"), chain(flatten(4, 3, 2), dense("head"), name="inner"))
+    config = chain(chain(flatten(4, 3, 2), dense("head"), name="inner"), dense("head"))
     wanted = {"head.kernel": "Dense", "inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
     found = [
         tensor("head", "kernel"),

@@ -167,6 +167,40 @@ def test_a_view_of_the_same_elements_stays_tied(tmp_path: Path) -> None:
         assert made["a.weight"].data_ptr() == made["b.weight"].data_ptr()
 
 
+def test_arrays_that_are_one_object_stay_one(tmp_path: Path) -> None:
+    array, data = np.arange(6.0), bytearray(b"ab")
+    value = {"a": array, "b": [array], "equal": array.copy(), "data": [data, data, bytearray(b"ab")]}
+    torch.save(value, tmp_path / "a.pth")
+    with open_checkpoint(tmp_path / "a.pth") as saved:
+        ties = [(one.name, one.shares_with) for one in saved.tensors]
+    assert ties == [("a", None), ("b.0", "a"), ("equal", None)]
+    for made in (through_tree(value, tmp_path), through_entry(value, tmp_path)):
+        assert made["a"] is made["b"][0] and made["a"] is not made["equal"]
+        assert made["data"][0] is made["data"][1] and made["data"][0] is not made["data"][2]
+
+
+def test_none_and_nothing_else_comes_through(tmp_path: Path) -> None:
+    assert through_tree(None, tmp_path) is None
+    assert through_entry(None, tmp_path) is None
+
+
+def test_an_object_that_is_made_anew_stays_so_where_tensors_are_replaced(tmp_path: Path) -> None:
+    torch.save(argparse.Namespace(t=torch.ones(2)), tmp_path / "a.pth", pickle_protocol=4)
+    with open_checkpoint(tmp_path / "a.pth") as saved:
+        (one,) = saved.tensors
+        other = replace(one, path=("u",))
+        made: Any = replaced(saved.tree, {id(one): other})
+        assert (made.is_new, made.state["t"]) == (saved.tree.is_new, other)  # type: ignore[attr-defined]
+        assert made.is_new
+
+
+def test_a_key_of_many_digits_is_told(tmp_path: Path) -> None:
+    torch.save({1 << 80_000: Stranger(x=1)}, tmp_path / "a.pth")
+    with open_checkpoint(tmp_path / "a.pth") as saved:
+        ((path, _),) = dropped(saved.tree)
+    assert path.startswith("<integer of 80,001 bits")
+
+
 def test_a_tree_of_its_own_objects(tmp_path: Path) -> None:
     torch.save(
         {"x": torch.ones(2, requires_grad=True), "a": np.ones(2), "o": collections.OrderedDict()},
@@ -215,7 +249,9 @@ def test_a_record_only_loses_the_attribute_that_is_strange(tmp_path: Path) -> No
 def test_an_object_with_a_strange_part_goes_as_a_whole(tmp_path: Path) -> None:
     torch.save({"queue": collections.deque([1, Stranger()]), "list": [1, Stranger()]}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert [path for path, _ in dropped(saved.tree)] == ["queue", "list.1"]
+        stranger = f"an object of {__name__}.Stranger, which is not known to be plain data"
+        whole = f"an object of collections.deque, which holds {stranger}"
+        assert list(dropped(saved.tree)) == [("queue", whole), ("list.1", stranger)]
     assert through_tree({"list": [1, Stranger()]}, tmp_path) == {"list": [1, None]}
 
 
@@ -331,3 +367,19 @@ def _tensor() -> Tensor:
     from ckpttool.dtypes import BY_NAME
 
     return Tensor(("a",), BY_NAME["float32"], (1,))
+
+
+def test_the_root_is_told_as_the_whole(tmp_path: Path) -> None:
+    torch.save(Stranger(x=1, t=torch.ones(2)), tmp_path / "a.pth")
+    with open_checkpoint(tmp_path / "a.pth") as saved:
+        (told,) = dropped(saved.tree)
+    assert told == ("the whole", f"an object of {__name__}.Stranger, which is not known to be plain data")
+
+
+def test_what_holds_what_can_not_be_carried_is_told_with_that_alone(tmp_path: Path) -> None:
+    inner = collections.deque([Stranger()])
+    torch.save({"x": collections.deque([inner])}, tmp_path / "a.pth")
+    with open_checkpoint(tmp_path / "a.pth") as saved:
+        ((_, why),) = dropped(saved.tree)
+    why_not = f"an object of {__name__}.Stranger, which is not known to be plain data"
+    assert why == f"an object of collections.deque, which holds {why_not}"

@@ -84,3 +84,10 @@ def test_native_parts_are_those_that_names_do_not_tell() -> None:
     assert native == {"tensorflow.object_graph": message, "tensorflow.keys": f'{{"a":"a{VALUE}"}}'.encode()}
     assert known_keys(native) == {"a": f"a{VALUE}"}
     assert keys_from(native, ()) == {}
+
+
+def test_keys_that_are_no_text_come_back() -> None:
+    native = native_of({"\\xff": b"\xff"}, None)
+    assert known_keys(native) == {"\\xff": b"\xff".decode("utf-8", "surrogateescape")}
+    assert known_keys({}) is None
+    assert known_keys({"tensorflow.keys": b"[" * 500}) is None

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.cli.diffing import chosen
 from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
+from ckpttool.ops.planning import content_of
+from ckpttool.ops.written import mismatches
+from ckpttool.writing import writer_of
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())
 
@@ -28,6 +40,10 @@ def source(tmp_path: Path) -> Path:
 
 def left(directory: Path) -> list[str]:
     return sorted(os.listdir(directory))
+
+
+def below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
 
 
 def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -107,13 +123,86 @@ def test_a_directory_that_is_no_checkpoint_is_never_replaced(source: Path, tmp_p
     assert left(tmp_path / "out") == ["thesis.tex"]
 
 
-def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path) -> None:
-    wishes = ConvertWishes(to="torch-dcp")
+DIRECTORIES = {
+    "torch-dcp": ConvertWishes(to="torch-dcp"),
+    "savedmodel": ConvertWishes(to="savedmodel"),
+    "fluid": ConvertWishes(to="fluid"),
+    "safetensors": ConvertWishes(to="safetensors", shard_size=100_000),
+    "pytorch": ConvertWishes(to="pytorch", shard_size=100_000),
+}
+
+
+@pytest.mark.parametrize("wishes", DIRECTORIES.values(), ids=DIRECTORIES)
+def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path, wishes: ConvertWishes) -> None:
     convert(source, tmp_path / "out", wishes)
-    (tmp_path / "out" / "stale").write_text("")
-    convert(source, tmp_path / "out", ConvertWishes(to="torch-dcp", force=True))
-    assert "stale" not in left(tmp_path / "out")
-    assert left(tmp_path) == ["in", "out"]
+    before = below(tmp_path / "out")
+    torch.save({"one": torch.ones(2)}, tmp_path / "one.pt")
+    convert(tmp_path / "one.pt", tmp_path / "out", replace(wishes, force=True))
+    assert left(tmp_path) == ["in", "one.pt", "out"]
+    with open_checkpoint(chosen(str(tmp_path / "out"))) as opened:
+        assert list(opened) == ["one"]
+    convert(source, tmp_path / "out", replace(wishes, force=True))
+    assert below(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "other/big.pt", ".hidden"])
+@pytest.mark.parametrize("wishes", DIRECTORIES.values(), ids=DIRECTORIES)
+def test_what_is_no_part_of_a_checkpoint_is_never_removed(
+    source: Path, tmp_path: Path, wishes: ConvertWishes, stranger: str
+) -> None:
+    convert(source, tmp_path / "out", wishes)
+    place = tmp_path / "out" / stranger
+    place.parent.mkdir(exist_ok=True)
+    place.write_bytes(source.read_bytes())
+    before = below(tmp_path)
+    with pytest.raises(UsageError, match=f"{stranger.split('/')[-1]}|not replaced"):
+        convert(source, tmp_path / "out", replace(wishes, force=True))
+    assert below(tmp_path) == before
+
+
+def test_files_behind_a_name_are_in_the_way_of_a_prefix_alone(source: Path, tmp_path: Path) -> None:
+    for name in ("run.meta", "run.index", "run.data-00000-of-00001"):
+        (tmp_path / name).write_bytes(b"somebody's")
+    assert convert(source, tmp_path / "run", ConvertWishes(to="pytorch")).verified
+    assert convert(source, tmp_path / "run", ConvertWishes(to="pytorch", force=True)).verified
+    assert (tmp_path / "run.meta").read_bytes() == b"somebody's"
+    (tmp_path / "run").unlink()
+    with pytest.raises(UsageError, match="is there already"):
+        convert(source, tmp_path / "run", ConvertWishes(to="tensorflow"))
+    convert(source, tmp_path / "run", ConvertWishes(to="tensorflow", force=True))
+    assert left(tmp_path) == ["in", "run.data-00000-of-00001", "run.index"]
+
+
+def test_what_is_no_file_is_never_replaced(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(UsageError, match="neither a file nor a directory"):
+            convert(source, target, ConvertWishes(to="pytorch", force=True))
+    assert stat.S_ISFIFO(os.lstat(tmp_path / "pipe").st_mode)
+
+
+def test_manifests_go_with_what_they_were_about(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.safetensors"
+    convert(source, target)
+    for ending in (".sha256", ".digests.json"):
+        Path(f"{target}{ending}").write_text("of the old one")
+    (tmp_path / "SHA256SUMS").write_text("of others, too")
+    converted = convert(source, target, ConvertWishes(force=True))
+    assert left(tmp_path) == ["SHA256SUMS", "in", "out.safetensors"]
+    assert converted.notes == tuple(
+        f"out.safetensors{ending} was about what is replaced, and goes with it"
+        for ending in (".digests.json", ".sha256")
+    )
+
+
+@pytest.mark.parametrize("target", ["/", "", ".", "..", "in/..", "in/."])
+def test_a_target_has_a_name(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="no name that a target can have"):
+        convert(source, target, ConvertWishes(to="pytorch", force=True))
+    assert below(tmp_path) == ["in/model.pth"]
 
 
 def test_the_target_is_not_what_is_read(source: Path, tmp_path: Path) -> None:
@@ -226,9 +315,188 @@ def test_a_copy_needs_no_kernel_that_copies(
 
 
 def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: Path) -> None:
-    stale = tmp_path / ".ckpttool-0123456789ab.new"
-    (stale / "content").mkdir(parents=True)
-    (stale / "content" / "out.safetensors").write_bytes(b"half of it")
-    convert(source, tmp_path / "out.safetensors")
+    target = tmp_path / "out.safetensors"
+    killed = f"""
+        import os
+        from ckpttool.wire.staged import Staged
+
+        staged = Staged({str(target)!r})
+        staged.create().write(b"half of it")
+        os.kill(os.getpid(), 9)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(killed)], check=False)
+    assert done.returncode == -9
+    assert len(left(tmp_path)) == 2
+    convert(source, target)
     assert left(tmp_path) == ["in", "out.safetensors"]
-    shutil.rmtree(tmp_path / "in")
+
+
+# What is not carried, and what is told ----------------------------------------------------------------
+
+
+def test_an_entry_that_is_not_used_is_told(tmp_path: Path) -> None:
+    metadata = {"ckpttool.content": '{"schema": "ckpttool.content/1", "content": "nonsense"}'}
+    save_file({"w": np.ones(3, np.float32)}, tmp_path / "in.safetensors", metadata=metadata)
+    converted = convert(tmp_path / "in.safetensors", tmp_path / "out.npz")
+    assert [one.path for one in converted.dropped] == ["ckpttool.content"]
+    assert "is not used" in converted.dropped[0].why
+    with pytest.raises(UsageError, match=r"ckpttool\.content can't be carried"):
+        convert(tmp_path / "in.safetensors", tmp_path / "strict.npz", ConvertWishes(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "savedmodel/asset": ["saved_model.pb", "assets/vocabulary.txt"],
+        "savedmodel/tf1": ["saved_model.pb"],
+        "torchscript/scripted.pt": ["code", "config.json", "labels.txt"],
+        "torch-export/program.pt2": ["models", "data/sample_inputs/model.pt", "extra/notes.txt"],
+        "paddle/adam.pdopt": [],
+        "keras/adam.h5": [],
+    }.items(),
+)
+def test_programs_and_files_beside_them_are_told(
+    files: Path, tmp_path: Path, name: str, expected: list[str]
+) -> None:
+    converted = convert(files / name, tmp_path / "out.safetensors")
+    assert [one.path for one in converted.dropped] == expected
+
+
+def test_a_saved_model_of_variables_alone_loses_nothing(files: Path, tmp_path: Path) -> None:
+    for at, name in enumerate(("savedmodel/module", "numpy/packed.npz")):
+        convert(files / name, tmp_path / str(at), ConvertWishes(to="savedmodel"))
+        converted = convert(tmp_path / str(at), tmp_path / f"{at}.npz", ConvertWishes(strict=True))
+        assert converted.dropped == ()
+
+
+def test_views_that_are_cut_apart_are_told(tmp_path: Path) -> None:
+    base = torch.arange(120.0).reshape(10, 12)
+    apart = {"a": base[:5].clone(), "b": base[5:].clone(), "tied": base, "same": base}
+    torch.save(apart, tmp_path / "apart.pt")
+    assert convert(tmp_path / "apart.pt", tmp_path / "apart.safetensors").notes == ()
+    halves = {"upper": base[:5], "lower": base[5:]}
+    torch.save(halves, tmp_path / "halves.pt")
+    assert convert(tmp_path / "halves.pt", tmp_path / "halves.safetensors").notes == ()
+    views = {"w": base, "first": base[:3], "turned": base.t(), "own": torch.ones(2)}
+    torch.save(views, tmp_path / "views.pt")
+    converted = convert(tmp_path / "views.pt", tmp_path / "views.safetensors")
+    assert converted.notes == ("3 tensors shared bytes in part; each has its own now",)
+
+
+def test_what_loading_the_target_could_run_is_told(files: Path, tmp_path: Path) -> None:
+    source = files / "keras-unsafe" / "lambda.keras"
+    converted = convert(source, tmp_path / "out.keras")
+    assert converted.verified and converted.safety
+    assert {one.code for one in converted.safety} == {"keras-lambda"}
+    with pytest.raises(UsageError, match=r"--strict"):
+        convert(source, tmp_path / "strict.keras", ConvertWishes(strict=True))
+    assert left(tmp_path) == ["out.keras"]
+
+
+@pytest.mark.parametrize("target", ["out.safetensors", "out.npz", "out.pth", "out.hdf5"])
+def test_no_tensor_has_the_name_of_the_entry(tmp_path: Path, target: str) -> None:
+    torch.save({"ckpttool.content": torch.ones(2)}, tmp_path / "in.pt")
+    with pytest.raises(UsageError, match="no tensor can have this name"):
+        convert(tmp_path / "in.pt", tmp_path / target)
+
+
+def test_a_target_that_cannot_be_opened_is_removed_and_told(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.wire.staged import Staged
+
+    settle = Staged.settle
+
+    def cut(self: Staged) -> None:
+        settle(self)
+        os.truncate(self.path, 100)
+
+    monkeypatch.setattr(Staged, "settle", cut)
+    converted = convert(source, tmp_path / "out.safetensors")
+    assert not converted.verified
+    assert converted.mismatches[0].startswith("it can't be opened: ")
+    assert ".new" not in converted.mismatches[0]
+    assert left(tmp_path) == ["in"]
+
+
+# What is compared -------------------------------------------------------------------------------------
+
+
+def seen(source: Path, **changes: object) -> list[str]:
+    """Return what is said of a target of a file that is the same file but for what is changed."""
+    with open_checkpoint(source) as checkpoint, open_checkpoint(source) as target:
+        content = content_of(checkpoint)
+        tensors = changes.pop("tensors", None)
+        if callable(tensors):
+            target.tensors = tensors(target)
+        for name, value in changes.items():
+            setattr(target, name, value)
+        writer = writer_of("safetensors")
+        return list(mismatches(content, target, writer, (), jobs=1, advance=lambda nbytes: None))
+
+
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    w, v = torch.ones(2, 2), torch.ones(2, 2)
+    torch.save({"w": w, "v": v, "t": w, "epoch": 3}, tmp_path / "tied.pt")
+    return tmp_path / "tied.pt"
+
+
+def test_a_like_target_has_no_mismatch(tied: Path) -> None:
+    assert seen(tied) == []
+
+
+def changing(name: str, **changes: object) -> object:
+    def make(target: Checkpoint) -> tuple[object, ...]:
+        return tuple(replace(one, **changes) if one.name == name else one for one in target.tensors)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_whom_a_tensor_is_tied_to_is_compared(tied: Path) -> None:
+    assert "t isn't tied to w any more" in seen(tied, tensors=changing("t", shares_with=None))
+    assert "t isn't tied to w any more" in seen(tied, tensors=changing("t", shares_with="v"))
+    assert "v is tied to w, and was not" in seen(tied, tensors=changing("v", shares_with="w"))
+
+
+def test_role_and_path_are_compared(tied: Path) -> None:
+    told = seen(tied, tensors=changing("w", role=Role.OPTIMIZER))
+    assert any(one.startswith("w serves optimizer instead of ") for one in told)
+
+
+def test_what_is_said_beside_the_tensors_is_compared(tied: Path, files: Path) -> None:
+    assert seen(tied, training=TrainingState(epoch=4)) == [
+        "training state 'epoch' came back as something else"
+    ]
+    assert seen(tied, training=TrainingState()) == ["training state 'epoch' is missing"]
+    assert "what is not a tensor came back as something else" in seen(tied, tree={"epoch": 4})
+    metadata = files / "safetensors" / "metadata.safetensors"
+    told = seen(metadata, metadata={})
+    assert told and all(one.startswith("metadata ") and one.endswith(" is missing") for one in told)
+    saved = files / "keras" / "adam.keras"
+    assert "native part 'keras.config' is missing" in seen(saved, native={})
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes"),
+    [
+        ("fluid/guide/checkpoint_0", ConvertWishes(to="fluid", only="weights")),
+        ("tensorflow/keras2/weights.05.ckpt", ConvertWishes(to="tensorflow", only="weights")),
+        ("savedmodel/module", ConvertWishes(to="tensorflow", only="weights")),
+        ("pytorch/minimal.pth", ConvertWishes(to="savedmodel", only="weights")),
+        ("safetensors/trainer/checkpoint-2", ConvertWishes(to="numpy")),
+        ("keras/adam.keras", ConvertWishes(to="keras-h5")),
+        ("keras/adam.h5", ConvertWishes(to="keras-h5")),
+        ("paddle/adam.pdopt", ConvertWishes(to="pytorch")),
+        ("paddle/evaluated.pd", ConvertWishes(to="torch-dcp")),
+        ("paddle/rows.selected", ConvertWishes(to="numpy")),
+    ],
+)
+def test_what_a_format_says_in_its_own_way_is_no_mismatch(
+    files: Path, tmp_path: Path, name: str, wishes: ConvertWishes
+) -> None:
+    assert convert(files / name, tmp_path / "out", wishes).mismatches == ()
+
+
+def test_more_may_be_said(tied: Path) -> None:
+    assert seen(tied, training=TrainingState(epoch=3, step=9), native={"keras.config": b"{}"}) == []

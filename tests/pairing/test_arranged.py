@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats import open_checkpoint
+from ckpttool.formats import chunks, open_checkpoint
 from ckpttool.pairing import arranged_values
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed, transposed
 from ckpttool.pairing.arranged_values import Reordered, elements
@@ -239,3 +239,21 @@ def test_samples_are_the_elements_at_their_positions(rows: int, columns: int, da
         assert elements(arranged(one, transposed((1, 0)), ("y",)), positions) == turned
     twice = joined([stored, stored], ("y",))
     assert elements(twice, [array.size]) == array.reshape(-1)[:1].tobytes()
+
+
+@pytest.mark.parametrize("pass_bytes", [64, 1 << 20])
+def test_what_lies_in_pieces_is_gathered_from_them(monkeypatch: pytest.MonkeyPatch, pass_bytes: int) -> None:
+    monkeypatch.setattr(arranged_values, "PASS_BYTES", pass_bytes)
+    array = numbers(5, 12)
+    pieces = []
+    for columns in (slice(0, 7), slice(7, 12)):
+        part = tensor("x", np.ascontiguousarray(array[:, columns]))
+        stored = arranged_values.strided(part)
+        assert stored is not None
+        pieces.append(chunks.Piece((0, columns.start), stored))
+    whole = replace(tensor("x", array), values=chunks.Chunked((5, 12), 4, tuple(pieces)), extent=None)
+    made = arranged(whole, transposed((1, 0)), ("y",))
+    assert np.array_equal(made.array(), array.T)
+    way = pattern("i (g u) -> (g u) i", (1, 0, 2))
+    gated = arranged(whole, way, ("y",), sizes={"g": 3})
+    assert np.array_equal(gated.array(), np.concatenate([array.T[4:8], array.T[:4], array.T[8:]]))

@@ -109,6 +109,20 @@ def test_depthwise_and_separable() -> None:
     require({"d.depthwise_kernel": long}, {"d.weight": expected})
 
 
+@pytest.mark.parametrize(
+    ("lacking", "names"),
+    [
+        ("gamma", ("bias", "running_mean", "running_var")),
+        ("beta", ("weight", "running_mean", "running_var")),
+        ("gamma and beta", ("running_mean", "running_var")),
+    ],
+)
+def test_a_batch_norm_without_some_of_its_weights(lacking: str, names: tuple[str, ...]) -> None:
+    values = {f"b.{at}": numbers(7, start=at) for at in range(len(names))}
+    expected = {f"b.{name}": numbers(7, start=at) for at, name in enumerate(names)}
+    require(values, expected, layers={"b.0": f"BatchNormalization without {lacking}"})
+
+
 def test_norms_and_embedding() -> None:
     four = {name: numbers(3, start=at) for at, name in enumerate(("gamma", "beta", "moving_mean"))}
     four["moving_variance"] = numbers(3, start=9)
@@ -198,9 +212,15 @@ def test_flattened_dense() -> None:
     require({"f.kernel": kernel}, {"f.weight": kernel.T}, layers=plain)
 
 
-@pytest.mark.parametrize("said", ["Dense after Flatten", "Dense after Flatten (4, 6)"])
-def test_a_dense_behind_an_unknown_flatten_keeps_its_layout(said: str) -> None:
-    found = turned({"f.0": numbers(24, 5)}, {"f.0": said})
+def test_the_kernel_of_a_dense_behind_a_flattened_sequence() -> None:
+    steps, channels, units = 4, 6, 5
+    weight = numbers(units, channels * steps)
+    kernel = weight.reshape(units, channels, steps).transpose(2, 1, 0).reshape(-1, units)
+    require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (4, 6)"})
+
+
+def test_a_dense_behind_an_unknown_flatten_keeps_its_layout() -> None:
+    found = turned({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten"})
     assert list(found) == ["f.kernel"]
     assert np.array_equal(found["f.kernel"][0], numbers(24, 5))
 

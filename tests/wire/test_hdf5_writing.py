@@ -10,12 +10,12 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.wire.hdf5_writing import HELD, Plan, _Memory, draw
+from ckpttool.wire.hdf5_writing import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
 
@@ -168,3 +168,32 @@ def test_memory_holds_what_a_file_would(steps: list[tuple[str, int, bytes]], sta
     memory.seek(start)
     read = memory.readinto(buffer)
     assert bytes(buffer[:read]) == bytes(model[start : start + count])
+
+
+_text = st.text(st.characters(exclude_categories=[]), max_size=5)
+_number = st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        _text,
+        _text | _number | st.booleans() | st.lists(_text, max_size=4) | st.lists(_number, max_size=4),
+        max_size=4,
+    )
+)
+def test_attributes_without_a_fault_are_read_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, attributes: dict[str, Any]
+) -> None:
+    held = {name: value for name, value in attributes.items() if attribute_fault(name, value) is None}
+    path = written(tmp_path_factory.mktemp("any") / "x.h5", Plan(groups={("g",): held}))
+    with h5py.File(path) as file:
+        assert {*file["g"].attrs} == {*held}
+        for name, value in held.items():
+            found = file["g"].attrs[name]
+            if isinstance(value, list) and value and isinstance(value[0], str):
+                assert [one.decode() for one in found] == value
+            elif isinstance(value, list):
+                assert np.array_equal(np.asarray(value, found.dtype), found) and len(found) == len(value)
+            else:
+                assert found == value

@@ -1,20 +1,20 @@
-"""Targets that appear whole or not at all: killed at any line, refused by any call, raced by others."""
+"""Targets that appear whole or not at all: killed at any call, refused by any call, raced by others."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,19 +22,27 @@ import pytest
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError
-from ckpttool.wire import atomic, sink, staged
+from ckpttool.wire import area, staged
 from ckpttool.wire.readable import Contiguous, InMemory
+from ckpttool.wire.recovering import clear
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged import Staged, clear
+from ckpttool.wire.staged import Staged
 
 State = dict[str, tuple[str, bytes | str, int]]
 Content = dict[str, bytes]
 
 LARGE = random.Random(1).randbytes(200_000)
 """Of a tensor that other threads copy."""
-KILLS = 16
-"""How often each job is killed."""
-_SEEN = {os.path.realpath(module.__file__ or "") for module in (atomic, sink, staged)}
+
+
+def _at_once(descriptor: int) -> None:
+    """Stand in for a synchronisation that takes time: what lies in the system's cache survives a kill."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing wait for a disk."""
+    monkeypatch.setattr(os, "fsync", _at_once)
 
 
 @pytest.fixture
@@ -53,10 +61,6 @@ def large(tmp_path: Path) -> Iterator[Tensor]:
     with Source(path) as source:
         values = Contiguous(source, 0, len(LARGE))
         yield Tensor(("large",), BY_NAME["uint8"], (len(LARGE),), values=values)
-
-
-def _at_once(descriptor: int) -> None:
-    """Stand in for a synchronisation that takes time: what lies in the system's cache survives a kill."""
 
 
 def state(directory: Path) -> State:
@@ -177,97 +181,80 @@ def in_child(work: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-class Lines:
-    """Counts the lines of the code under test that are run, on all threads, and may kill at one of them."""
+class Kill:
+    """Kills the process before one of the calls that change what lies in directories."""
 
-    def __init__(self, fatal: int | None = None) -> None:
-        self.count, self._fatal = 0, fatal
-        self._lock = threading.Lock()
+    def __init__(self, fatal: int) -> None:
+        self._count, self._fatal = 0, fatal
+        for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "chmod", "fchmod"):
+            setattr(os, name, self._fatal_at_last(getattr(os, name), lambda *arguments: True))
+        os.open = self._fatal_at_last(os.open, lambda path, flags, *mode: bool(flags & os.O_CREAT))
 
-    def trace(self, frame: FrameType, event: str, argument: object) -> Any:
-        if os.path.realpath(frame.f_code.co_filename) not in _SEEN and not frame.f_code.co_filename.endswith(
-            ("shutil.py", "json/__init__.py")
-        ):
-            return None
-        if event == "line":
-            with self._lock:
-                self.count += 1
-                if self.count == self._fatal:
-                    os.kill(os.getpid(), signal.SIGKILL)
-        return self.trace
+    def _fatal_at_last(self, real: Callable[..., Any], is_counted: Callable[..., bool]) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self._count += is_counted(*arguments)
+            if self._count == self._fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
 
-    def watch(self, work: Callable[[], object]) -> None:
-        os.fsync = _at_once  # in a child process, which ends with this
-        threading.settrace(self.trace)
-        sys.settrace(self.trace)
-        try:
-            work()
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
+        return call
 
 
-def lines_of(job: Job, directory: Path, large: Tensor) -> int:
-    """Return how many lines a job runs, which differs by a few from one time to the next."""
-    directory.mkdir()
-    job.lay_out(directory)
-    told, telling = os.pipe()
+def killed(fatal: int, work: Callable[[], object]) -> bool:
+    """Do something in a child process that is killed before its call of this number; tell whether it was."""
 
-    def count() -> None:
-        lines = Lines()
-        lines.watch(lambda: job.run(directory, large))
-        os.write(telling, str(lines.count).encode())
+    def doomed() -> None:
+        Kill(fatal)
+        work()
 
-    assert in_child(count) == 0
-    found = int(os.read(told, 20))
-    os.close(told)
-    os.close(telling)
-    return found
+    status = in_child(doomed)
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 @every_job
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(job: Job, tmp_path: Path, large: Tensor) -> None:
     old, new = job.outcomes(tmp_path, large)
-    total = lines_of(job, tmp_path / "counted", large)
-    chosen = random.Random(7)
-    # Where names are moved one after the other, the moves are what takes luck to hit: they come last.
-    moments = [chosen.randrange(1, total) for _ in range(KILLS // 2)]
-    moments += [chosen.randrange(max(1, total - 250), total) for _ in range(KILLS // 2)]
-    ends = set()
-    for number, moment in enumerate(moments):
-        directory = tmp_path / f"kill-{number}"
+    ends = []
+    for fatal in itertools.count(1):
+        directory = tmp_path / f"kill-{fatal}"
         directory.mkdir()
         job.lay_out(directory)
-        status = in_child(lambda: Lines(moment).watch(lambda: job.run(directory, large)))  # noqa: B023
-        assert status in (0, -signal.SIGKILL)
+        if not killed(fatal, lambda: job.run(directory, large)):  # noqa: B023
+            break
         if job.replaces is None or job.shape == "file":
             at_once = {name for name in state(directory) if not name.startswith(".ckpttool-")}
             assert at_once in (old.keys(), new.keys()) or job.shape == "prefix" or "ckpt/a" in job.old
         if job.shape == "prefix" and (directory / "ckpt.index").exists():
             visible = {name: told for name, told in state(directory).items() if name[0] != "."}
             assert visible in (old, new)
-        clear(str(directory))
-        assert state(directory) in (old, new), f"killed at line {moment} of {total}"
-        ends.add(state(directory) == new)
-    assert False in ends
+        assert clear(str(directory)) == []
+        assert state(directory) in (old, new), f"killed at call {fatal}"
+        ends.append(state(directory) == new)
+    assert ends == sorted(ends)
+    assert {*ends} == {False, True}
 
 
 def test_a_kill_while_a_kill_is_made_good_changes_nothing(tmp_path: Path, large: Tensor) -> None:
     job = JOBS["a prefix over a prefix"]
     old, new = job.outcomes(tmp_path, large)
-    total = lines_of(job, tmp_path / "counted", large)
-    chosen = random.Random(3)
-    for number in range(KILLS // 2):
-        directory = tmp_path / f"kill-{number}"
+    times = 0
+    for fatal in itertools.count(1):
+        directory = tmp_path / f"kill-{fatal}"
         directory.mkdir()
         job.lay_out(directory)
-        moment = chosen.randrange(max(1, total - 200), total)
-        in_child(lambda: Lines(moment).watch(lambda: job.run(directory, large)))  # noqa: B023
-        for _ in range(3):
-            again = chosen.randrange(1, 60)
-            in_child(lambda: Lines(again).watch(lambda: clear(str(directory))))  # noqa: B023
-        clear(str(directory))
+        if not killed(fatal, lambda: job.run(directory, large)):  # noqa: B023
+            break
+        if not [*directory.glob(".ckpttool-*.new/moving")]:
+            continue
+        for again in itertools.count(1):
+            if not killed(again, lambda: clear(str(directory))):  # noqa: B023
+                break
+            if (directory / "ckpt.index").exists():
+                assert {name: told for name, told in state(directory).items() if name[0] != "."} in (old, new)
+            times += 1
         assert state(directory) in (old, new)
+    assert times > 20
 
 
 def test_the_next_run_clears_what_a_kill_left(place: Path) -> None:
@@ -295,7 +282,7 @@ def half_moved(place: Path) -> None:
         target = Staged(place / "ckpt", "directory", replaces=["ckpt"])
         target.create("a").write(b"new")
         target.settle()
-        target._bring = lambda path, to: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        setattr(staged, "bring", lambda path, to: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
         target.commit()
 
     assert in_child(begin) == -signal.SIGKILL
@@ -319,20 +306,301 @@ def test_what_came_meanwhile_does_not_give_way_to_what_was_set_aside(place: Path
     assert litter(place) == []
 
 
-@pytest.mark.parametrize("plan", [b"", b"{", b"null", b'{"": [1, 2]}', b'{"../outside": "same"}'])
-def test_a_strange_plan_removes_nothing(plan: bytes, place: Path) -> None:
-    outside = place.parent / "outside"
-    outside.write_bytes(b"untouched")
-    status = outside.lstat()
-    plan = plan.replace(b'"same"', json.dumps([status.st_dev, status.st_ino]).encode())
+# Areas that no kill left ------------------------------------------------------------------------------
+
+
+class Planted:
+    """An area beside a target, as a kill would leave it, but for what a test changes of it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.area = place, place / ".ckpttool-0123456789ab.new"
+        (self.area / "content").mkdir(parents=True)
+        self.area.chmod(0o700)
+        (self.area / "replaced").mkdir()
+        (self.area / "content" / "ckpt.b").write_bytes(b"new b")
+        (self.area / "replaced" / "ckpt.a").write_bytes(b"old a")
+        (place / "ckpt.a").write_bytes(b"new a")
+        (place / "beside").write_bytes(b"untouched")
+        area.claim(str(self.area))
+        self.plan(
+            {
+                "ckpt.a": area.mark(str(place / "ckpt.a")),
+                "ckpt.b": area.mark(str(self.area / "content" / "ckpt.b")),
+            },
+            {"ckpt.a": (self.area / "replaced" / "ckpt.a").lstat().st_ino},
+        )
+
+    def plan(self, new: object, old: object) -> None:
+        (self.area / "moving").write_text(json.dumps({"new": new, "old": old}))
+
+    def is_left(self, why: str) -> None:
+        """Require that whoever stages beside it touches nothing, and says so."""
+        before = state(self.place.parent)
+        with Staged(self.place / "other") as target:
+            (warning,) = target.warnings
+        assert warning.startswith(f"{self.area} is left as it is: ")
+        assert why in warning
+        assert state(self.place.parent) == before
+
+
+@pytest.fixture
+def planted(place: Path) -> Planted:
+    """Return an area that is undone as it is."""
+    return Planted(place)
+
+
+def test_what_is_as_a_kill_leaves_it_is_undone(planted: Planted) -> None:
+    with Staged(planted.place / "other") as target:
+        assert target.warnings == ()
+    assert {name: told[1] for name, told in state(planted.place).items()} == {
+        "ckpt.a": b"old a",
+        "beside": b"untouched",
+    }
+
+
+def test_where_nothing_new_was_planned_the_old_is_put_back(planted: Planted) -> None:
+    (planted.place / "ckpt.a").unlink()
+    planted.plan({}, {"ckpt.a": (planted.area / "replaced" / "ckpt.a").lstat().st_ino})
+    assert clear(str(planted.place)) == []
+    assert (planted.place / "ckpt.a").read_bytes() == b"old a"
+
+
+def test_what_an_archive_brought_is_left(planted: Planted) -> None:
+    (planted.area / "owner").unlink()
+    planted.is_left("it doesn't say where it was made")
+
+
+def test_a_copy_is_left(planted: Planted) -> None:
+    shutil.copytree(planted.area, planted.area.with_name("copy"))
+    planted.area.rename(planted.place.parent / "away")
+    planted.area.with_name("copy").rename(planted.area)
+    planted.is_left("it is a copy, or comes out of an archive")
+
+
+def test_a_link_in_the_place_of_what_was_set_aside_is_not_followed(planted: Planted) -> None:
+    secret = planted.place.parent / "secret"
+    secret.mkdir()
+    (secret / "id_rsa").write_bytes(b"untouched")
+    shutil.rmtree(planted.area / "replaced")
+    (planted.area / "replaced").symlink_to(secret)
+    planted.is_left("replaced is no directory")
+
+
+@pytest.mark.parametrize("name", ["content", "replaced"])
+def test_what_is_not_there_undoes_nothing(name: str, planted: Planted) -> None:
+    shutil.rmtree(planted.area / name)
+    planted.is_left(f"{name} is no directory")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../outside", "a/b", "a\0b", "/etc", "\u0107", "\ud800"])
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_what_is_no_name_is_not_moved(name: str, kind: str, planted: Planted) -> None:
+    inode = planted.place.parent.lstat()
+    (planted.place.parent / "outside").write_bytes(b"untouched")
+    plan = json.loads((planted.area / "moving").read_text())
+    plan[kind][name] = [inode.st_ino, inode.st_mtime_ns] if kind == "new" else inode.st_ino
+    planted.plan(**plan)
+    planted.is_left("no JSON" if name == "\ud800" else "is no name")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(b"", b"{", b"null", b"[1]", b"{}", b'{"new": {}, "old": []}', b'{"new": {"a": 1}, "old": {}}'),
+        *(b'{"new": {}, "old": {"a": "1"}}', b'{"new": {}, "old": {"a": true}}', b"\xff", b"[" * 100_000),
+        *(b'{"new": {"a": [1]}, "old": {}}', b'{"new": {"a": [1, 2.5]}, "old": {}}', b'{"a":' * 200_000),
+    ],
+    ids=lambda plan: plan[:30].decode(errors="replace"),
+)
+def test_a_strange_plan_moves_nothing(plan: bytes, planted: Planted) -> None:
+    (planted.area / "moving").write_bytes(plan)
+    planted.is_left("/moving")
+
+
+@pytest.mark.parametrize("name", ["moving", "owner"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "directory", "large"])
+def test_what_is_no_file_is_not_read(name: str, kind: str, planted: Planted) -> None:
+    path = planted.area / name
+    data = path.read_bytes()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (planted.place.parent / "elsewhere").write_bytes(data)
+        path.symlink_to(planted.place.parent / "elsewhere")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.write_bytes(data)
+        os.truncate(path, 1 << 30)
+    before = sorted(os.listdir(planted.area))
+    (warning,) = clear(str(planted.place))
+    assert ("too many levels" if kind == "link" else "is no file of ckpttool's") in warning
+    assert sorted(os.listdir(planted.area)) == before
+    assert (planted.area / "replaced" / "ckpt.a").read_bytes() == b"old a"
+
+
+def test_what_was_not_set_aside_is_not_moved(planted: Planted) -> None:
+    (planted.area / "replaced" / "more").write_bytes(b"untouched")
+    planted.is_left("more is not what was set aside")
+
+
+def test_what_was_set_aside_must_be_what_lies_there(planted: Planted) -> None:
+    path = planted.area / "replaced" / "ckpt.a"
+    path.with_name("another").write_bytes(b"another's")
+    path.with_name("another").rename(path)
+    planted.is_left("ckpt.a is not what was set aside")
+
+
+def test_the_new_is_left_when_it_was_written_to_meanwhile(planted: Planted) -> None:
+    with (planted.place / "ckpt.a").open("ab") as file:
+        file.write(b", and more")
+    os.utime(planted.place / "ckpt.a", ns=(1, 1))
+    planted.is_left(f"ckpt.a has come to stand there, or was changed; the old is in {planted.area}/replaced")
+
+
+def test_what_is_another_users_is_left(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    planted.is_left("it is another user's")
+
+
+def test_what_others_could_write_in_is_left(planted: Planted) -> None:
+    planted.area.chmod(0o777)
+    planted.is_left("others may have written in it")
+
+
+def test_what_another_host_made_is_left(planted: Planted) -> None:
+    owner = json.loads((planted.area / "owner").read_text())
+    for boot in ("", "another"):
+        (planted.area / "owner").write_text(json.dumps({**owner, "host": "elsewhere", "boot": boot}))
+        planted.is_left("it was made on the host 'elsewhere', where somebody may work in it")
+
+
+@pytest.mark.parametrize("same", ["host", "boot"])
+def test_what_this_host_made_is_undone(same: str, planted: Planted) -> None:
+    """Started again it has its name still, and a container on it has its kernel."""
+    owner = json.loads((planted.area / "owner").read_text())
+    told = {**owner, "host": "elsewhere", "boot": "another", same: owner[same]}
+    (planted.area / "owner").write_text(json.dumps(told))
+    assert clear(str(planted.place)) == []
+    assert (planted.place / "ckpt.a").read_bytes() == b"old a"
+
+
+def test_where_there_are_no_locks_nothing_is_cleared(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", never)
+    planted.is_left("no locks available")
+
+
+def test_who_holds_a_directory_is_not_waited_for_for_ever(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged, "_PATIENCE", 0.05)
+    descriptor = os.open(planted.place, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with Staged(planted.place / "other") as target:
+        assert target.warnings == (f"{planted.place} is locked: what kills left there is not looked for",)
+        target.create().write(b"whole")
+        target.settle()
+        target.commit()
+    os.close(descriptor)
+    assert (planted.place / "other").read_bytes() == b"whole"
+    assert planted.area.exists()
+
+
+@pytest.mark.parametrize("owner", [None, b""])
+def test_an_area_in_which_nothing_lies_goes(owner: bytes | None, place: Path) -> None:
     area = place / ".ckpttool-0123456789ab.new"
-    (area / "content").mkdir(parents=True)
-    (area / "content" / "ckpt").write_bytes(b"new")
-    (area / "replaced").mkdir()
-    (area / "moving").write_bytes(plan)
-    (place / "beside").write_bytes(b"untouched")
-    clear(str(place))
-    assert (place / "beside").read_bytes() == outside.read_bytes() == b"untouched"
+    area.mkdir(0o700)
+    if owner is not None:
+        (area / "owner").write_bytes(owner)
+    assert clear(str(place)) == []
+    assert state(place) == {}
+
+
+# What is committed stays ------------------------------------------------------------------------------
+
+
+def _stage(place: Path) -> Staged:
+    """Return a prefix over a prefix that can be committed."""
+    for name in ("ckpt.index", "ckpt.data-00000-of-00001"):
+        (place / name).write_bytes(b"old")
+    target = Staged(place / "ckpt", "prefix", replaces=["ckpt.index", "ckpt.data-00000-of-00001"])
+    for name in (".index", ".data-00000-of-00001"):
+        target.create(name).write(b"new")
+    target.settle()
+    return target
+
+
+def test_a_name_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new stands in its place, under a second name in the area, which can't be removed."""
+    real = os.unlink
+
+    def refused(path: Any, **options: Any) -> None:
+        if "content" in str(path) or options:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        real(path)
+
+    with _stage(place) as target:
+        monkeypatch.setattr(os, "unlink", refused)
+        target.commit()
+    monkeypatch.undo()
+    (warning,) = target.warnings
+    assert warning.startswith(f"{place / litter(place)[0]} can't be removed: operation not permitted")
+    assert clear(str(place)) == []
+    assert {told[1] for told in state(place).values()} == {b"new"}
+    assert len(state(place)) == 2
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_a_removal_that_is_cut_off_undoes_nothing(
+    count: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where what was committed is gone since, the old does not come back in part."""
+    calls = itertools.count()
+    real = os.unlink
+
+    def cut_off(path: Any, **options: Any) -> None:
+        if options and next(calls) >= count:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        real(path, **options)
+
+    with _stage(place) as target:
+        monkeypatch.setattr(os, "unlink", cut_off)
+        target.commit()
+    monkeypatch.undo()
+    assert len(litter(place)) == (count < 2)
+    (place / "ckpt.index").unlink()
+    assert clear(str(place)) == []
+    assert {name: told[1] for name, told in state(place).items()} == {"ckpt.data-00000-of-00001": b"new"}
+
+
+def test_a_plan_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with _stage(place) as target:
+        monkeypatch.setattr(staged, "remove", lambda area: None)
+        target.commit()
+    monkeypatch.undo()
+    assert len([*place.glob(".ckpttool-*.new/moving")]) == 1
+    assert clear(str(place)) == []
+    assert {name: told[1] for name, told in state(place).items()} == {
+        "ckpt.index": b"new",
+        "ckpt.data-00000-of-00001": b"new",
+    }
+
+
+def test_an_interrupt_while_room_is_made_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "makedirs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Staged(place / "ckpt")
+    assert state(place) == {}
 
 
 def test_what_only_looks_like_an_area_stays(place: Path) -> None:
@@ -368,8 +636,7 @@ class Faults:
         self._number, self._fatal = number, fatal
         self._lock = threading.Lock()
         for name in _CALLS:
-            real = getattr(os, name) if name != "fsync" else _at_once
-            monkeypatch.setattr(os, name, self._failing(name, real))
+            monkeypatch.setattr(os, name, self._failing(name, getattr(os, name)))
 
     def _failing(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -388,8 +655,17 @@ class Faults:
         return call
 
 
-@every_job
-def test_whatever_call_fails_the_old_or_the_new_stands_there(job: Job, tmp_path: Path, large: Tensor) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a new file", "a file over a file", "a new directory", "a directory over a directory"),
+        *("a new prefix", "a prefix over a prefix"),
+    ],
+)
+def test_whatever_call_fails_the_old_or_the_new_stands_there(
+    name: str, tmp_path: Path, large: Tensor
+) -> None:
+    job = JOBS[name]
     old, new = job.outcomes(tmp_path, large)
     with pytest.MonkeyPatch.context() as patched:
         (tmp_path / "counted").mkdir()
@@ -478,10 +754,14 @@ def test_what_can_not_be_put_back_is_kept(place: Path, monkeypatch: pytest.Monke
         target.create("a").write(b"new")
         target.settle()
         monkeypatch.setattr(os, "rename", refused)
-        with pytest.raises(OSError, match="Input/output error"):
+        monkeypatch.setattr(os, "link", lambda source, target, **options: refused(source, target))
+        aside = f"{target._area}/replaced"
+        with pytest.raises(AccessDenied, match="can't be put back") as caught:
             target.commit()
     monkeypatch.undo()
     assert not (place / "ckpt").exists()
+    assert str(caught.value).endswith(f": it lies in {aside}")
+    assert Path(aside, "ckpt").read_bytes() == b"old"
     clear(str(place))
     assert (place / "ckpt").read_bytes() == b"old"
     assert litter(place) == []
@@ -607,7 +887,7 @@ def test_what_comes_between_the_check_and_the_move_is_not_replaced(place: Path) 
     with Staged(place / "ckpt") as target:
         target.create().write(b"new")
         target.settle()
-        target._require_absent = lambda names: (place / "ckpt").write_bytes(b"other")  # type: ignore[method-assign, assignment, return-value]
+        target._require_absent = lambda names: (place / "ckpt").write_bytes(b"other")  # type: ignore[method-assign, assignment]
         with pytest.raises(FileExistsError):
             target.commit()
     assert {name: told[1] for name, told in state(place).items()} == {"ckpt": b"other"}

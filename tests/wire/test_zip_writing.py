@@ -127,7 +127,7 @@ def test_more_records_than_16_bits_can_count(tmp_path: Path) -> None:
     records = {f"data/{key}": bytes(key % 3) for key in range(65_600)}
     expected = torch_wrote(records)
     ours = all_of(expected, records)
-    assert written(tmp_path / "a.zip", ours, as_tensors=True) == expected
+    assert written(tmp_path / "a.zip", ours) == expected
 
 
 @pytest.mark.framework
@@ -209,7 +209,7 @@ def test_numpy_zips_count_as_many_records_as_16_bits_can_not(tmp_path: Path) -> 
     with zipfile.ZipFile(io.BytesIO(data)) as read:
         assert len(read.namelist()) == 65_535
     with Source(tmp_path / "a.npz") as source:
-        assert len(Archive(source).members) == 65_535
+        assert sum(1 for _ in Archive(source).names) == 65_535
 
 
 def test_zips_behind_each_other_count_from_their_own_start(tmp_path: Path, crew: Crew) -> None:

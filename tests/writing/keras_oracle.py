@@ -1,7 +1,8 @@
 """Models of Keras 3 that are saved, and loaded again from what ckpttool made of their files.
 
-``python keras_oracle.py save DIRECTORY`` saves each model in three kinds of files, with what
-it predicts. ``… load DIRECTORY FILE…`` tells in JSON of each file what came back.
+``python keras_oracle.py DIRECTORY`` saves each model in three kinds of files there, and tells in a line of
+JSON what they predict and what their optimizers hold. Then it reads lines of JSON with lists of files, and
+tells of each what came back.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
+tf.config.run_functions_eagerly(True)
+
+ANSWER = "ANSWER"
 SUFFIXES = (".keras", ".h5", ".weights.h5")
 
 
@@ -111,8 +116,6 @@ def inputs(name: str) -> Any:
     if name == "many":
         return [noise.integers(0, 11, (4, 6)), noise.normal(size=(4, 8, 8, 1)), noise.normal(size=(4, 8))]
     if name == "vocabulary":
-        import tensorflow as tf
-
         return tf.constant([["a"], ["b"], ["x"]])
     return noise.normal(size=(4, 16))
 
@@ -126,7 +129,8 @@ def optimizer(model: Any) -> Any:
     return None if found is None else [np.asarray(one).astype("float64").tolist() for one in found.variables]
 
 
-def save(place: Path) -> None:
+def save(place: Path) -> dict[str, dict[str, Any]]:
+    told = {}
     for name, model, is_trained in models():
         if is_trained:
             model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError())
@@ -134,8 +138,8 @@ def save(place: Path) -> None:
         for suffix in SUFFIXES[:2]:
             model.save(place / f"{name}{suffix}")
         model.save_weights(place / f"{name}.weights.h5")
-        told = {"predicted": predicted(model, name), "optimizer": optimizer(model)}
-        (place / f"{name}.json").write_text(json.dumps(told))
+        told[name] = {"predicted": predicted(model, name), "optimizer": optimizer(model)}
+    return told
 
 
 def load(place: Path, file: str) -> dict[str, Any]:
@@ -155,8 +159,7 @@ def load(place: Path, file: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    task, directory, *files = sys.argv[1:]
-    if task == "save":
-        save(Path(directory))
-    else:
-        print(json.dumps({file: load(Path(directory), file) for file in files}))
+    directory = Path(sys.argv[1])
+    print(ANSWER, json.dumps(save(directory)), flush=True)
+    for line in sys.stdin:
+        print(ANSWER, json.dumps({file: load(directory, file) for file in json.loads(line)}), flush=True)

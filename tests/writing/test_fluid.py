@@ -18,7 +18,7 @@ from ckpttool.checkpoint import Role, Tensor, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.convert import content_of
+from ckpttool.ops.planning import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.wire.pickled import Global, Mapped
 from ckpttool.wire.readable import InMemory

@@ -91,7 +91,10 @@ def test_strided_and_large_tensors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        (("a/b",), "'/' separates groups"),
+        (("a//b",), "a part of its path is empty"),
+        (("a/./b",), "'.' means the group itself"),
+        (("/a",), "a part of its path is empty"),
+        (("taken/inner",), "which is a tensor and no group"),
         (("a", "."), "'.' means the group itself"),
         (("a", ""), "a part of its path is empty"),
         (("a\0b",), "a NUL ends a name"),
@@ -99,6 +102,7 @@ def test_strided_and_large_tensors(tmp_path: Path) -> None:
         (("x" * 60_001,), "60,001 bytes"),
         (("taken", "inner"), "which is a tensor and no group"),
         ((ENTRY,), "the entry"),
+        ((f"{ENTRY}/x",), "the entry"),
     ],
 )
 def test_names_that_hdf5_cannot_hold_are_refused(path: tuple[str, ...], why: str) -> None:
@@ -118,6 +122,79 @@ def test_what_is_not_refused_can_be_written(tmp_path: Path) -> None:
         tuple(Tensor((one,), BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(b"1")) for one in names)
     )
     require_same(write(Hdf5(), content, tmp_path / "x.hdf5"), content)
+
+
+def at(path: tuple[str | int, ...], value: bytes = b"1", **more: Any) -> Tensor:
+    return Tensor(path, BY_NAME["uint8"], (), Role.WEIGHTS, InMemory(value), **more)
+
+
+def test_slashes_stand_between_groups_and_the_entry_has_the_names(tmp_path: Path) -> None:
+    first = at(("first/weight",), b"1")
+    content = Content(
+        (
+            first,
+            at(("params", "Dense_0/kernel"), b"2"),
+            at(("first/tied",), b"1", shares_with=first.name),
+            at(("plain",), b"3"),
+        )
+    )
+    target = write(Hdf5(), content, tmp_path / "x.hdf5")
+    with h5py.File(target) as file:
+        found = {name: int(file[name][()]) for name in ("first/weight", "params/Dense_0/kernel", "plain")}
+        assert found == {"first/weight": ord("1"), "params/Dense_0/kernel": ord("2"), "plain": ord("3")}
+        assert file["first/tied"] == file["first/weight"]
+        assert sorted(file) == [ENTRY, "first", "params", "plain"]
+    require_same(target, content)
+
+
+def test_slashes_alone_are_reason_for_an_entry_and_without_it_they_are_dots(tmp_path: Path) -> None:
+    target = write(Hdf5(), Content((at(("first/weight",)),)), tmp_path / "x.hdf5")
+    with h5py.File(target, "r+") as file:
+        del file[ENTRY]
+    with open_checkpoint(target) as opened:
+        assert [one.path for one in opened.tensors] == [("first", "weight")]
+
+
+@pytest.mark.parametrize("other", [("a", "b"), ("a.b",)])
+def test_names_that_slashes_make_alike_are_refused(other: tuple[str, ...]) -> None:
+    content = Content((at(("a/b",)), at(other)))
+    place = "/".join(other)
+    assert [*Hdf5().refusals(content, OPTIONS)] == [
+        f"a.b: as /{place} it is not told apart from a/b (use --map)"
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.text("ab/.", max_size=4), min_size=1, max_size=3).map(tuple),
+        min_size=1,
+        max_size=6,
+        unique_by=".".join,
+    )
+)
+def test_names_with_slashes_are_refused_or_come_back(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[tuple[str, ...]]
+) -> None:
+    content = Content(tuple(at(path, bytes([number])) for number, path in enumerate(paths)))
+    if not [*Hdf5().refusals(content, OPTIONS)]:
+        target = write(Hdf5(), content, tmp_path_factory.mktemp("any") / "x.hdf5")
+        with open_checkpoint(target) as opened:
+            assert {one.path: one.tobytes() for one in opened.tensors} == {
+                path: bytes([number]) for number, path in enumerate(paths)
+            }
+
+
+@pytest.mark.parametrize(
+    "document", [b'{"tensors": {"/": 5}}', b"/", b'["/"]', b'{"tensors": {"x/y": {"path": ["x/y", {}]}}}']
+)
+def test_a_strange_entry_renames_nothing(document: bytes, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.hdf5", "w") as file:
+        file["x/y"] = VALUES
+        file.create_dataset(ENTRY, data=np.bytes_(document))
+    with open_checkpoint(tmp_path / "x.hdf5") as opened:
+        assert [one.code for one in opened.findings] == ["content-entry"]
+        assert [one.path for one in opened.tensors] == [("x", "y")]
 
 
 _part = st.text(st.characters(codec="utf-8"), max_size=6)

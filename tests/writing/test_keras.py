@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import UsageError
+from ckpttool.formats.carried import ENTRY
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verify import verify
 from ckpttool.wire.staged import Staged
@@ -25,6 +28,7 @@ from ckpttool.writing.interface import WriteOptions, Writer
 from tests.writing.contents import content_of, tensor
 
 NAMES = ("many", "custom", "subclassed", "mixed_float16", "bfloat16", "vocabulary", "int4")
+ANSWER = "ANSWER"
 KERAS, MODEL, WEIGHTS = ".keras", ".h5", ".weights.h5"
 
 REFUSED = {
@@ -47,18 +51,11 @@ OWN_OPTIMIZER = "mixed_float16"
 """Where Keras scales losses by itself: its own two kinds of files come back with different optimizers."""
 
 WAYS = [(KERAS, KERAS), (KERAS, MODEL), (KERAS, WEIGHTS), (MODEL, KERAS)]
-MORE = [(MODEL, MODEL), (MODEL, WEIGHTS), (WEIGHTS, WEIGHTS)]
-CASES = [(name, *way) for name in NAMES for way in (WAYS + MORE if name == "many" else WAYS)]
+ALIKE = [(MODEL, MODEL), (WEIGHTS, WEIGHTS)]
+"""What becomes the same file again, as is shown without Keras."""
+
+CASES = [(name, *way) for name in NAMES for way in WAYS] + [("many", MODEL, WEIGHTS)]
 CASES.remove((NOT_IN_H5, MODEL, KERAS))
-
-
-def ask(*arguments: object) -> str:
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("keras_oracle.py"))]
-    done = subprocess.run(
-        [*command, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def directory(place: Path, *parts: str) -> Path:
@@ -67,58 +64,96 @@ def directory(place: Path, *parts: str) -> Path:
     return found
 
 
+class Keras(NamedTuple):
+    """Keras in a process of its own.
+
+    Attributes:
+        place: Where it saved its models.
+        truth: What it says of them, by name.
+        ask: Tells what came back of files.
+    """
+
+    place: Path
+    truth: dict[str, dict[str, Any]]
+    ask: Callable[[list[str]], dict[str, dict[str, Any]]]
+
+
 @pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where Keras saved its models."""
+def keras(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keras]:
     place = tmp_path_factory.mktemp("keras")
-    ask("save", place)
-    return place
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("keras_oracle.py")), str(place)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        lines = (line.removeprefix(ANSWER) for line in process.stdout if line.startswith(ANSWER))
+
+        def ask(files: list[str]) -> dict[str, dict[str, Any]]:
+            print(json.dumps(files), file=process.stdin, flush=True)
+            found: dict[str, dict[str, Any]] = json.loads(next(lines))
+            return found
+
+        yield Keras(place, json.loads(next(lines)), ask)
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")
-def answers(saved: Path) -> dict[str, Any]:
-    """Return what Keras says of all files: its own, and what became of them, by safetensors as well."""
-    cases = [case for case in CASES if case not in REFUSED]
-    files = {str(saved / f"{name}{target}") for name, _, target in cases}
-    for name, source, target in cases:
-        files |= {*map(str, converted(saved, name, source, target))}
-    told = ask("load", saved, *sorted(files)).splitlines()[-1]
-    found: dict[str, Any] = json.loads(told)
-    return found
+def saved(keras: Keras) -> Path:
+    """Return where Keras saved its models."""
+    return keras.place
 
 
-def converted(saved: Path, name: str, source: str, target: str) -> list[Path]:
-    """Return what a file became, directly and, of one model, by way of safetensors."""
-    straight = directory(saved, source, target) / f"{name}{target}"
-    if not straight.exists():
-        assert not convert(saved / f"{name}{source}", straight).mismatches
-    if name != "many":
-        return [straight]
-    between = directory(saved, source, "safetensors") / f"{name}.safetensors"
-    around = directory(saved, source, "around", target) / f"{name}{target}"
-    if not between.exists():
-        assert not convert(saved / f"{name}{source}", between).mismatches
-    if not around.exists():
-        assert not convert(between, around).mismatches
-    return [straight, around]
+@pytest.fixture(scope="session")
+def answers(keras: Keras) -> dict[str, dict[str, Any]]:
+    """Return what Keras says of what became of its files."""
+    made = [str(converted(keras.place, *case)) for case in CASES if case not in REFUSED]
+    return keras.ask([*made, str(keras.place / f"many{MODEL}")])
+
+
+def converted(saved: Path, name: str, source: str, target: str) -> Path:
+    """Return what a file became."""
+    path = directory(saved, source, target) / f"{name}{target}"
+    if not path.exists():
+        assert not convert(saved / f"{name}{source}", path).mismatches
+    return path
 
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("name", "source", "target"), [case for case in CASES if case not in REFUSED])
 def test_keras_loads_it_as_its_own(
-    name: str, source: str, target: str, saved: Path, answers: dict[str, Any]
+    name: str, source: str, target: str, keras: Keras, answers: dict[str, dict[str, Any]]
 ) -> None:
-    own = answers[str(saved / f"{name}{target}")]
-    truth = json.loads((saved / f"{name}.json").read_text())
-    assert own["predicted"] == truth["predicted"], own
-    for path in converted(saved, name, source, target):
-        found = answers[str(path)]
-        assert found["predicted"] == truth["predicted"], found
-        if name != OWN_OPTIMIZER:
-            assert found["optimizer"] == own["optimizer"]
-        assert verify(path).is_valid
-        with open_checkpoint(path) as opened:
-            assert opened.complete and not opened.findings
+    path = converted(keras.place, name, source, target)
+    found, truth = answers[str(path)], keras.truth[name]
+    assert found.get("predicted") == truth["predicted"], found
+    if name != OWN_OPTIMIZER:
+        own = answers[str(keras.place / f"many{MODEL}")] if (name, target) == ("many", MODEL) else truth
+        assert found["optimizer"] == own["optimizer"]
+    assert verify(path).is_valid
+    with open_checkpoint(path) as opened:
+        assert opened.complete and not opened.findings
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize(("source", "target"), WAYS + ALIKE)
+def test_by_way_of_safetensors_it_becomes_the_same(
+    source: str, target: str, saved: Path, tmp_path: Path
+) -> None:
+    straight = converted(saved, "many", source, target)
+    assert not convert(saved / f"many{source}", tmp_path / "x.safetensors").mismatches
+    assert not convert(tmp_path / "x.safetensors", tmp_path / f"x{target}").mismatches
+    assert contents(tmp_path / f"x{target}") == contents(straight)
+
+
+def contents(path: Path) -> dict[str, Any]:
+    """Return all that is in a file; of the entry, what it carries."""
+    if path.suffix != KERAS:
+        return {name: one for name, one in told(path).items() if name != ENTRY}
+    with zipfile.ZipFile(path) as archive:
+        found = {name: archive.read(name) for name in archive.namelist() if name != ENTRY}
+    weights = path.with_name("weights.h5")
+    weights.write_bytes(found.pop("model.weights.h5"))
+    return {**found, "weights": told(weights)}
 
 
 @pytest.mark.framework
@@ -136,8 +171,6 @@ def test_what_cannot_be_told_or_loaded_is_refused(
 @pytest.mark.framework
 @pytest.mark.parametrize("name", ["many", "vocabulary", "subclassed"])
 def test_keras_writes_the_same_zip(name: str, saved: Path, tmp_path: Path) -> None:
-    import zipfile
-
     assert not convert(saved / f"{name}.keras", tmp_path / "x.keras").mismatches
     with zipfile.ZipFile(saved / f"{name}.keras") as own, zipfile.ZipFile(tmp_path / "x.keras") as made:
         assert sorted(own.namelist()) == sorted(made.namelist())

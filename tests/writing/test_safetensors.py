@@ -22,7 +22,7 @@ from ckpttool.checkpoint import Role, Tensor, TrainingState
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import safetensors as formats_safetensors
-from ckpttool.ops.convert import content_of
+from ckpttool.ops.planning import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged

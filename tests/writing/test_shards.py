@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+from pathlib import Path
 
 import pytest
 from huggingface_hub.serialization._base import split_state_dict_into_shards_factory
@@ -11,6 +13,12 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
+from ckpttool.formats import open_checkpoint
+from ckpttool.wire.readable import InMemory
+from ckpttool.wire.staged import Staged
+from ckpttool.writing.content import Content
+from ckpttool.writing.interface import WriteOptions
+from ckpttool.writing.safetensors import Safetensors
 from ckpttool.writing.shards import cut, index, shard_names
 
 
@@ -85,3 +93,33 @@ def test_an_index_is_text_like_that_of_transformers() -> None:
         "  }\n"
         "}\n"
     )
+
+
+def _written(tensors: tuple[Tensor, ...], path: Path) -> None:
+    """Write as many shards as there are tensors of four bytes."""
+    with Staged(path, "directory") as target:
+        Safetensors().write(Content(tensors), target, WriteOptions(shard_size=4, name=path.name))
+        target.settle()
+        target.commit()
+
+
+def test_shards_are_written_from_more_shards_than_files_that_a_process_may_open(tmp_path: Path) -> None:
+    values = [number.to_bytes(4, "little") for number in range(150)]
+    _written(
+        tuple(
+            Tensor((f"t{number}",), BY_NAME["uint8"], (4,), values=InMemory(value))
+            for number, value in enumerate(values)
+        ),
+        tmp_path / "a",
+    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        with open_checkpoint(tmp_path / "a") as a:
+            _written(a.tensors, tmp_path / "b")
+            with open_checkpoint(tmp_path / "b") as b:
+                found = [b[f"t{number}"].tobytes() for number in range(150)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len([*(tmp_path / "b").glob("*.safetensors")]) == 150
+    assert found == values

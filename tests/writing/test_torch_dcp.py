@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
@@ -16,6 +17,7 @@ from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
 from ckpttool.formats.carried import ENTRY, encoded
 from ckpttool.ops.verify import verify
+from ckpttool.wire.pickler import pickled
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
@@ -23,7 +25,7 @@ from ckpttool.writing import torch_dcp
 from ckpttool.writing.content import Content
 from ckpttool.writing.dcp_metadata import Stored, write_metadata
 from ckpttool.writing.interface import WriteOptions
-from ckpttool.writing.torch_dcp import TorchDcp
+from ckpttool.writing.torch_dcp import TorchDcp, flattened
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -219,6 +221,48 @@ def test_a_root_that_is_no_dictionary_is_tensors_by_name(tmp_path: Path) -> None
     assert sorted(loaded_whole(target, tmp_path)) == ["0", "1.a"]
 
 
+def test_none_and_nothing_else_comes_back(tmp_path: Path) -> None:
+    target = rewritten(None, tmp_path)
+    with open_checkpoint(target) as opened:
+        assert pickle.loads(pickled(opened.tree, lambda one: "0")) is None
+
+
+def test_arrays_that_are_one_object_are_stored_once(tmp_path: Path) -> None:
+    array = np.arange(6.0)
+    whole = loaded_whole(rewritten({"a": array, "b": array, "c": array + 0}, tmp_path), tmp_path)
+    assert [whole[name].tolist() for name in "abc"] == [array.tolist()] * 3
+
+
+def test_lists_that_hold_each_other_often_are_asked_once() -> None:
+    numbers: list[Any] = [1]
+    for _ in range(60):
+        numbers = [numbers, numbers]
+    dicts: dict[str, Any] = {"a": 1}
+    for _ in range(40):
+        dicts = {"l": dicts, "r": dicts}
+    (item,) = flattened(Content((), {"x": numbers}))
+    assert (item.fqn, item.node) == ("x", numbers)
+    assert [*TorchDcp().refusals(Content((), {"x": dicts}), WriteOptions())] == [
+        "more entries than one checkpoint can list (at most 100,000)"
+    ]
+
+
+def test_deep_lists_are_no_recursion() -> None:
+    one = tensor("a", b"x")
+    bare: list[Any] = [1]
+    full: list[Any] = [one]
+    for _ in range(5000):
+        bare, full = [bare], [full]
+    assert [len(item.path) for item in flattened(Content((one,), {"x": bare, "y": full}))] == [1, 5002]
+
+
+def test_a_tensor_without_values_is_refused() -> None:
+    bare = Tensor(("a",), UINT8, (1,))
+    assert [*TorchDcp().refusals(Content((bare,), {"a": [bare]}), WriteOptions())] == [
+        "a.0: it has no values (it was saved from the meta device)"
+    ]
+
+
 AWKWARD = ["", ".", "a.b", "a/b", "..", "é", "\0", "\n", "\ud800", "a" * 65_536, "<state>"]
 
 
@@ -274,7 +318,7 @@ def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dcp, "_MOST_ENTRIES", 1)
     content = Content((tensor("a", b"x"),), {"a": 1, "b": 2})
     assert [*TorchDcp().refusals(content, WriteOptions())] == [
-        "2 entries are more than one checkpoint can list (at most 1)"
+        "more entries than one checkpoint can list (at most 1)"
     ]
 
 

@@ -1,0 +1,309 @@
+"""What a conversion will write, and what of its source it won't: known before any value is read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.errors import DamagedCheckpoint, UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
+from ckpttool.ops.left import left_behind
+from ckpttool.ops.placing import check_place, check_space, format_for
+from ckpttool.report import Finding, Severity, counted
+from ckpttool.wire.strided import Strided, reach
+from ckpttool.writing import writer_of
+from ckpttool.writing.content import Content
+from ckpttool.writing.interface import WriteOptions, Writer
+
+_ARCHITECTURE = "keras.config"
+_SHOWN = 3
+"""How many of the tensors that can't be held are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A conversion that can be carried out: all that can be known without reading a value is known to fit.
+
+    Attributes:
+        source: What is read.
+        content: What will be written.
+        target: Where it will stand.
+        replaces: Names beside it that give way; None where nothing stands there.
+        dropped: What of the source the target won't hold.
+        notes: What is done that the wishes don't say word by word.
+        sources: Paths of what it is made of, where that is not the source's alone.
+    """
+
+    source: Checkpoint
+    content: Content
+    writer: Writer
+    options: WriteOptions
+    target: str
+    replaces: Sequence[str] | None
+    wishes: ConvertWishes
+    dropped: tuple[Dropped, ...]
+    notes: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def work(self) -> int:
+        """Return about how many bytes carrying it out reads: to write, and to compare."""
+        return 2 * self.content.nbytes
+
+    def converted(
+        self,
+        *,
+        nbytes: int,
+        verified: bool,
+        failures: tuple[str, ...] = (),
+        safety: tuple[Finding, ...] = (),
+    ) -> Converted:
+        """Return what came of it."""
+        return Converted(
+            sources=self.sources or (self.source.path,),
+            target=self.target,
+            format=self.writer.name,
+            tensors=len(self.content.tensors),
+            nbytes=nbytes,
+            verified=verified,
+            dry_run=self.wishes.dry_run,
+            dropped=self.dropped,
+            notes=self.notes,
+            mismatches=failures,
+            safety=safety,
+        )
+
+
+@contextmanager
+def model_of(wishes: ConvertWishes) -> Iterator[Checkpoint | None]:
+    """Open the checkpoint that the target is to follow, as long as the context lasts; None: there is none.
+
+    Raises:
+        CheckpointError: It can't be opened, or is damaged.
+    """
+    if wishes.model is None:
+        yield None
+        return
+    with open_checkpoint(wishes.model) as model:
+        _require_intact(model)
+        yield model
+
+
+def plan(
+    checkpoint: Checkpoint,
+    target: str,
+    wishes: ConvertWishes,
+    model: Checkpoint | None = None,
+    *,
+    sources: Sequence[str] = (),
+) -> Plan:
+    """Return how an open checkpoint would be converted; no value is read, and nothing is written.
+
+    Args:
+        checkpoint: The source.
+        target: Where the result is to stand.
+        wishes: How it is to be converted.
+        model: The checkpoint that the wishes name, open.
+        sources: Paths of what the source is made of, where that is not its own alone.
+
+    Raises:
+        CheckpointError: It is damaged, or the target can't be written there.
+        UsageError: The wishes can't be followed, or the target can't hold what the source has.
+    """
+    _require_intact(checkpoint)
+    content, notes = _content(checkpoint, wishes, model)
+    name = format_for(target, wishes, has_architecture=_ARCHITECTURE in content.native)
+    writer = writer_of(name)
+    if writer.shape == "prefix" and target.endswith(".index"):
+        target = target.removesuffix(".index")
+    if wishes.shard_size is not None and not writer.takes_shards:
+        raise UsageError(f"--shard-size: {name} is written as one whole")
+    options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
+    _require_holdable(content, writer, options)
+    gone = [*left_behind(checkpoint, content), *(Dropped(*one) for one in writer.dropped(content, options))]
+    if gone and wishes.strict:
+        raise UsageError(f"{gone[0].path} can't be carried: {gone[0].why}{more(len(gone), 1)} (--strict)")
+    opened = [checkpoint, *([model] if model is not None else [])]
+    replaces = check_place(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
+    check_space(target, content.nbytes)
+    return Plan(
+        source=checkpoint,
+        content=content,
+        writer=writer,
+        options=options,
+        target=target,
+        replaces=replaces,
+        wishes=wishes,
+        dropped=tuple(gone),
+        notes=(*notes, *_cut_apart(content.tensors), *_stale(replaces or ())),
+        sources=tuple(sources),
+    )
+
+
+def _stale(replaces: Sequence[str]) -> Iterator[str]:
+    for name in replaces:
+        if name.endswith(SIDECARS):
+            yield f"{name} was about what is replaced, and goes with it"
+
+
+def _cut_apart(tensors: Sequence[Tensor]) -> Iterator[str]:
+    """Yield a note on tensors that were views of shared bytes, and are no more; ties are no such views."""
+    views = defaultdict(list)
+    for tensor in tensors:
+        if tensor.storage is not None and tensor.shares_with is None and tensor.nbytes:
+            views[tensor.storage].append(tensor)
+    count = sum(len(_overlapping(own)) for own in views.values() if len(own) > 1)
+    if count:
+        yield f"{counted(count, 'tensor')} shared bytes in part; each has its own now"
+
+
+def _overlapping(views: Sequence[Tensor]) -> set[int]:
+    """Return which views of one storage hold bytes of another, as far as their places tell."""
+    reaches = sorted((*_reach(view), at) for at, view in enumerate(views))
+    found, last, widest = set(), -1, -1
+    for start, end, at in reaches:
+        if start < last:
+            found |= {at, widest}
+        if end > last:
+            last, widest = end, at
+    return found
+
+
+def _reach(view: Tensor) -> tuple[int, int]:
+    """Return where the bytes of a view begin and end in its file; of a strided one, those between too."""
+    if view.extent is not None:
+        return view.extent.offset, view.extent.offset + view.extent.nbytes
+    values = view.values
+    if isinstance(values, Strided):
+        return values.offset, values.offset + reach(values.shape, values.strides) * values.itemsize
+    whole = view.storage
+    return (whole.offset, whole.offset + whole.nbytes) if whole is not None else (0, 0)
+
+
+# The source -------------------------------------------------------------------------------------------
+
+
+def _require_intact(checkpoint: Checkpoint) -> None:
+    """Require that nothing is wrong with the structure of a source, and nothing missing.
+
+    Raises:
+        DamagedCheckpoint: Something is.
+    """
+    for finding in checkpoint.findings:
+        if finding.severity is Severity.ERROR:
+            raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
+    if not checkpoint.complete:
+        raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")
+
+
+# What is taken, and how -------------------------------------------------------------------------------
+
+
+def _content(
+    checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None
+) -> tuple[Content, list[str]]:
+    """Return what is to be written, and notes on how it came about.
+
+    Raises:
+        UsageError: The wishes can't be followed.
+        CheckpointError: The map file can't be read.
+    """
+    content = content_of(checkpoint)
+    notes: list[str] = []
+    for step in _steps(checkpoint, wishes, model):
+        content, told = step(content)
+        notes += told
+    if not content.tensors and checkpoint.tensors:
+        raise UsageError(f"{checkpoint.path}: no tensor is left to write")
+    return content, notes
+
+
+Step = Callable[[Content], tuple[Content, Sequence[str]]]
+"""What brings content into another form, and says what it did that nobody asked for word by word."""
+
+
+def _steps(checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None) -> Iterator[Step]:
+    """Yield what the wishes come to; each module is imported where it is wished for."""
+    if wishes.only == "weights":
+        from ckpttool.converting.selecting import only_weights
+
+        yield lambda content: only_weights(content, checkpoint)
+    if wishes.mapping is not None:
+        from ckpttool.converting.renaming import renamed
+        from ckpttool.pairing.mapping import read_map
+
+        told = read_map(wishes.mapping)
+        yield lambda content: renamed(content, told)
+    if wishes.layout != "as-is":
+        from ckpttool.converting.laying_out import laid_out
+
+        layout = wishes.layout
+        yield lambda content: laid_out(content, checkpoint, layout)
+    if model is not None:
+        from ckpttool.converting.following import following
+
+        yield lambda content: following(content, checkpoint, model, by_order=wishes.by_order)
+    if wishes.dtype is not None:
+        from ckpttool.converting.casting import cast
+
+        dtype = wishes.dtype
+        yield lambda content: cast(content, dtype)
+
+
+def content_of(checkpoint: Checkpoint) -> Content:
+    """Return all that a checkpoint holds, as it is.
+
+    Raises:
+        UsageError: Two tensors have one name, or one has no values.
+    """
+    twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
+    if twice:
+        raise UsageError(f"{checkpoint.path}: {len(twice):,} names are two tensors', like {twice[0]!r}")
+    bare = [one.name for one in checkpoint.tensors if one.values is None]
+    if bare:
+        raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{more(len(bare), 1)}")
+    tree = checkpoint.tree
+    return Content(
+        tensors=checkpoint.tensors,
+        tree=tree,
+        metadata={} if tree is not None else checkpoint.metadata,
+        native=checkpoint.native,
+        source_format=checkpoint.format,
+        training=checkpoint.training,
+    )
+
+
+def _require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
+    """Require that a format can hold the content.
+
+    Raises:
+        UsageError: It can't.
+    """
+    if any(ENTRY in (tensor.name, tensor.key) for tensor in content.tensors):
+        raise UsageError(f"{ENTRY}: no tensor can have this name, it is that of the entry (use --map)")
+    strange = [tensor for tensor in content.tensors if tensor.dtype.name not in writer.dtypes]
+    if strange:
+        raise UsageError(_no_type(strange, writer))
+    refusals = [*writer.refusals(content, options)]
+    if refusals:
+        raise UsageError(f"{refusals[0]}{more(len(refusals), 1)}")
+
+
+def _no_type(strange: Sequence[Tensor], writer: Writer) -> str:
+    names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + more(len(strange), _SHOWN)
+    types = " or ".join(sorted({tensor.dtype.name for tensor in strange}))
+    is_float = all(tensor.dtype.kind == "float" for tensor in strange)
+    way = " (--dtype float32 converts them)" if is_float else ""
+    return f"{writer.name} has no {types}: {names}{way}"
+
+
+def more(count: int, shown: int) -> str:
+    """Return how many there are beside those that are shown; nothing where that is all."""
+    return f" (and {count - shown:,} more)" if count > shown else ""

@@ -1,0 +1,137 @@
+"""Did all that is no element come back: roles, paths and ties, metadata, training state, native parts?
+
+A target may say more than its source; what the source says it must say alike. Two things are no such matter:
+how a reader describes the files of its own format, and what Keras files of both kinds say in their own words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.formats.carried import encoded
+from ckpttool.formats.carried_training import carried_training
+from ckpttool.formats.digests import RECORDS
+from ckpttool.formats.keras_native import CONFIG, METADATA, STORED, TRAINING_CONFIG
+from ckpttool.formats.likeness import are_alike
+from ckpttool.formats.objects import carried
+from ckpttool.formats.tf_native import GRAPH, KEYS, known_keys
+from ckpttool.writing.content import Content
+from ckpttool.writing.interface import Writer
+
+_OF_FILES = {
+    "savedmodel": frozenset(
+        {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
+    ),
+    "safetensors": frozenset({"total_parameters", "total_size"}),
+}
+"""By which metadata a reader describes the files of a source, by its format: a target has other files.
+
+What is lost with them (a graph, assets) is told as dropped.
+"""
+_BY_KERAS = frozenset(
+    {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
+)
+_SAID_BY = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
+"""Which metadata a target's format says in its own words."""
+_OF_KERAS = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
+_HELD_BY = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
+"""Which native parts a target's format holds in its own form."""
+
+
+def unreturned(content: Content, opened: Checkpoint, writer: Writer) -> Iterator[str]:
+    """Yield what of a content a target lacks or says otherwise, elements aside, a sentence each.
+
+    Args:
+        content: What was to be written.
+        opened: What stands there.
+        writer: What wrote it.
+    """
+    for finding in opened.findings:
+        if finding.code == "content-entry":
+            yield finding.message
+    found = {tensor.name: tensor for tensor in opened.tensors}
+    pairs = [(one, found[name]) for one in content.tensors if (name := writer.named(one)) in found]
+    for tensor, other in pairs:
+        yield from _around(tensor, other)
+    yield from _ties(pairs)
+    if content.tree is not None and not _is_same(content.tree, opened.tree):
+        yield "what is not a tensor came back as something else"
+    told = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
+    yield from _lost("metadata", told, opened.metadata, _SAID_BY.get(writer.name, frozenset()))
+    native = dict(_native(content, writer))
+    yield from _lost("native part", native, opened.native, _HELD_BY.get(writer.name, frozenset()))
+    training, stands = carried_training(content.training), carried_training(opened.training)
+    training.pop("origin", None)
+    yield from _lost("training state", training, stands, frozenset())
+
+
+def _is_of_files(key: str, content: Content) -> bool:
+    """Tell whether metadata describe the files of the source; what a user wrote into a header is text."""
+    is_written = content.source_format == "safetensors" and isinstance(content.metadata[key], str)
+    return key in _OF_FILES.get(content.source_format, ()) and not is_written
+
+
+def _native(content: Content, writer: Writer) -> Iterator[tuple[str, bytes]]:
+    """Yield the native parts that are to come back: not a graph that was cut."""
+    names = {tensor.name for tensor in content.tensors}
+    is_cut = writer.name == "tensorflow" and not names >= (known_keys(content.native) or {}).keys()
+    yield from (one for one in content.native.items() if not (is_cut and one[0] in (GRAPH, KEYS)))
+
+
+def _around(tensor: Tensor, other: Tensor) -> Iterator[str]:
+    if other.role is not tensor.role:
+        yield f"{tensor.name} serves {other.role.value} instead of {tensor.role.value}"
+    is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
+    if other.name == tensor.name and other.path != tensor.path and not is_flat:
+        yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
+
+
+def _ties(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
+    """Yield which tensors are not tied to those that they were tied to; an empty one can't be told.
+
+    Of two that a writer calls by one name, which are one in the target, the first counts.
+    """
+    there: dict[str, str] = {}
+    back: dict[str, str] = {}
+    once = {id(other): (tensor, other) for tensor, other in reversed(pairs)}
+    for tensor, other in reversed(once.values()):
+        if not tensor.nbytes:
+            continue
+        mine, theirs = tensor.shares_with or tensor.name, other.shares_with or other.name
+        if there.setdefault(mine, theirs) != theirs:
+            yield f"{tensor.name} isn't tied to {mine} any more"
+        elif back.setdefault(theirs, mine) != mine:
+            yield f"{tensor.name} is tied to {back[theirs]}, and was not"
+
+
+def _lost(
+    what: str, told: Mapping[str, object], found: Mapping[str, object], in_own_words: frozenset[str]
+) -> Iterator[str]:
+    """Yield what is not there, or is something else; what is said in own words only has to be there."""
+    for key, value in told.items():
+        if key not in found:
+            yield f"{what} {key!r} is missing"
+        elif key not in in_own_words and not _says_the_same(value, found[key]):
+            yield f"{what} {key!r} came back as something else"
+
+
+def _says_the_same(value: object, other: object) -> bool:
+    """Tell whether plain data are equal, to the last bit of a number, whatever they share."""
+    if value is other or are_alike(value, other):
+        return True
+    try:
+        return json.dumps(value, default=repr) == json.dumps(other, default=repr)
+    except (RecursionError, TypeError, ValueError):
+        return False
+
+
+def _is_same(tree: object, other: object) -> bool:
+    """Tell whether two trees carry the same; what differs in its nodes may still be carried the same."""
+    return are_alike(tree, other) or _text(carried(tree)) == _text(carried(other))
+
+
+def _text(tree: object) -> str:
+    """Return a tree as text, in which 1, 1.0 and True are three things, and +0 and -0 two."""
+    return json.dumps(encoded(tree))

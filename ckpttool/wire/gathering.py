@@ -1,0 +1,303 @@
+"""Stored elements brought into another order: tile by tile, so that both sides stay in a processor's cache.
+
+A tile has long runs on both sides: runs of stored bytes, which are read one by one, and runs of the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.wire.readable import Readable, aligned
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BOX_BYTES = 1 << 26
+"""How much of a tensor is put in order in memory at once; what is larger is read in several passes."""
+
+_SMALL_BOX_BYTES = 1 << 23
+_LARGE_BOXES = 2
+"""How many boxes may be larger than that at one time, whatever the number of threads."""
+_TILE_BYTES = 1 << 19
+"""About a processor's second-level cache."""
+_RUN_BYTES = 1 << 14
+"""To copy so many bytes takes longer than to call the system."""
+_GAP_BYTES = 1 << 12
+"""A gap up to this size is read as well, which is faster than to read twice."""
+_LINES_BYTES = 1 << 9
+"""How long a run of the result should be, so that most lines of a cache are written whole."""
+_PERIOD_BYTES = 1 << 8
+"""Rows that lie a multiple of this apart compete for the same few lines of a cache."""
+_WORDS = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
+_large_boxes = threading.BoundedSemaphore(_LARGE_BOXES)
+
+
+@contextmanager
+def _room(wanted: int) -> Iterator[int]:
+    """Give room for a box, in bytes; nobody waits for it: whoever comes third gets less."""
+    is_large = wanted > _SMALL_BOX_BYTES and _large_boxes.acquire(blocking=False)
+    try:
+        yield BOX_BYTES if is_large else _SMALL_BOX_BYTES
+    finally:
+        if is_large:
+            _large_boxes.release()
+
+
+def filled(
+    shape: tuple[int, ...],
+    itemsize: int,
+    limit: int,
+    fill: Callable[[tuple[int, ...], np.ndarray[Any, Any]], None],
+    most: int = BOX_BYTES,
+) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor that is put together box by box, at most ``limit`` at once.
+
+    Args:
+        shape: Of the tensor; itemsize and limit are in bytes.
+        itemsize: Of an element.
+        limit: See ``Values.blocks``.
+        fill: Fills a box, one item an element, told where in the tensor it begins.
+        most: How many bytes a box may have.
+    """
+    import numpy as np
+
+    if 0 in shape:
+        return
+    step, total = max(16, limit - limit % 16), math.prod(shape) * itemsize
+    with _room(min(most, total)) as room:
+        nbytes = max(min(room, most, total), itemsize)
+        memory = aligned(nbytes)
+        for start, lengths in boxes(shape, nbytes // itemsize):
+            count = math.prod(lengths)
+            fill(start, np.frombuffer(memory, f"V{itemsize}", count).reshape(lengths))
+            for at in range(0, count * itemsize, step):
+                yield memory[at : min(at + step, count * itemsize)]
+
+
+def boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cut a shape into boxes of at most ``limit`` elements that follow each other in C order.
+
+    Yields where each starts and its shape.
+    """
+    axis, below = len(shape), 1
+    while axis > 0 and below * shape[axis - 1] <= limit:
+        axis -= 1
+        below *= shape[axis]
+    if axis == 0:
+        yield (0,) * len(shape), shape
+        return
+    rows = max(1, limit // below)
+    for index in _indices(shape[: axis - 1]):
+        for first in range(0, shape[axis - 1], rows):
+            count = min(rows, shape[axis - 1] - first)
+            start = (*index, first) + (0,) * (len(shape) - axis)
+            yield start, (1,) * len(index) + (count,) + shape[axis:]
+
+
+def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield all indices of a shape in C order; unlike ``itertools.product``, in constant memory."""
+    for flat in range(math.prod(shape)):
+        index = []
+        for length in reversed(shape):
+            flat, at = divmod(flat, length)
+            index.append(at)
+        yield tuple(reversed(index))
+
+
+# Tiles ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """How a tile is read: the axes from ``split`` on in one run, the others step by step; in elements."""
+
+    split: int
+    run: int
+    count: int
+
+    def nbytes(self, itemsize: int) -> int:
+        return self.count * self.run * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """A box that is cut into tiles; axes are in the order of what is stored, the widest step first.
+
+    Attributes:
+        lengths: Of the axes; 1 where a step of 0 repeats what is stored once.
+        steps: From one index to the next in what is stored, in elements.
+        strides: The same in the result, in bytes.
+        itemsize: Of an element, in bytes.
+        forwards: Whether tiles may not go back in what is stored.
+    """
+
+    lengths: tuple[int, ...]
+    steps: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    forwards: bool = False
+
+    def runs(self, sizes: Sequence[int]) -> _Runs:
+        """Return how a tile of these sizes is read."""
+        split, run, count = len(sizes), 1, 1
+        for axis in range(len(sizes) - 1, -1, -1):
+            size, step = sizes[axis], self.steps[axis]
+            is_near = self.forwards or (step - run) * self.itemsize <= _GAP_BYTES
+            if count == 1 and (size == 1 or is_near):
+                split, run = axis, run + (size - 1) * step
+            else:
+                count *= size
+        return _Runs(split, run, count)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return how many indexes of each axis a tile has."""
+        if self._nbytes(self.lengths) <= _TILE_BYTES:
+            return self.lengths
+        sizes = [1] * len(self.lengths)
+        stored = range(len(sizes) - 1, -1, -1)
+        made = sorted(stored, key=lambda axis: self.strides[axis])
+        if not self.forwards:
+            self._grow(sizes, stored, _RUN_BYTES)
+            self._grow(sizes, made, _LINES_BYTES)
+        self._grow(sizes, stored, _TILE_BYTES)
+        return tuple(sizes)
+
+    def _nbytes(self, sizes: Sequence[int]) -> int:
+        return self.runs(sizes).nbytes(self.itemsize)
+
+    def _grow(self, sizes: list[int], axes: Sequence[int], goal: int) -> None:
+        """Lengthen one axis after the other until together they have as many bytes as are wanted."""
+        nbytes = self.itemsize
+        for axis in axes:
+            size, least = min(self.lengths[axis], -(-goal // nbytes)), sizes[axis]
+            while size > least:
+                sizes[axis] = size
+                found = self._nbytes(sizes)
+                if found <= _TILE_BYTES:
+                    break
+                size = max(least, min(size - 1, size * _TILE_BYTES // found))
+            sizes[axis] = max(size, least)
+            nbytes *= sizes[axis]
+            if sizes[axis] < self.lengths[axis]:
+                return
+
+    def tiles(self, sizes: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Yield where each tile begins, and its sizes."""
+        starts = [range(0, length, size) for length, size in zip(self.lengths, sizes, strict=True)]
+        for start in itertools.product(*starts):
+            ends = zip(sizes, self.lengths, start, strict=True)
+            yield start, tuple(min(size, length - at) for size, length, at in ends)
+
+
+# Gathering ------------------------------------------------------------------------------------------
+
+
+def gather(
+    source: Readable,
+    offset: int,
+    steps: tuple[int, ...],
+    swap: int,
+    into: np.ndarray[Any, Any],
+) -> None:
+    """Fill an array with stored elements, of as many bytes as its own; it may be a view in any order.
+
+    Args:
+        source: What is read.
+        offset: Where the first element lies, in bytes.
+        steps: For each axis, from one index to the next, in elements; 0 repeats what is stored once.
+        swap: The bytes of a word whose order is to be reversed, 1 for none.
+        into: What is filled, one item an element.
+
+    Raises:
+        CheckpointError: The elements can't be read.
+    """
+    import numpy as np
+
+    if into.size == 0:
+        return
+    itemsize = into.itemsize
+    item = _WORDS.get(itemsize, f"V{itemsize}")
+    wide = [axis for axis in range(into.ndim) if into.shape[axis] > 1]
+    order = sorted(wide, key=lambda axis: -steps[axis])
+    kept: Any = (*(slice(None) if axis in wide else 0 for axis in range(into.ndim)), ...)
+    target = into[kept].transpose([wide.index(axis) for axis in order]).view(item)
+    in_order = tuple(steps[axis] for axis in order)
+    lengths = tuple(n if step else 1 for n, step in zip(target.shape, in_order, strict=True))
+    tiling = _Tiling(lengths, in_order, target.strides, itemsize, source.forwards)
+    reading = _Reading(source, offset, tiling, swap, np.dtype(item))
+    for start, sizes in tiling.tiles(tiling.sizes()):
+        places = zip(start, sizes, in_order, strict=True)
+        place: Any = (*(slice(at, at + size) if step else slice(None) for at, size, step in places), ...)
+        np.copyto(target[place], reading.tile(start, sizes))
+
+
+class _Reading:
+    """Reads tiles of a box into one buffer."""
+
+    def __init__(
+        self, source: Readable, offset: int, tiling: _Tiling, swap: int, item: np.dtype[Any]
+    ) -> None:
+        self._source, self._offset, self._tiling, self._swap, self._item = source, offset, tiling, swap, item
+        self._known: dict[tuple[int, ...], tuple[_Runs, int, list[int]]] = {}
+        self._buffer = memoryview(b"")
+
+    def tile(self, start: tuple[int, ...], sizes: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return a tile of stored elements, its axes as those of the tiling; valid until the next."""
+        import numpy as np
+
+        if sizes not in self._known:
+            self._known[sizes] = self._plan(sizes)
+        runs, pitch, offsets = self._known[sizes]
+        itemsize, steps = self._item.itemsize, self._tiling.steps
+        used = len(offsets) * pitch * itemsize
+        if len(self._buffer) < used:
+            self._buffer = aligned(used)
+        first = sum(at * step for at, step in zip(start, steps, strict=True))
+        base, width, at = self._offset + first * itemsize, runs.run * itemsize, 0
+        for offset in offsets:
+            self._source.read_into(base + offset, self._buffer[at : at + width])
+            at += pitch * itemsize
+        if self._swap > 1:
+            np.frombuffer(self._buffer[:used], f"u{self._swap}").byteswap(inplace=True)
+        strides = [step * itemsize if size > 1 else 0 for step, size in zip(steps, sizes, strict=True)]
+        below = pitch * itemsize
+        for axis in range(runs.split - 1, -1, -1):
+            strides[axis] = below
+            below *= sizes[axis]
+        items = np.frombuffer(self._buffer, self._item, used // itemsize)
+        return np.lib.stride_tricks.as_strided(items, sizes, strides, writeable=False)
+
+    def _plan(self, sizes: tuple[int, ...]) -> tuple[_Runs, int, list[int]]:
+        """Return how a tile is read, how far apart its runs are put, and where they begin, in bytes."""
+        runs, itemsize = self._tiling.runs(sizes), self._item.itemsize
+        offsets = [0]
+        for size, step in zip(sizes[: runs.split], self._tiling.steps, strict=False):
+            offsets = [at + index * step * itemsize for at in offsets for index in range(size)]
+        apart = _apart(runs.run, itemsize) if runs.count > 1 else runs.run
+        return runs, apart, offsets
+
+
+def _apart(run: int, itemsize: int) -> int:
+    """Return how far apart runs are put, in elements, so that they don't compete for a cache."""
+    return run + max(1, 64 // itemsize) if run * itemsize % _PERIOD_BYTES == 0 else run
+
+
+def copy(stored: np.ndarray[Any, Any], into: np.ndarray[Any, Any]) -> None:
+    """Copy an array into another of its shape and type, whose axes may lie in any other order."""
+    if stored.size == 0:
+        return
+    order = sorted(range(stored.ndim), key=lambda axis: -stored.strides[axis])
+    source, target = stored.transpose(order), into.transpose(order)
+    item = _WORDS.get(into.itemsize, f"V{into.itemsize}")
+    source, target = source.view(item), target.view(item)
+    steps = tuple(stride // source.itemsize for stride in source.strides)
+    tiling = _Tiling(source.shape, steps, target.strides, source.itemsize)
+    for start, sizes in tiling.tiles(tiling.sizes()):
+        place: Any = (*(slice(at, at + size) for at, size in zip(start, sizes, strict=True)), ...)
+        target[place] = source[place]

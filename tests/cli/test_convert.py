@@ -1,0 +1,203 @@
+"""``ckpttool convert`` on real files: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import Run
+
+OK, DIFFERS, FAILED = 0, 1, 2
+
+
+class Own:
+    """A class that no target can hold."""
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a directory with one checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"epoch": 3, "model": {"fc.weight": torch.ones(20, 10)}}, "in.pth")
+
+
+def size_of(path: str) -> str:
+    nbytes = os.path.getsize(path)
+    return f"{nbytes / 1000:.1f} kB"
+
+
+def test_a_line_says_what_stands_there(run: Run) -> None:
+    answer = run("convert", "in.pth", "out.safetensors")
+    size = size_of("out.safetensors")
+    assert answer == (OK, f"in.pth → out.safetensors: 1 tensor, {size}, read back and equal\n", "")
+    assert load_file("out.safetensors")["model.fc.weight"].sum() == 200
+
+
+def test_the_format_is_said_where_the_name_does_not(run: Run) -> None:
+    status, out, err = run("convert", "in.pth", "out", "--to", "numpy")
+    assert (status, err) == (OK, "")
+    assert out.endswith(" as numpy, read back and equal\n")
+    assert np.load("out")["model.fc.weight"].sum() == 200
+
+
+def test_json(run: Run) -> None:
+    status, out, err = run("convert", "--json", "in.pth", "out.npz", "--dtype", "float16")
+    assert (status, err) == (OK, "")
+    assert json.loads(out) == {
+        "schema": "ckpttool.convert/1",
+        "source": "in.pth",
+        "target": "out.npz",
+        "format": "numpy",
+        "tensors": 1,
+        "bytes": os.path.getsize("out.npz"),
+        "verified": True,
+        "dry_run": False,
+        "dropped": [],
+        "notes": json.loads(out)["notes"],
+        "mismatches": [],
+        "safety": [],
+    }
+    assert np.load("out.npz")["model.fc.weight"].dtype == np.float16
+
+
+def test_quiet_says_nothing_of_what_is_as_asked_for(run: Run) -> None:
+    assert run("convert", "-q", "in.pth", "out.safetensors") == (OK, "", "")
+
+
+def test_what_is_not_carried_is_listed(run: Run) -> None:
+    torch.save({"w": torch.ones(2), "own": Own()}, "own.pth")
+    status, out, err = run("convert", "own.pth", "out.safetensors")
+    assert (status, err) == (OK, "")
+    head, *rest = out.splitlines()
+    assert head.endswith("read back and equal")
+    assert rest[0] == "  not carried: 1 thing"
+    assert rest[1].startswith("    own: ")
+    status, out, err = run("convert", "-q", "own.pth", "quiet.safetensors")
+    assert (status, out) == (OK, "")
+    assert err.startswith("ckpttool: warning: own is not carried: ")
+
+
+def test_strict_refuses_what_is_not_carried(run: Run) -> None:
+    torch.save({"w": torch.ones(2), "own": Own()}, "own.pth")
+    status, out, err = run("convert", "--strict", "own.pth", "out.safetensors")
+    assert (status, out) == (FAILED, "")
+    assert err.startswith("ckpttool: error: own can't be carried: ")
+    assert err.endswith(" (--strict)\n")
+    assert run("convert", "--strict", "-q", "in.pth", "out.safetensors") == (OK, "", "")
+
+
+def test_strict_refuses_an_entry_that_is_not_used(run: Run) -> None:
+    save_file({"w": np.ones(2, np.float32)}, "in.safetensors", metadata={"ckpttool.content": "{}"})
+    status, out, err = run("convert", "in.safetensors", "out.npz", "--strict")
+    assert (status, out) == (FAILED, "")
+    assert err.startswith("ckpttool: error: ckpttool.content can't be carried: ")
+    status, out, _ = run("convert", "in.safetensors", "out.npz")
+    assert status == OK
+    assert "    ckpttool.content: " in out
+
+
+@pytest.mark.parametrize("way", [(), ("--quiet",), ("--json",)])
+def test_what_loading_the_target_could_run_is_always_said(
+    run: Run, files: Path, way: tuple[str, ...]
+) -> None:
+    status, out, err = run("convert", files / "keras-unsafe" / "lambda.keras", "out.keras", *way)
+    assert status == OK
+    assert err.startswith("ckpttool: warning: out.keras[")
+    assert "Lambda" in err
+    if "--json" in way:
+        assert {one["code"] for one in json.loads(out)["safety"]} == {"keras-lambda"}
+
+
+def test_strict_refuses_what_could_run(run: Run, files: Path) -> None:
+    status, out, err = run("convert", files / "keras-unsafe" / "lambda.keras", "out.keras", "--strict")
+    assert (status, out) == (FAILED, "")
+    assert err.endswith("(--strict)\n")
+    assert sorted(os.listdir()) == ["in.pth"]
+
+
+def test_what_differs_is_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckpttool.wire.staged import Staged
+
+    settle = Staged.settle
+
+    def rotten(self: Staged) -> None:
+        settle(self)
+        data = bytearray(Path(self.path).read_bytes())
+        data[-5] ^= 0x40
+        Path(self.path).write_bytes(data)
+
+    monkeypatch.setattr(Staged, "settle", rotten)
+    status, out, err = run("convert", "in.pth", "out.safetensors")
+    assert (status, out) == (DIFFERS, "")
+    assert err == (
+        "ckpttool: error: out.safetensors: model.fc.weight: its values are others (nothing was written)\n"
+    )
+    status, out, _ = run("convert", "--json", "in.pth", "out.safetensors")
+    assert status == DIFFERS
+    told = json.loads(out)
+    assert (told["verified"], told["mismatches"]) == (False, ["model.fc.weight: its values are others"])
+    assert sorted(os.listdir()) == ["in.pth"]
+
+
+def test_a_target_that_is_there(run: Run) -> None:
+    Path("out.safetensors").write_bytes(b"mine")
+    status, out, err = run("convert", "in.pth", "out.safetensors")
+    assert (status, out) == (FAILED, "")
+    assert err == "ckpttool: error: ./out.safetensors is there already (--force replaces it)\n"
+    Path("out.safetensors.sha256").write_text("of mine")
+    status, out, err = run("convert", "in.pth", "out.safetensors", "--force")
+    assert (status, err) == (OK, "")
+    assert out.endswith("\n  out.safetensors.sha256 was about what is replaced, and goes with it\n")
+    assert sorted(os.listdir()) == ["in.pth", "out.safetensors"]
+
+
+def test_a_dry_run(run: Run) -> None:
+    answer = run("convert", "-n", "in.pth", "out.safetensors")
+    assert answer == (OK, "in.pth → out.safetensors: would write 1 tensor, 800 B as safetensors\n", "")
+    assert sorted(os.listdir()) == ["in.pth"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["in.pth"], "Missing argument"),
+        (["in.pth", "out.npz", "--only", "biases"], "Invalid value for '--only'"),
+        (["in.pth", "out"], "out: its name doesn't say which format it is to have"),
+        (["in.pth", "out", "--to", "onnx"], "--to onnx: no such format"),
+        (["in.pth", ".", "--to", "numpy"], "'.': no name that a target can have"),
+        (["in.pth", "/", "--to", "numpy", "--force"], "'/': no name that a target can have"),
+        (["in.pth", "in.pth", "--force"], "in.pth is what is read"),
+        (["gone.pth", "out.npz"], "gone.pth: no such file or directory"),
+        (["in.pth", "out.npz", "--shard-size", "1kB"], "--shard-size: numpy is written as one whole"),
+        (["in.pth", "out", "--to", "safetensors", "--shard-size", "big"], "--shard-size big: no size"),
+        (["in.pth", "out", "--to", "safetensors", "--shard-size", "0"], "--shard-size 0: nothing fits"),
+        (["in.pth", "out", "--to", "safetensors", "--shard-size", "9" * 400], "--shard-size 999"),
+        (["in.pth", "out", "--to", "safetensors", "--shard-size", "٣GB"], "--shard-size ٣GB: no size"),
+    ],
+)
+def test_usage(run: Run, arguments: list[str], said: str) -> None:
+    status, out, err = run("convert", *arguments)
+    assert (status, out) == (FAILED, "")
+    assert err.startswith(f"ckpttool: error: {said}")
+    assert err.count("\n") == 1
+    assert sorted(os.listdir()) == ["in.pth"]
+
+
+@pytest.mark.parametrize("size", ["1kB", "1 KiB", "1000", "0.001MB", "999999999999999999TB"])
+def test_sizes(run: Run, size: str) -> None:
+    status, _, err = run("convert", "-q", "in.pth", "out", "--to", "safetensors", "--shard-size", size)
+    assert (status, err) == (OK, "")
+    assert any(name.endswith(".safetensors") for name in os.listdir("out"))
+
+
+def test_names_are_escaped(run: Run) -> None:
+    torch.save({"w\x1b[31m": torch.ones(2), "own\x1b[31m": Own()}, "esc.pth")
+    status, out, err = run("convert", "esc.pth", "out.safetensors")
+    assert status == OK
+    assert "\x1b" not in out + err

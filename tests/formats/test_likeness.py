@@ -1,0 +1,121 @@
+"""Trees compared node by node, against what is written of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.dtypes import BY_NAME
+from ckpttool.formats.likeness import are_alike
+from ckpttool.formats.objects import call_of, mapped_of
+from ckpttool.formats.tree_encoding import encoded
+from ckpttool.wire.pickled import Call, Global, Opaque
+
+A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")
+SIZE = Global("torch", "Size")
+ATOMS = st.sampled_from(
+    [
+        None,
+        True,
+        1,
+        1.0,
+        0.0,
+        -0.0,
+        math.nan,
+        math.inf,
+        "1",
+        b"1",
+        "é",
+        2**70,
+        A,
+        B,
+        SIZE,
+        Global("torch", "int8"),
+    ]
+)
+KEYS = st.sampled_from(["a", "b", "$c", 1, (1, 2), None])
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    lists = st.lists(inner, max_size=3)
+    pairs = st.lists(st.tuples(KEYS, inner), max_size=3)
+    return st.one_of(
+        lists,
+        lists.map(tuple),
+        st.builds(dict, pairs),
+        st.builds(bytearray, st.binary(max_size=2)),
+        inner.map(lambda node: [node, node]),
+        st.builds(
+            mapped_of, st.sampled_from([Global("collections", "OrderedDict")]), pairs.map(dict), inner, inner
+        ),
+        st.builds(call_of, st.just(SIZE), lists.map(tuple), st.none(), inner, lists, pairs),
+    )
+
+
+TREES = st.recursive(ATOMS, containers, max_leaves=8)
+
+
+@given(TREES, TREES)
+@settings(deadline=None, max_examples=300)
+def test_what_is_alike_is_written_alike(one: object, two: object) -> None:
+    if are_alike(one, two):
+        assert repr(encoded(one)) == repr(encoded(two))
+
+
+@given(TREES)
+@settings(deadline=None, max_examples=200)
+def test_a_copy_is_alike(tree: object) -> None:
+    assert are_alike(tree, copy.deepcopy(tree))
+
+
+def shared(twice: bool) -> list[Any]:
+    node = [1]
+    return [node, node if twice else [1]]
+
+
+def new() -> Call:
+    call = call_of(SIZE, ())
+    call.is_new = True
+    return call
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        ("1", b"1"),
+        ([1], (1,)),
+        ([1, 2], [1]),
+        ({"a": 1}, {"a": 1, "b": 1}),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (A, B),
+        (A, "a"),
+        (shared(True), shared(False)),
+        (shared(False), shared(True)),
+        (bytearray(b"1"), bytearray(b"2")),
+        (call_of(SIZE, ((1,),)), call_of(SIZE, ((2,),))),
+        (call_of(SIZE, ()), call_of(Global("torch", "device"), ())),
+        (call_of(SIZE, (), None, {"a": 1}), call_of(SIZE, (), None, {"a": 2})),
+        (call_of(SIZE, (), None, None, [1]), call_of(SIZE, (), None, None, [2])),
+        (call_of(SIZE, (), None, None, (), [(1, 2)]), call_of(SIZE, (), None, None, (), [(1, 3)])),
+        (call_of(SIZE, ()), new()),
+        (mapped_of(SIZE, {}), mapped_of(Global("torch", "device"), {})),
+        (mapped_of(SIZE, {}, 1), mapped_of(SIZE, {}, 2)),
+        (mapped_of(SIZE, {}, None, 1), mapped_of(SIZE, {}, None, 2)),
+        (mapped_of(SIZE, {}), {}),
+        (Opaque("x"), Opaque("x")),
+        ({1}, {1}),
+    ],
+)
+def test_what_differs_or_can_not_be_told_is_not(one: object, two: object) -> None:
+    assert not are_alike(one, two)
+    assert not are_alike([one], [two])
