@@ -26,6 +26,8 @@ SERIAL = re.compile(r"checkpoint_([0-9]{1,18})")
 
 def only_serial(path: str) -> str | None:
     """Return the one serial in a directory that holds nothing else, None for any other directory."""
+    if not os.path.isdir(path):
+        return None
     entries = [entry for name, entry in _looked_at(path).items() if not name.startswith(".")]
     is_one = len(entries) == 1 and SERIAL.fullmatch(entries[0].name)
     return entries[0].path if is_one and entries[0].is_dir(follow_symlinks=False) else None
