@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -82,6 +83,8 @@ class Staged:
         self._crew = Crew(default_jobs() if jobs is None else jobs)
         self._advance = advance
         self._sinks: list[Sink] = []
+        self._syncing: threading.Thread | None = None
+        self._not_durable: BaseException | None = None
         self.written: list[Written] = []
         self.warnings: tuple[str, ...] = ()
         self._area, self._lock = "", -1
@@ -146,18 +149,33 @@ class Staged:
         return os.path.join(self.path, name) if self.shape == "directory" else self.path + name
 
     def settle(self) -> None:
-        """Make durable and close all files; the target can be opened at ``path`` then.
+        """Bring all that was written into the files; the target can be opened at ``path`` then.
+
+        Meanwhile it is made durable by a thread of its own, for which ``commit`` waits.
 
         Raises:
-            CheckpointError, OSError: See ``Sink.close``.
+            CheckpointError, OSError: See ``Crew.settle``.
         """
         for sink in self._sinks:
-            sink.close()
+            sink.settle()
             self.written += sink.written
-        self._sinks.clear()
         self._crew.close()
-        for directory, _, _ in os.walk(self._content):
-            sync_directory(directory)
+        self._syncing = threading.Thread(target=self._make_durable)
+        self._syncing.start()
+
+    def _make_durable(self) -> None:
+        try:
+            for sink in self._sinks:
+                sink.close()
+            for directory, _, _ in os.walk(self._content):
+                sync_directory(directory)
+        except BaseException as failure:  # noqa: BLE001 - handed to the thread that commits, which raises it
+            self._not_durable = failure
+
+    def _wait_until_durable(self) -> None:
+        if self._syncing is not None:
+            self._syncing.join()
+            self._syncing = None
 
     def commit(self) -> None:
         """Bring the target to its place, all of it or nothing.
@@ -167,6 +185,10 @@ class Staged:
             OSError: It can't be brought there; what stood there is back.
             AccessDenied: It can't be brought there, and what stood there could not be put back.
         """
+        self._wait_until_durable()
+        if self._not_durable is not None:
+            raise self._not_durable
+        self._sinks.clear()
         names = sorted(os.listdir(self._content), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None:
             self._require_absent(names)
@@ -217,6 +239,7 @@ class Staged:
 
     def discard(self) -> None:
         """Leave nothing behind but what was committed; doing it twice is allowed."""
+        self._wait_until_durable()
         self._crew.close()
         for sink in self._sinks:
             with suppress(OSError):  # it goes
