@@ -128,9 +128,11 @@ class Tensor:
     @property
     def name(self) -> str:
         """Return the path joined by dots, as people write it."""
-        if self._name is None:
-            object.__setattr__(self, "_name", ".".join(map(str, self.path)))
-        return self._name  # type: ignore[return-value]
+        name = self._name
+        if name is None:
+            name = ".".join(map(str, self.path))
+            object.__setattr__(self, "_name", name)
+        return name
 
     @property
     def size(self) -> int:

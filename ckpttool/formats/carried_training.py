@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckpttool.checkpoint import TrainingState
 
@@ -46,7 +46,7 @@ def check_training(told: object) -> None:
 def _is_right(name: object, value: object) -> bool:
     """Tell whether a field of a training state can have a value; a loss that is NaN is one."""
     if name in _NUMBERS:
-        return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)  # type: ignore[operator]
+        return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)
     if name == "metrics":
         return _maps_text(value, _is_number)
     if name == "origin":
@@ -54,7 +54,7 @@ def _is_right(name: object, value: object) -> bool:
     return name == "saved_at" and type(value) is str
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return type(value) is float or (type(value) is int and value.bit_length() <= _MOST_BITS)
 
 

@@ -235,7 +235,8 @@ class Keeping(Noting):
         if not self._arrays:
             return tensor
         made = self._noted(Call(NDARRAY, (tensor,)), [tensor])
-        kind = call.args[0] if call.args and call.function.name == "_reconstruct" else None  # type: ignore[attr-defined]
+        is_array = isinstance(call.function, Global) and call.function.name == "_reconstruct"
+        kind = call.args[0] if call.args and is_array else None
         if isinstance(kind, Global) and kind != Global("numpy", "ndarray"):
             return self._gone(f"the class {kind} of an array", made)
         return made

@@ -16,7 +16,7 @@ Objects that are shared are shared here; nothing holds itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Path, Tensor
@@ -140,8 +140,8 @@ def rebuilt(node: object) -> Parts | None:
     kind = type(node)
     if kind in _ATOMS:
         return None
-    if kind in (list, tuple, set, frozenset):
-        return Parts(list(node), kind)  # type: ignore[call-overload]
+    if isinstance(node, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
+        return Parts(list(node), kind)
     if isinstance(node, Mapped):
         return Parts([*node.keys(), *node.values(), node.state, node.factory], _mapped_like(node))
     if isinstance(node, dict):
@@ -167,27 +167,29 @@ def _mapped_like(node: Mapped) -> Callable[[list[object]], Mapped]:
     return make
 
 
-def mapped_of(kind: object, pairs: object, state: object = None, factory: object = None) -> Mapped:
+def mapped_of(
+    kind: Any, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
+) -> Mapped:
     """Return a dictionary of another class."""
-    made = Mapped(kind)  # type: ignore[arg-type]
-    made.update(pairs)  # type: ignore[call-overload]
+    made = Mapped(kind)
+    made.update(pairs)
     made.state, made.factory = state, factory
     return made
 
 
 def call_of(
     function: object,
-    args: object,
+    args: Any,
     kwargs: object = None,
     state: object = None,
-    items: object = (),
-    pairs: object = (),
+    items: Iterable[Any] = (),
+    pairs: Iterable[Any] = (),
     *,
     is_new: bool = False,
 ) -> Call:
     """Return the record of a call with all that is set on what it makes."""
-    call = Call(function, args, kwargs)  # type: ignore[arg-type]
-    call.state, call.items, call.pairs = state, list(items), list(pairs)  # type: ignore[call-overload]
+    call = Call(function, args, kwargs)
+    call.state, call.items, call.pairs = state, list(items), list(pairs)
     call.is_new = is_new
     return call
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from itertools import islice
 
 from ckpttool.checkpoint import Checkpoint, Tensor
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.ops.conversion import Converted, ConvertWishes
 from ckpttool.ops.placing import told
 from ckpttool.ops.planning import Plan, model_of, more, plan
@@ -57,6 +56,7 @@ def carry_out(plan: Plan, *, advance: Advance = lambda nbytes: None) -> Converte
     if plan.wishes.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
     jobs = plan.wishes.jobs or default_jobs()
+    marks = _marks(plan.source)
     shape = "directory" if plan.options.shard_size is not None else plan.writer.shape
     try:
         with Staged(plan.target, shape, replaces=plan.replaces, jobs=jobs, advance=advance) as staged:
@@ -64,6 +64,7 @@ def carry_out(plan: Plan, *, advance: Advance = lambda nbytes: None) -> Converte
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
             _require_sums(plan.source, staged.written, jobs, advance)
+            _require_unchanged(plan.source, marks)
             if converted.verified:
                 staged.commit()
     except OSError as error:
@@ -79,7 +80,7 @@ def _read_back(plan: Plan, staged: Staged, jobs: int, advance: Advance) -> Conve
         UsageError: Loading the target could run something, and the wishes are strict.
     """
     try:
-        opened = open_checkpoint(_whole_at(staged.path))
+        opened = open_checkpoint(staged.path)
     except CheckpointError as error:
         failure = f"{error.where}: {error.reason}" if error.where else error.reason
         return plan.converted(nbytes=0, verified=False, failures=(f"it can't be opened: {failure}",))
@@ -95,12 +96,32 @@ def _read_back(plan: Plan, staged: Staged, jobs: int, advance: Advance) -> Conve
         return plan.converted(nbytes=opened.nbytes, verified=not failures, failures=failures, safety=safety)
 
 
-def _whole_at(path: str) -> str:
-    """Return the path of the one checkpoint at a path: itself, or what lies in it (a Fluid root's serial)."""
-    if not os.path.isdir(path) or unit_at(path) is not None:
-        return path
-    found = [unit.path for unit in discover(path)]
-    return found[0] if len(found) == 1 else path
+def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
+    """Return for each file of a source what changes when it is written to: its number, size and time.
+
+    Raises:
+        CheckpointError: One can't be looked at any more.
+    """
+    marks = {}
+    for entry in checkpoint.files:
+        try:
+            status = os.stat(entry.path)
+        except OSError as error:
+            raise from_os_error(error, entry.path) from error
+        marks[entry.path] = status.st_ino, status.st_size, status.st_mtime_ns
+    return marks
+
+
+def _require_unchanged(checkpoint: Checkpoint, marks: dict[str, tuple[int, int, int]]) -> None:
+    """Require that nobody wrote to the source while it was read: its parts may be of two states.
+
+    Raises:
+        DamagedCheckpoint: Somebody did.
+        CheckpointError: A file can't be looked at any more.
+    """
+    for path, mark in _marks(checkpoint).items():
+        if mark != marks[path]:
+            raise DamagedCheckpoint(path, "it was written to while it was read")
 
 
 def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int, advance: Advance) -> None:

@@ -285,6 +285,27 @@ def test_a_target_that_differs_is_removed(
     assert left(tmp_path) == ["in"]
 
 
+def test_a_source_that_is_written_to_meanwhile_is_told(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.wire.staged import Staged
+
+    convert(source, tmp_path / "in" / "model.safetensors")
+    weights = tmp_path / "in" / "model.safetensors"
+    settle = Staged.settle
+
+    def late(self: Staged) -> None:
+        settle(self)
+        data = weights.read_bytes()
+        weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(weights, ns=(1, 1))
+
+    monkeypatch.setattr(Staged, "settle", late)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: it was written to while it was read"):
+        convert(weights, tmp_path / "out.npz")
+    assert left(tmp_path) == ["in"]
+
+
 def test_a_missing_directory_is_said(source: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such file or directory"):
         convert(source, tmp_path / "nowhere" / "out.safetensors")
