@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from ckpttool.ops.verdict import Verification
     from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
-    from ckpttool.series.listing import latest, list_checkpoints
+    from ckpttool.series.listing import list_checkpoints
     from ckpttool.series.planning import Request
     from ckpttool.series.pruning import prune
+    from ckpttool.series.resuming import latest
     from ckpttool.series.retention import Policy
 
 __all__ = [
@@ -81,7 +82,8 @@ _HOMES = {
     "ops.verdict": ("Verification",),
     "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
-    "series.listing": ("latest", "list_checkpoints"),
+    "series.listing": ("list_checkpoints",),
+    "series.resuming": ("latest",),
     "series.planning": ("Request",),
     "series.pruning": ("prune",),
     "series.retention": ("Policy",),

@@ -13,7 +13,7 @@ from ckpttool.cli.output import print_json, say_error, say_warning
 from ckpttool.cli.series import Directory, Null, Recursive, print_paths, say_journals
 
 if TYPE_CHECKING:
-    from ckpttool.series.listing import Latest
+    from ckpttool.series.resuming import Latest
 
 
 class Depth(str, enum.Enum):
@@ -53,7 +53,7 @@ def latest(
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
-    from ckpttool.series.listing import latest as find_latest
+    from ckpttool.series.resuming import latest as find_latest
 
     found = find_latest(
         directory,
@@ -79,7 +79,7 @@ def latest(
 
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
-        from ckpttool.render.json_series import latest_document
+        from ckpttool.render.json_list import latest_document
 
         print_json(latest_document(found))
     elif found.entry is not None and not quiet:

@@ -43,7 +43,7 @@ def _say(listing: Listing) -> None:
 def _print(listing: Listing, directory: Path, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
         from ckpttool.cli.output import print_json
-        from ckpttool.render.json_series import list_document
+        from ckpttool.render.json_list import list_document
 
         print_json(list_document(listing))
     elif quiet:
@@ -55,6 +55,6 @@ def _print(listing: Listing, directory: Path, *, json: bool, null: bool, quiet: 
     else:
         import time
 
-        from ckpttool.render.text_series import list_text
+        from ckpttool.render.text_list import list_text
 
         print(list_text(listing.checkpoints, now=time.time(), colour=has_colour(sys.stdout)))

@@ -85,7 +85,7 @@ def prune(
     pruned = carry_out(request, dry_run=is_dry, confirm=confirm, progress=progress)
     _say(pruned, quiet=quiet)
     if json:
-        from ckpttool.render.json_series import prune_document
+        from ckpttool.render.json_prune import prune_document
 
         print_json(prune_document(pruned))
     elif not pruned.plan.groups:
@@ -98,7 +98,7 @@ def prune(
 
 def _asked(planned: Planned, stream: TextIO, verbose: bool) -> bool:
     """Show a plan and ask whether to carry it out."""
-    from ckpttool.render.text_series import prune_text
+    from ckpttool.render.text_prune import prune_text
     from ckpttool.series.pruning import Pruned
 
     preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
@@ -141,7 +141,7 @@ def _say_nothing(request: Request, quiet: bool) -> None:
 
 
 def _print(pruned: Pruned, *, was_shown: bool, verbose: bool) -> None:
-    from ckpttool.render.text_series import prune_text, total_line
+    from ckpttool.render.text_prune import prune_text, total_line
 
     if was_shown:
         print(total_line(pruned))

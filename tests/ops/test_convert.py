@@ -325,16 +325,6 @@ def test_types_that_a_format_lacks_are_refused_by_name(tmp_path: Path) -> None:
     assert converted.verified
 
 
-def test_a_copy_needs_no_kernel_that_copies(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*arguments: object) -> int:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "copy_file_range", refused, raising=False)
-    assert convert(source, tmp_path / "out.safetensors").verified
-
-
 def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.safetensors"
     killed = f"""

@@ -18,10 +18,11 @@ import pytest
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
 from ckpttool.series import pruning, removal
 from ckpttool.series.journal import JOURNAL, stages
-from ckpttool.series.listing import latest, list_checkpoints
+from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.lock import LOCK, locked
 from ckpttool.series.planning import Request
 from ckpttool.series.pruning import Pruned, prune
+from ckpttool.series.resuming import latest
 from ckpttool.series.retention import Policy
 from ckpttool.series.stage import RETRIES, Stage
 
