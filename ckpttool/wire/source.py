@@ -112,6 +112,11 @@ class Source(Readable):
                 raise Truncated(self.path, found, expected=f"{self.size} when it was opened", where=where)
             done += count
 
+    @property
+    def begin(self) -> int:
+        """Return where in the file the first byte lies that is read with the offset 0."""
+        return 0
+
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         """Have the kernel copy bytes of this file from ``offset`` to the offset ``to`` of another.
 
@@ -186,6 +191,10 @@ class Part(Source):
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         self.check(offset, len(buffer), where)
         self._whole.read_into(self.base + offset, buffer, where)
+
+    @property
+    def begin(self) -> int:
+        return self._whole.begin + self.base
 
     def copy_to(self, descriptor: int, offset: int, to: int, nbytes: int) -> None:
         self.check(offset, nbytes)

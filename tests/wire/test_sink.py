@@ -23,7 +23,7 @@ from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.wire import sink as under_test
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.sink import Crew, Sink
-from ckpttool.wire.source import Source
+from ckpttool.wire.source import Part, Source
 
 SMALL, LARGE = under_test._SMALL, under_test._SMALL + 1
 BYTES = np.random.default_rng(5).integers(0, 256, 1 << 21, np.uint8).tobytes()
@@ -198,10 +198,35 @@ def test_a_kernel_that_does_not_copy(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "copy_file_range", refusing)
-    one = sink.put(of(Contiguous(source, 3, len(BYTES) - 3), len(BYTES) - 3), "crc32")
-    assert content(sink) == BYTES[3:]
-    assert one.checksum == zlib.crc32(BYTES[3:])
+    one = sink.put(of(Contiguous(source, 0, len(BYTES)), len(BYTES)), "crc32")
+    assert content(sink) == BYTES
+    assert one.checksum == zlib.crc32(BYTES)
     assert len(calls) == works + 1
+
+
+@pytest.mark.parametrize("base", [0, 5, 4096])
+@pytest.mark.parametrize("before", [0, 3, 8, 4096])
+def test_the_kernel_copies_what_lies_at_the_same_place_of_a_block(
+    sink: Sink, source: Source, base: int, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.copy_file_range, []
+
+    def copying(*arguments: Any) -> int:
+        calls.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "copy_file_range", copying)
+    whole = Part(source, base, len(BYTES) - base) if base else source
+    sink.write(bytes(before))
+    for offset in (3, 8):
+        nbytes = len(BYTES) - base - offset
+        calls.clear()
+        place = sink.offset
+        sink.put(of(Contiguous(whole, offset, nbytes), nbytes))
+        sink.settle()
+        assert bool(calls) == ((base + offset - place) % 4096 == 0)
+    data = BYTES[base:]
+    assert content(sink) == bytes(before) + data[3:] + data[8:]
 
 
 def test_a_system_without_such_a_call(sink: Sink, source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +242,8 @@ def test_a_kernel_that_copies_a_little_at_a_time(
     monkeypatch.setattr(
         os, "copy_file_range", lambda a, b, count, *offsets: real(a, b, min(count, 9999), *offsets)
     )
-    sink.put(of(Contiguous(source, 1, len(BYTES) - 1), len(BYTES) - 1))
-    assert content(sink) == BYTES[1:]
+    sink.put(of(Contiguous(source, 0, len(BYTES)), len(BYTES)))
+    assert content(sink) == BYTES
 
 
 def test_a_system_that_writes_a_little_at_a_time(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
