@@ -13,8 +13,11 @@ def main() -> None:
     among them, at the start, at work or at the end, costs more than it frees.
     """
     gc.disable()
-    from ckpttool.cli import run
-
+    try:
+        from ckpttool.cli import run
+    except KeyboardInterrupt:  # later ones are answered by ``run``
+        print("ckpttool: error: interrupted", file=sys.stderr)
+        sys.exit(130)
     gc.enable()
     gc.set_threshold(100_000, 50, 100)
     status = run()

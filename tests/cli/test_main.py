@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
 
@@ -152,6 +153,25 @@ def test_ctrl_c_exits_130(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert_interrupted(run("inspect", guide))
 
 
+def test_ctrl_c_while_the_command_line_is_imported() -> None:
+    code = """
+        import sys
+        import typing
+
+        class Interrupt:
+            def find_spec(self, name, *rest):
+                if name == "ckpttool.cli":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupt())
+        from ckpttool.__main__ import main
+
+        main()
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ckpttool: error: interrupted\n")
+
+
 def assert_interrupted(answer) -> None:
     assert (answer.status, answer.out) == (130, "")
     assert answer.err in ("", "ckpttool: error: interrupted\n")
@@ -270,6 +290,7 @@ def test_colour_does_not_change_the_words(run, guide: Path, monkeypatch: pytest.
 
 PROBE = """
 import sys
+import textwrap
 from ckpttool.cli import run
 status = run(sys.argv[1:])
 sys.stdout.flush()
