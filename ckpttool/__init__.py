@@ -28,9 +28,12 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.conversion import Converted, ConvertWishes
+    from ckpttool.ops.convert import convert
     from ckpttool.ops.diff import DiffWishes, diff
     from ckpttool.ops.difference import Difference
     from ckpttool.ops.inspect import Inspection, inspect
+    from ckpttool.ops.merge import merge
     from ckpttool.ops.verdict import Verification
     from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
@@ -45,6 +48,8 @@ __all__ = [
     "AmbiguousFormat",
     "Checkpoint",
     "CheckpointError",
+    "ConvertWishes",
+    "Converted",
     "DamagedCheckpoint",
     "DiffWishes",
     "Difference",
@@ -64,10 +69,12 @@ __all__ = [
     "Unsupported",
     "UsageError",
     "Verification",
+    "convert",
     "diff",
     "inspect",
     "latest",
     "list_checkpoints",
+    "merge",
     "open_checkpoint",
     "prune",
     "verify",
@@ -76,9 +83,12 @@ __all__ = [
 _HOMES = {
     "checkpoint": ("Checkpoint", "Tensor", "TrainingState"),
     "formats": ("open_checkpoint",),
+    "ops.conversion": ("ConvertWishes", "Converted"),
+    "ops.convert": ("convert",),
     "ops.diff": ("DiffWishes", "diff"),
     "ops.difference": ("Difference",),
     "ops.inspect": ("Inspection", "inspect"),
+    "ops.merge": ("merge",),
     "ops.verdict": ("Verification",),
     "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
