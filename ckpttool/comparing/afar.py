@@ -6,16 +6,12 @@ took longer than one. A child is told where the elements lie, reads them itself,
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import subprocess
-import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ckpttool.checkpoint import Tensor
+from ckpttool.children import Child, Lost
 from ckpttool.comparing.crew import Crew, Meter, Range
 from ckpttool.comparing.elements import place_of
 from ckpttool.comparing.statistics import Tally, Tolerance
@@ -24,18 +20,12 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
-from ckpttool.work import child_places
 
 WORTH_BYTES = 1 << 28
 """So many bytes of both sides are worth a child, which takes as long to start as these to measure."""
 
 MAX_CHILDREN = 3
 """With more, all together would take more memory than one diff may."""
-
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ckpttool.comparing.afar import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
-)
 
 
 class Assistant(PairWorker):
@@ -45,7 +35,7 @@ class Assistant(PairWorker):
         super().__init__(crew, meter)
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
-        self._child: subprocess.Popen[bytes] | None = _started()
+        self._child = _started()
 
     def end(self) -> None:
         super().end()
@@ -66,39 +56,26 @@ class Assistant(PairWorker):
 
     def _answer(self, order: Mapping[str, Any]) -> Tally | None:
         """Return the child's tally; None where it can't tell one, or is gone."""
-        if self._child is None or self._child.stdin is None or self._child.stdout is None:
+        if self._child is None:
             return None
         try:
-            self._child.stdin.write(json.dumps(order).encode() + b"\n")
-            self._child.stdin.flush()
-            answer = pickle.load(self._child.stdout)  # noqa: S301 - from this program's own process
-        except (OSError, EOFError, pickle.UnpicklingError):  # it was killed
+            answer = self._child.ask(order)
+        except Lost:
             self._dismiss()
             return None
         return answer if isinstance(answer, Tally) else None
 
     def _dismiss(self) -> None:
-        """Let the child end, which it does where nothing more can come."""
         child, self._child = self._child, None
         if child is not None:
-            with suppress(OSError):
-                child.communicate()
+            child.dismiss()
 
 
-def _started() -> subprocess.Popen[bytes] | None:
+def _started() -> Child | None:
     """Return a child that waits for orders; None where none can be started."""
-    if not sys.executable:  # Python is embedded, and doesn't know where it lies
-        return None
-    command = [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(child_places())]
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )
-    except OSError:
+        return Child(__name__)
+    except Lost:
         return None
 
 
@@ -128,17 +105,17 @@ def _side(tensor: Tensor) -> dict[str, Any] | None:
 # In the child ----------------------------------------------------------------------------------------
 
 
-def serve(orders: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer orders until there are no more; what can't be read is for the parent to find out."""
+def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
+    """Return what a child answers orders with; what can't be read is for the parent to find out."""
     sources: dict[tuple[Any, ...], Source] = {}
-    with suppress(BrokenPipeError, KeyboardInterrupt):
-        for line in orders:
-            try:
-                answer: Tally | None = _measured(json.loads(line), sources)
-            except CheckpointError:
-                answer = None
-            pickle.dump(answer, answers)
-            answers.flush()
+
+    def answer(order: Mapping[str, Any]) -> Tally | None:
+        try:
+            return _measured(order, sources)
+        except CheckpointError:
+            return None
+
+    return answer
 
 
 def _tensor(side: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tensor:

@@ -13,8 +13,9 @@ from ckpttool.formats import unrecognised
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Probe, Unit, scan
 from ckpttool.series.choice import newest_first
-from ckpttool.series.entry import Entry, look_at
+from ckpttool.series.entry import Entry
 from ckpttool.series.journal import half_removed, waiting
+from ckpttool.series.looking import look_at_all
 from ckpttool.series.order import Chosen, Group, group
 from ckpttool.series.runs import as_told
 
@@ -76,12 +77,13 @@ def survey(
     directories = sorted({path, *(os.path.dirname(unit.path) or os.curdir for unit, _ in units)})
     journals = tuple(place for directory in directories for place in waiting(directory))
     gone = {directory: half_removed(directory) for directory in directories} if journals else {}
-    entries = [
-        entry
-        for unit, holds_others in units
-        if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
-        and (entry := look_at(unit, holds_others=holds_others)) is not None
-    ]
+    entries = look_at_all(
+        [
+            (unit, holds_others)
+            for unit, holds_others in units
+            if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
+        ]
+    )
     return Survey(path, group(as_told(entries, series)), journals, tuple(errors))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ckpttool import children as children_module
 from ckpttool.comparing import afar, comparing, workers
 from ckpttool.comparing.comparing import EXACT, Comparison, Failure, Outcome, Side, Tolerance, compare_all
 from ckpttool.formats import open_checkpoint
@@ -36,7 +37,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     monkeypatch.setattr(comparing, "WORTH_BYTES", 1)
     monkeypatch.setattr(workers, "_RANGE_ELEMENTS", 1000)
     monkeypatch.setattr("ckpttool.comparing.crew._BATCH_BYTES", 1)
-    monkeypatch.setattr(afar.subprocess, "Popen", Child)
+    monkeypatch.setattr(children_module.subprocess, "Popen", Child)
     Child.made = []
     yield Child.made
     assert all(child.returncode is not None for child in Child.made)
@@ -80,7 +81,7 @@ def test_a_child_that_is_killed_is_no_loss(pair: tuple[Path, Path], monkeypatch:
 
     def killing(self: afar.Assistant, order: Any) -> Any:
         if self._child is not None:
-            self._child.kill()
+            self._child._process.kill()
         return answer(self, order)
 
     monkeypatch.setattr(afar.Assistant, "_answer", killing)
@@ -94,7 +95,7 @@ def test_a_child_that_cannot_be_started_is_no_loss(
         raise OSError("no more processes")
 
     alone = outcomes(pair, 1)
-    monkeypatch.setattr(afar.subprocess, "Popen", refuse)
+    monkeypatch.setattr(children_module.subprocess, "Popen", refuse)
     assert outcomes(pair, 3) == alone
 
 

@@ -1,0 +1,119 @@
+"""Many checkpoints are looked at by several processes, and found as one process finds them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool import children
+from ckpttool.errors import CheckpointError
+from ckpttool.series import looking
+from ckpttool.series.survey import Survey, survey
+
+
+@pytest.fixture
+def tree(files: Path, tmp_path: Path) -> Path:
+    """Return a directory of sound, damaged, truncated and foreign checkpoints of several formats."""
+    root = tmp_path / "runs"
+    for copy in range(3):
+        shutil.copytree(files / "series", root / f"run{copy}")
+    shutil.copytree(files / "safetensors" / "trainer", root / "trainer")
+    shutil.copytree(files / "tensorflow", root / "tensorflow")
+    cut = root / "run1" / "model_epoch_7.pth"
+    cut.write_bytes(cut.read_bytes()[:-400])
+    (root / "run2" / "model_epoch_3.pth").write_bytes(b"no checkpoint")
+    return root
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "WORTH_UNITS", 4)
+    monkeypatch.setattr(looking, "_BATCH", 3)
+    monkeypatch.setattr(looking, "default_jobs", lambda: 3)
+
+
+@pytest.fixture
+def alone(tree: Path) -> Survey:
+    """Return what one process finds."""
+    found = survey(tree)
+    assert len(found.entries) > 40
+    return found
+
+
+def same(one: Survey, other: Survey) -> bool:
+    return repr(one) == repr(other) and [entry.unit.path for entry in one.entries] == [
+        entry.unit.path for entry in other.entries
+    ]
+
+
+def test_children_find_what_one_process_finds(tree: Path, alone: Survey, small: None) -> None:
+    found = survey(tree)
+    assert same(found, alone)
+    assert [entry.contents for entry in found.entries] == [entry.contents for entry in alone.entries]
+    assert [entry.fields for entry in found.entries] == [entry.fields for entry in alone.entries]
+    assert {type(entry.unit.format) for entry in found.entries} == {
+        type(entry.unit.format) for entry in alone.entries
+    }
+
+
+def test_a_child_that_is_killed_is_no_loss(
+    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, killed = children.Child.ask, []
+
+    def killing(self: children.Child, order: object) -> object:
+        killed.append(self._process.pid)
+        self._process.kill()
+        return ask(self, order)
+
+    monkeypatch.setattr(children.Child, "ask", killing)
+    assert same(survey(tree), alone)
+
+
+def test_a_child_that_cannot_be_started_is_no_loss(
+    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(children.subprocess, "Popen", refuse)
+    assert same(survey(tree), alone)
+
+
+def test_what_vanishes_meanwhile_is_not_there(
+    tree: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanishing(found: object) -> list[looking.Entry | None]:
+        (tree / "run0" / "model_epoch_1.pth").unlink(missing_ok=True)
+        return look(found)
+
+    look = looking._looked_at
+    monkeypatch.setattr(looking, "_looked_at", vanishing)
+    monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: (_ for _ in ()).throw(OSError()))
+    paths = [entry.path for entry in survey(tree).entries]
+    assert not any(path.endswith("run0/model_epoch_1.pth") for path in paths)
+
+
+def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Found(children.subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    def interrupted(found: object) -> list[looking.Entry | None]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(children.subprocess, "Popen", Found)
+    monkeypatch.setattr(looking, "_looked_at", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        survey(tree)
+    assert all(child.poll() is not None for child in started)
+
+
+def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, small: None) -> None:
+    with pytest.raises(CheckpointError):
+        survey(tmp_path / "none")
