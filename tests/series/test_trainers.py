@@ -1,0 +1,45 @@
+"""After us the owner still works: real trainers continue where prune has been, and clean up as ever."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUNS = Path(__file__).with_name("trainer_runs.py")
+
+
+def run(kind: str, directory: Path) -> dict[str, Any]:
+    """Run a trainer in a process of its own; return what it tells."""
+    done = subprocess.run(
+        [sys.executable, RUNS, kind, directory], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.framework
+def test_the_hugging_face_trainer_goes_on(tmp_path: Path) -> None:
+    told = run("huggingface", tmp_path)
+    assert told == {
+        "left": ["checkpoint-10", "checkpoint-12"],
+        "after": ["checkpoint-14", "checkpoint-16", "checkpoint-18"],  # save_total_limit is 3
+        "step": 18,
+        "equal": True,
+    }
+
+
+@pytest.mark.framework
+def test_lightning_goes_on(tmp_path: Path) -> None:
+    told = run("lightning", tmp_path)
+    epochs = [name.split("-")[0] for name in told["left"]]
+    assert epochs == ["epoch=4", "epoch=5", "last.ckpt"]
+    assert told["equal"]
+    assert told["best"] in told["after"]
+    assert told["link"] in told["after"]
+    assert len(told["after"]) <= 6  # save_top_k is 4; the last one and its link come on top
