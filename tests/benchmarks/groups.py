@@ -6,7 +6,7 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import conversions, data, differences, frameworks, peers, predictions
+from tests.benchmarks import conversions, data, differences, frameworks, peers, predictions, retention
 from tests.benchmarks.claims import (
     GIB,
     PYTHON,
@@ -39,6 +39,7 @@ def groups(scale: Scale) -> list[MakeGroup]:
         *converted,
         *predictions.GROUPS,
         directory,
+        *retention.GROUPS,
         start,
     ]
 

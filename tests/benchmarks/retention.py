@@ -1,0 +1,65 @@
+"""Directories of many runs: how long it takes to find their checkpoints, and to plan what becomes of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.benchmarks import data
+from tests.benchmarks.claims import PYTHON, Claim, Group, MakeGroup, Scale
+from tests.benchmarks.measure import Command
+
+_FIND = """
+import pickle, sys
+from ckpttool.series.survey import survey
+found = survey(sys.argv[1])
+if len(sys.argv) > 2:
+    with open(sys.argv[2], "wb") as file:
+        pickle.dump(found, file)
+"""
+_PLAN = """
+import gc, pickle, sys
+gc.disable()
+from ckpttool.series import planning
+from ckpttool.series.policy import Policy
+with open(sys.argv[1] + ".found", "rb") as file:
+    found = pickle.load(file)
+planning.survey = lambda *_, **__: found
+policy = Policy(keep_last=3, keep_best=2, metric="loss", mode="min", keep_every_epochs=25, keep_weekly=4)
+request = planning.Request(directory=sys.argv[1], policy=policy, recursive=True, depth="quick")
+planned = planning.make_plan(request)
+assert len(planned.plan.groups) == int(sys.argv[2]), planned
+"""
+
+
+def retention(folder: Path, scale: Scale) -> Group:
+    """Measure finding and planning apart; a plan reads none of the checkpoints, and follows all pointers."""
+    runs, epochs = (100, 100) if scale.times is not None else (10, 10)
+    half, whole = folder / "half", folder / "whole"
+    for tree, count in ((half, runs // 2), (whole, runs)):
+        _write_runs(tree, count, epochs)
+        subprocess.run([PYTHON, "-c", _FIND, tree, f"{tree}.found"], check=True)
+    commands = (
+        Command("find", (PYTHON, "-c", _FIND, str(whole))),
+        Command("plan half", (PYTHON, "-c", _PLAN, str(half), str(runs // 2))),
+        Command("plan", (PYTHON, "-c", _PLAN, str(whole), str(runs))),
+    )
+    total = runs * epochs
+    job = f"{total:,} checkpoints in {runs} runs"
+    claims = (
+        Claim(f"find {job}", "find", count=total, each=1),
+        Claim(f"plan {job}", "plan", count=total, each=0.2),
+        Claim(f"plan {job} instead of {total // 2:,}", "plan", "plan half", ratio=2.2),
+    )
+    return Group(commands, claims)
+
+
+def _write_runs(tree: Path, runs: int, epochs: int) -> None:
+    tree.mkdir()
+    data.write_series(tree / "run-000", epochs)
+    for number in range(1, runs):
+        shutil.copytree(tree / "run-000", tree / f"run-{number:03}")
+
+
+GROUPS: list[MakeGroup] = [retention]
