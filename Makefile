@@ -15,7 +15,7 @@ demo: $(VENV)/.base      ## inspect, verify and prune shipped checkpoints
 	@BIN=$(BIN) sh tests/demo.sh
 
 test: $(VENV)/.test      ## the whole suite, frameworks included
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 check: $(VENV)/.test     ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -90,17 +90,17 @@ def test_bits_outside_the_payloads_is_noticed_or_means_nothing(tmp_path: Path) -
     unnoticed, chance = 0, random.Random(0)
     with no_file_left_open():
         for offset in sorted(set(range(path.stat().st_size)) - payloads):
-            for bit in chance.sample(range(8), 2):
-                told = f"bit {bit} of byte {offset}"
-                with flipped(path, offset, bit):
-                    outcome = outcome_of(path, told)
-                    if isinstance(outcome, CheckpointError) or not outcome.is_valid:
-                        continue
-                    unnoticed += 1
-                    with open_checkpoint(path) as checkpoint:
-                        assert held(checkpoint) == truth, told
+            bit = chance.randrange(8)
+            told = f"bit {bit} of byte {offset}"
+            with flipped(path, offset, bit):
+                outcome = outcome_of(path, told)
+                if isinstance(outcome, CheckpointError) or not outcome.is_valid:
+                    continue
+                unnoticed += 1
+                with open_checkpoint(path) as checkpoint:
+                    assert held(checkpoint) == truth, told
     # Of each record: who made it, by which version, and its attributes; nothing reads them.
-    assert unnoticed <= len(records(path)) * 2 * UNREAD_BYTES
+    assert unnoticed <= len(records(path)) * UNREAD_BYTES
 
 
 # Every way to lie in a pickle -----------------------------------------------------------------------
@@ -170,7 +170,7 @@ def inspected(path: Path) -> None:
 
 
 @given(astray())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_pickle_gone_astray_is_an_error_or_an_answer(place: Path, drawn: tuple[str, bytes]) -> None:
     name, data = drawn
     place.write_bytes(with_pickle(FILES / "pytorch" / name, data))
@@ -238,7 +238,7 @@ STATES = st.recursive(
 
 @pytest.mark.parametrize("sidecar", ["config.json", "trainer_state.json", "model.safetensors.index.json"])
 @given(content=STATES | st.binary(max_size=60))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_any_content_of_a_sidecar(
     tmp_path_factory: pytest.TempPathFactory, sidecar: str, content: bytes
 ) -> None:

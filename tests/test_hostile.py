@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ckpttool import CheckpointError, open_checkpoint
+from ckpttool.formats import trees
 from ckpttool.testing import no_file_left_open
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "files" / "hostile"
@@ -50,6 +51,12 @@ def assert_one_error_line(answer) -> None:
     assert "internal error" not in answer.err
 
 
+@pytest.fixture
+def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up on what multiplies at a tenth of the limit, with which ``verify`` is tested as it is."""
+    monkeypatch.setattr(trees, "MAX_REPEATS", trees.MAX_REPEATS // 10)
+
+
 @CASES
 def test_verify_answers_as_expected(name: str, run) -> None:
     expected = EXPECTED[name]
@@ -68,6 +75,7 @@ def test_verify_answers_as_expected(name: str, run) -> None:
 
 
 @CASES
+@pytest.mark.usefixtures("few_repeats")
 def test_quick_verify_never_calls_it_safer(name: str, run) -> None:
     """--quick skips checksums and values; what loading would run, it sees all the same."""
     with harmless():
@@ -81,6 +89,7 @@ def test_quick_verify_never_calls_it_safer(name: str, run) -> None:
 
 
 @CASES
+@pytest.mark.usefixtures("few_repeats")
 def test_inspect_answers_or_says_why_not(name: str, run) -> None:
     with harmless():
         answer = run("inspect", "--json", HOSTILE / name)
@@ -93,6 +102,7 @@ def test_inspect_answers_or_says_why_not(name: str, run) -> None:
 
 
 @CASES
+@pytest.mark.usefixtures("few_repeats")
 def test_what_people_see_holds_no_terminal_control(name: str, run) -> None:
     for command in ("inspect", "verify"):
         with harmless():
@@ -104,6 +114,7 @@ def test_what_people_see_holds_no_terminal_control(name: str, run) -> None:
 
 
 @CASES
+@pytest.mark.usefixtures("few_repeats")
 def test_the_library_opens_it_or_says_why_not(name: str) -> None:
     with harmless():
         try:

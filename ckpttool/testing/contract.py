@@ -23,7 +23,6 @@ from ckpttool.ops.verify import verify
 from ckpttool.render.json import dumps, finite, inspect_document
 from ckpttool.testing.damage import (
     DAMAGES,
-    SMALL,
     copied,
     files_of,
     flipped,
@@ -54,6 +53,8 @@ from ckpttool.testing.truth import (
 
 BLOCK_LIMITS = (1, 16, 100, 1 << 12)
 SMALLEST_BLOCK = 16
+SMALL = 2400
+"""Tensors of up to so many bytes are read in blocks of each size."""
 FOOTER_BYTES = 48
 """How many last bytes of any file recognising it looks at: where some formats have their magic number."""
 
@@ -69,12 +70,14 @@ class FormatContract:
         fixtures: Checkpoints that a framework wrote.
         invalid: Fixtures that ``verify`` must refuse, by file name, with the code of one finding.
         suspected: File names of fixtures whose safety nobody can know: they name a user's own classes.
+        damages: At how many places each fixture is damaged; fewer do where opening it takes long.
     """
 
     format: ClassVar[str]
     fixtures: ClassVar[Iterable[Path]]
     invalid: ClassVar[Mapping[str, str]] = {}
     suspected: ClassVar[frozenset[str]] = frozenset()
+    damages: ClassVar[int] = DAMAGES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "path" in metafunc.fixturenames:
@@ -331,5 +334,5 @@ class FormatContract:
         for file in files:
             here = [extent for extent in extents if is_same(extent.file, file)]
             edges = {edge + by for extent in here for edge in (extent.offset, extent.end) for by in (-1, 0)}
-            found.append((file, places(file, edges, DAMAGES // len(files))))
+            found.append((file, places(file, edges, self.damages // len(files))))
         return found

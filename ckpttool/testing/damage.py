@@ -14,11 +14,12 @@ from ckpttool.errors import CheckpointError
 from ckpttool.ops.verdict import Verification
 from ckpttool.ops.verify import verify
 
-SMALL = 2400
-"""A file of up to so many bytes is damaged at every byte; a larger one where it hurts, and at random."""
-DAMAGES = 480
-"""At how many places a larger file is damaged, or all files of a directory together: half of them where
-ranges that are scanned begin and end, and at the file's ends."""
+DAMAGES = 160
+"""At how many places a file is damaged, or all files of a directory together: half of them where ranges that
+are scanned begin and end, and at the file's ends. The others are drawn by the file's name and size, so that
+fixtures of one format are damaged at different ones."""
+EVERY_BYTE = 3
+"""A file of up to so many bytes for each of its places is damaged at every byte."""
 EDGE = 32
 SECONDS = 20.0
 """The most that one damaged file may take; what is bounded takes milliseconds."""
@@ -44,12 +45,13 @@ def files_of(path: Path) -> list[Path]:
 def places(file: Path, edges: set[int], damages: int = DAMAGES) -> list[int]:
     """Return the offsets at which a file is damaged: all of a small one; edges and others of a larger."""
     size = file.stat().st_size
-    if size <= min(SMALL, 5 * damages):
+    if size <= EVERY_BYTE * damages:
         return list(range(size))
-    chance = random.Random(size)
-    near = sorted({edge for edge in edges if 0 <= edge < size} | {*range(EDGE), *range(size - EDGE, size)})
+    chance = random.Random(f"{file.name} {size}")
+    ends = {*range(EDGE), *range(size - EDGE, size)}
+    near = sorted(place for place in edges | ends if 0 <= place < size)
     chosen = chance.sample(near, min(len(near), damages // 2))
-    return sorted({*chosen, *chance.sample(range(size), min(size, damages // 2))})
+    return sorted({0, size - 1, *chosen, *chance.sample(range(size), damages // 2)})
 
 
 @contextmanager

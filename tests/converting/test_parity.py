@@ -9,6 +9,7 @@ from pathlib import Path
 TWINS = """
 import os, sys
 os.environ["KERAS_BACKEND"] = "torch"
+sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
 from ckpttool.ops.conversion import ConvertWishes

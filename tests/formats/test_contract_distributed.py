@@ -23,6 +23,7 @@ class TestTorchDcp(FormatContract):
 
 class TestDeepSpeed(FormatContract):
     format = "pytorch"
+    damages = 120
     fixtures = tuple(sorted(FILES.glob("deepspeed/*/global_step2")))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,75 +168,6 @@ def test_the_step_is_that_of_the_optimizer_inside(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path / "m.h5") as checkpoint:
         assert (checkpoint.training.step, checkpoint.training.learning_rate) == (7, 0.5)
         assert checkpoint.training.origin["step"] == "tensor optimizer.adam.iteration"
-
-
-# What Keras writes ----------------------------------------------------------------------------------
-
-WRITE = """
-import os, sys
-
-api = __import__(sys.argv[1])
-layers, folder = api.layers, sys.argv[2]
-one, words = api.Input((8, 4)), api.Input((6,), dtype="int32")
-image, cube, film = api.Input((8, 8, 4)), api.Input((6, 6, 6, 4)), api.Input((3, 8, 8, 4))
-dense, flat = layers.Dense, {"use_bias": False}
-on = [
-    (one, [dense(3), dense(3, **flat), dense(3, activation=layers.PReLU()), layers.PReLU()]),
-    (one, [layers.EinsumDense("abc,cd->abd", (None, 3), **more) for more in ({}, {"bias_axes": "d"})]),
-    (one, [kind(3, **more) for kind in (layers.LSTM, layers.GRU, layers.SimpleRNN) for more in ({}, flat)]),
-    (one, [layers.GRU(3, reset_after=False), layers.RNN(layers.LSTMCell(3))]),
-    (one, [layers.RNN([layers.GRUCell(3), layers.SimpleRNNCell(2)])]),
-    (one, [layers.Bidirectional(layers.LSTM(3)), layers.Bidirectional(layers.RNN(layers.GRUCell(2)))]),
-    (one, [layers.TimeDistributed(api.Sequential([dense(3), layers.Dropout(0.1), dense(2)]))]),
-    (one, [layers.BatchNormalization(**more) for more in ({}, {"scale": False}, {"axis": 1})]),
-    (one, [layers.LayerNormalization(**more) for more in ({}, {"center": False}, {"axis": [1, 2]})]),
-    (one, [layers.GroupNormalization(2), layers.UnitNormalization(), layers.Normalization()]),
-    (one, [layers.Conv1D(3, 2), layers.Conv1DTranspose(3, 2), layers.SeparableConv1D(3, 2)]),
-    (one, [layers.DepthwiseConv1D(2, depth_multiplier=2)]),
-    (image, [layers.Conv2D(4, 3, groups=2), layers.Conv2DTranspose(3, 2, **flat), layers.DepthwiseConv2D(3)]),
-    (image, [layers.SeparableConv2D(3, 2, depth_multiplier=2), layers.ConvLSTM1D(3, 2)]),
-    (cube, [layers.Conv3D(3, 2), layers.Conv3DTranspose(3, 2)]),
-    (film, [layers.ConvLSTM2D(3, 2, **flat)]),
-    (words, [layers.Embedding(7, 3)]),
-]
-found = [layer(given) for given, several in on for layer in several]
-pairs = {}, {"value_dim": 5, "output_shape": 7, "use_bias": False}
-found += [layers.MultiHeadAttention(2, 3, **more)(one, one) for more in pairs]
-found += [layer([one, one]) for layer in (layers.Attention(use_scale=True), layers.AdditiveAttention())]
-if hasattr(layers, "GroupQueryAttention"):
-    found += [layers.GroupQueryAttention(2, 4, 2)(one, one), layers.RMSNormalization()(one)]
-    found += [layers.SpectralNormalization(dense(2))(one), layers.ReversibleEmbedding(7, 3)(words)]
-else:
-    found += [layers.LocallyConnected1D(3, 2)(one)]
-shared = dense(4)
-inner = api.Model(one, shared(one), name="inner")
-found += [inner(shared(one)), shared(dense(4)(one))]
-found += [api.Sequential([dense(3), api.Sequential([dense(2)])])(one)]
-api.mixed_precision.set_global_policy("mixed_float16")
-found += [dense(3)(one)]
-model = api.Model([one, words, image, cube, film], found)
-model.compile("adam", "mse")
-if api.__name__ == "keras":
-    model.optimizer.build(model.trainable_variables)
-model.layers[-1].trainable = False
-for name in ("m.keras", "m.h5", "m.weights.h5"):
-    (model.save_weights if "weights" in name else model.save)(os.path.join(folder, name))
-api.Sequential([dense(3), dense(2)]).save(os.path.join(folder, "unbuilt.keras"))
-"""
-
-
-@pytest.mark.framework
-@pytest.mark.parametrize("api", ["keras", "tf_keras"])
-def test_all_layers_have_the_weights_that_they_should(api: str, tmp_path: Path) -> None:
-    quiet = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-c", WRITE, api, str(tmp_path)]
-    subprocess.run(command, env={**os.environ, **quiet}, check=True, timeout=300)
-    with open_checkpoint(tmp_path / "m.h5") as checkpoint:
-        assert "loss_scale" not in checkpoint.training.origin.get("step", "")
-    for path in tmp_path.iterdir():
-        verification = verify(path)
-        assert not verification.findings, path.name
-        assert verification.safety is Safety.SAFE
 
 
 def test_a_layer_that_the_configuration_calls_otherwise(files: Path, tmp_path: Path) -> None:

@@ -457,6 +457,7 @@ def test_every_rule_is_reached() -> None:
 FORWARD = """
 import os, sys
 os.environ["KERAS_BACKEND"] = "torch"
+sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
 from ckpttool.pairing.layouts import in_torch_layout
