@@ -38,10 +38,14 @@ if TYPE_CHECKING:
     from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
     from ckpttool.series.listing import list_checkpoints
+    from ckpttool.series.pins import pin, unpin
     from ckpttool.series.planning import Request
+    from ckpttool.series.policy import Policy
     from ckpttool.series.pruning import prune
+    from ckpttool.series.rename import rename
+    from ckpttool.series.rename_plan import RenameRequest
     from ckpttool.series.resuming import latest
-    from ckpttool.series.retention import Policy
+    from ckpttool.series.undoing import undo
 
 __all__ = [
     "AccessDenied",
@@ -61,6 +65,7 @@ __all__ = [
     "NotDownloaded",
     "NotFound",
     "Policy",
+    "RenameRequest",
     "Request",
     "Severity",
     "Tensor",
@@ -76,7 +81,11 @@ __all__ = [
     "list_checkpoints",
     "merge",
     "open_checkpoint",
+    "pin",
     "prune",
+    "rename",
+    "undo",
+    "unpin",
     "verify",
 ]
 
@@ -93,10 +102,14 @@ _HOMES = {
     "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
     "series.listing": ("list_checkpoints",),
-    "series.resuming": ("latest",),
+    "series.pins": ("pin", "unpin"),
     "series.planning": ("Request",),
+    "series.policy": ("Policy",),
     "series.pruning": ("prune",),
-    "series.retention": ("Policy",),
+    "series.rename": ("rename",),
+    "series.rename_plan": ("RenameRequest",),
+    "series.resuming": ("latest",),
+    "series.undoing": ("undo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,6 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from ckpttool.metric_names import (
+    BITS,
+    IN_WORD,
+    MEAN_OF_METRIC,
+    NO_NUMBER,
+    SEPARATOR,
+    WORDS,
+    metric_name,
+)
+
 LOOK_BACK = 48
 """How many characters before a number may hold its key; it bounds the work on hostile names."""
 
@@ -18,7 +28,7 @@ MAX_DIGITS = 18
 """Longer numbers are no epoch and no step; they would not fit into 64 bits."""
 
 _FLAGS = re.ASCII | re.IGNORECASE
-_SEP = r"[-_=.: (\[]{0,2}"
+_SEP = SEPARATOR
 _SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
 _SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
 _DATE = re.compile(
@@ -43,17 +53,6 @@ _LETTER = re.compile(r"(?:^|[-_. ])([es])$", _FLAGS)
 _THOUSANDS = {"k": 1_000, "m": 1_000_000}
 _THOUSAND = re.compile(r"([km])(?![a-z0-9])", _FLAGS)
 
-_WORDS = re.compile(rf"((?:[a-z][a-z0-9]*[-_/])*[a-z][a-z0-9]*){_SEP}$", _FLAGS)
-_METRIC = re.compile(
-    r"[a-z]*(?:loss|accuracy|error|score)|acc[15]?|err|top[15]|f1|auc|auroc|bleu4?|rouge[12l]?|m?ap(?:50|75)?|"
-    r"m?iou|psnr|ssim|perplexity|ppl|[wc]er|r2|r?mse|mae|dice|precision|recall|fid|reward|mrr|ndcg|kappa|"
-    r"mcc|elbo|nll|bpc|metric",
-    _FLAGS,
-)
-_QUALIFIER = re.compile(
-    r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",
-    _FLAGS,
-)
 _ORDINAL = re.compile(
     r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
     rf"step|saved?|improvements?)){_SEP}$",
@@ -176,6 +175,7 @@ class _Reading:
         """Return what is recognised, the surest first."""
         for recognise in (self._keyed, self._keyed_behind, self._lettered, self._unnamed):
             self.rest = [number for number in self.rest if not recognise(number)]
+        self._no_numbers()
         if self.spans == self.decimals:
             self._last_number()
         self._last_value()
@@ -186,7 +186,8 @@ class _Reading:
     def _numbers(self) -> Iterator[_Number]:
         """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
         start = 0
-        for begin, end in sorted([*self._dates(), *self._shards()]):
+        in_words = (match.span() for match in IN_WORD.finditer(self.name, 0, self.end))
+        for begin, end in sorted([*self._dates(), *self._shards(), *in_words]):
             yield from self._between(start, begin)
             start = max(start, end)
         yield from self._between(start, self.end)
@@ -226,6 +227,8 @@ class _Reading:
         before = self._before(number.start)
         if _TOTAL.search(before):
             return False
+        if not number.is_whole and MEAN_OF_METRIC.search(before) and self._measured(number, before):
+            return True
         if _EPOCH.search(before):
             return self._is_epoch(number)
         if _STEP.search(before):
@@ -245,15 +248,24 @@ class _Reading:
         return self._take(number.start, thousand.end() if thousand else number.end)
 
     def _measured(self, number: _Number, before: str) -> bool:
-        words = _WORDS.search(before)
-        name = _metric_name(words[1]) if words else None
-        if name is None:
+        words = WORDS.search(before)
+        name = metric_name(words[1]) if words else None
+        if name is None or (name.lower() == "precision" and number.text in BITS):
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
         value = number.value
         if value is not None:
             self.metrics.setdefault(name, -float(value) if is_negative else float(value))
         return self._take(number.start - is_negative, number.end)
+
+    def _no_numbers(self) -> None:
+        """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
+        for match in NO_NUMBER.finditer(self.name, 0, self.end):
+            words = WORDS.search(self._before(match.start() + 1))
+            name = metric_name(words[1]) if words else None
+            if name is not None:
+                self.metrics.setdefault(name, float(match[1]))
+                self._take(match.start(1), match.end(1))
 
     def _keyed_behind(self, number: _Number) -> bool:
         """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
@@ -331,17 +343,3 @@ class _Reading:
             parts.append(self.name[start:begin])
             start = end
         return "*".join([*parts, self.name[start:]])
-
-
-def _metric_name(words: str) -> str | None:
-    """Return the metric that words before a number name: their last word, and what qualifies it."""
-    *qualifiers, last = re.split(r"([-_/])", words)
-    if not _METRIC.fullmatch(last):
-        return None
-    name = last
-    while len(qualifiers) >= 2:
-        *before, word, separator = qualifiers
-        if not _QUALIFIER.fullmatch(word) and not _METRIC.fullmatch(word):
-            break
-        name, qualifiers = word + separator + name, before
-    return name

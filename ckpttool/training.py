@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.checkpoint import Path, TrainingState
+from ckpttool.measured import Scalar as Scalar
+from ckpttool.measured import lightning_scores, measured
 from ckpttool.naming import parse_name
 from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
-
-Scalar = Callable[[], float | int | None]
-"""Reads a scalar tensor, when somebody asks."""
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
@@ -58,12 +57,6 @@ _NESTED = (
     "info",
     "extra",
 )
-_METRIC = re.compile(
-    r"loss|(^|_)acc(uracy)?($|_|\d)|accuracy|(^|_)f1|auc|bleu|rouge|(^|_)m?ap($|_)|(^|_)m?iou|psnr|ssim|perplexity|"
-    r"ppl|(^|_)[wc]er$|score|metric|error|(^|_)r2$|mse|mae|dice|precision|recall|fid|fitness",
-    re.IGNORECASE,
-)
-_METRIC_GROUPS = ("metrics", "metric", "results", "scores", "val_metrics", "train_metrics", "eval_metrics")
 
 
 @dataclass(slots=True)
@@ -94,7 +87,7 @@ def training_state(
     scalars = scalars or {}
     for prefix, level in _levels(metadata, scalars):
         _from_keys(found, prefix, level, scalars)
-    _from_lightning(found, metadata, scalars)
+    _from_lightning(found, metadata, scalars, name)
     _from_param_groups(found, metadata)
     _from_settings(found)
     _from_only_step(found, scalars)
@@ -158,7 +151,7 @@ def _from_keys(
     for origin, value in first(_WHEN):
         found.give("saved_at", value if isinstance(value, str) else None, origin)
     _hyper_parameters(found, prefix, level)
-    _metrics(found, prefix, level, tensors)
+    _metrics(found, prefix, level, scalars)
 
 
 def _hyper_parameters(found: _Gathered, prefix: str, level: Mapping[str, Any]) -> None:
@@ -171,45 +164,31 @@ def _hyper_parameters(found: _Gathered, prefix: str, level: Mapping[str, Any]) -
                 found.give("seed", _integer(value.get(seed)), f"key {prefix}{name}.{seed}")
 
 
-def _metrics(found: _Gathered, prefix: str, level: Mapping[str, Any], tensors: Mapping[str, Scalar]) -> None:
-    for key, value in _measured(prefix, level, tensors):
+def _metrics(found: _Gathered, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]) -> None:
+    for name, value, origin in measured(prefix, level, scalars):
         number = _number(value)
-        if number is None:
+        if number is None or name in _LOSS:
             continue
-        found.metrics.setdefault(key, number)
-        found.origin.setdefault(f"metrics.{key}", f"key {prefix}{key}")
-        if key.startswith("best"):
-            found.give("best", number, f"key {prefix}{key}")
+        found.metrics.setdefault(name, number)
+        found.origin.setdefault(f"metrics.{name}", origin)
+        if name.startswith("best"):
+            found.give("best", number, origin)
 
 
-def _measured(
-    prefix: str, level: Mapping[str, Any], tensors: Mapping[str, Scalar]
-) -> Iterator[tuple[str, object]]:
-    for key, value in level.items():
-        if isinstance(value, Mapping) and key in _METRIC_GROUPS:
-            yield from ((name, number) for name, number in value.items() if name != "<class>")
-        elif isinstance(key, str) and _METRIC.search(key) and key not in _LOSS:
-            yield key, value
-    for name, read in tensors.items():
-        key = name.removeprefix(prefix)
-        if _METRIC.search(key) and key not in _LOSS:
-            yield key, read()
-
-
-def _from_lightning(found: _Gathered, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar]) -> None:
-    """Take what Lightning's ModelCheckpoint callback remembers."""
-    callbacks = metadata.get("callbacks")
+def _from_lightning(
+    found: _Gathered, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
+) -> None:
+    """Take what Lightning's ModelCheckpoint callbacks remember."""
+    callbacks, origin = metadata.get("callbacks"), "callback ModelCheckpoint"
     for key, state in callbacks.items() if isinstance(callbacks, Mapping) else ():
-        if not isinstance(state, Mapping) or "best_model_path" not in state:
-            continue
-        monitor = state.get("monitor")
         best = scalars.get(("callbacks", key, "best_model_score"))
-        current = scalars.get(("callbacks", key, "current_score"))
-        if best is not None:
-            found.give("best", _number(best()), "callback ModelCheckpoint")
-        if isinstance(monitor, str) and current is not None and (score := _number(current())) is not None:
-            found.metrics.setdefault(monitor, score)
-            found.origin.setdefault(f"metrics.{monitor}", "callback ModelCheckpoint")
+        if best is not None and isinstance(state, Mapping) and "best_model_path" in state:
+            found.give("best", _number(best()), origin)
+    place = found.answers.get("epoch"), found.answers.get("step")
+    for monitor, score in lightning_scores(callbacks, scalars, name, *place):
+        if (number := _number(score)) is not None:
+            found.metrics.setdefault(monitor, number)
+            found.origin.setdefault(f"metrics.{monitor}", origin)
 
 
 def _from_param_groups(found: _Gathered, metadata: Mapping[str, Any]) -> None:

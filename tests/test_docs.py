@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shlex
 import subprocess
@@ -13,12 +12,29 @@ from types import ModuleType
 
 import pytest
 
+from tests.conftest import Run
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _CONSOLE = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _MODULE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 """A block of Python that begins with a file's name: the examples of the page find it there."""
-COMMANDS = ("inspect", "verify", "list", "latest", "diff", "convert", "merge", "prune")
+COMMANDS = (
+    "inspect",
+    "verify",
+    "list",
+    "latest",
+    "diff",
+    "convert",
+    "merge",
+    "prune",
+    "rename",
+    "undo",
+    "pin",
+    "unpin",
+)
+_PAGES = {"unpin": "pin"}
+"""Commands that stand on another one's page."""
 
 
 @pytest.fixture(scope="module")
@@ -50,23 +66,19 @@ def pattern(expected: str) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=lambda page: page.stem)
-def test_examples_print_what_the_page_shows(page: Path, tmp_path: Path, pictures: ModuleType) -> None:
+def test_examples_print_what_the_page_shows(
+    page: Path, tmp_path: Path, pictures: ModuleType, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures.prepare(tmp_path)
     for name, code in _MODULE.findall(page.read_text("utf-8")):
         (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
     for command, expected in steps(page):
         program, *arguments = shlex.split(command)
         assert program == "ckpttool"
-        done = subprocess.run(
-            [sys.executable, "-m", "ckpttool", *arguments],
-            cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if name != "COLUMNS"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode in (0, 1), done.stderr
-        printed = "".join(f"{line.rstrip()}\n" for line in (done.stdout + done.stderr).splitlines())
+        done = run(*arguments)
+        assert done.status in (0, 1), done.err
+        printed = "".join(f"{line.rstrip()}\n" for line in (done.out + done.err).splitlines())
         if expected:
             assert re.fullmatch(pattern(expected), printed), f"$ {command}\n{printed}"
 
@@ -82,18 +94,16 @@ def test_python_examples_run(page: Path, tmp_path: Path, pictures: ModuleType) -
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_stands_in_the_docs(command: str) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "ckpttool", command, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+def test_every_option_stands_in_the_docs(command: str, run: Run) -> None:
+    shown = run(command, "--help").out
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown)) - {"--help"}
-    page = (ROOT / "docs" / f"{command}.md").read_text("utf-8")
+    assert options
+    page = (ROOT / "docs" / f"{_PAGES.get(command, command)}.md").read_text("utf-8")
     assert sorted(option for option in options if option not in page) == []
 
 
-def test_every_command_has_a_page() -> None:
-    command = [sys.executable, "-m", "ckpttool", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_every_command_has_a_page(run: Run) -> None:
+    shown = run("--help").out
     commands = re.findall(r"^  ([a-z]+)  ", shown.partition("Commands:")[2], re.MULTILINE)
     assert sorted(commands) == sorted(COMMANDS)
 

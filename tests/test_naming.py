@@ -96,6 +96,77 @@ RECOGNISED = [
         None,
         {"val_accuracy": 0.91},
     ),
+    # What Lightning, and people, put into names; settings beside it are none.
+    (
+        "epoch=3-step=100-val_loss=0.12-v1.ckpt",
+        "epoch=*-step=*-val_loss=*-v1.ckpt",
+        3,
+        100,
+        None,
+        None,
+        {"val_loss": 0.12},
+    ),
+    ("epoch=3-val/loss=0.12.ckpt", "epoch=*-val/loss=*.ckpt", 3, None, None, None, {"val/loss": 0.12}),
+    (
+        "epoch=3-val_ce_loss=0.20.ckpt",
+        "epoch=*-val_ce_loss=*.ckpt",
+        3,
+        None,
+        None,
+        None,
+        {"val_ce_loss": 0.2},
+    ),
+    (
+        "epoch=3-val_f1_macro=0.7.ckpt",
+        "epoch=*-val_f1_macro=*.ckpt",
+        3,
+        None,
+        None,
+        None,
+        {"val_f1_macro": 0.7},
+    ),
+    ("epoch=3-val_top1=0.7.ckpt", "epoch=*-val_top1=*.ckpt", 3, None, None, None, {"val_top1": 0.7}),
+    ("epoch=3-val_kl=0.7.ckpt", "epoch=*-val_kl=*.ckpt", 3, None, None, None, {"val_kl": 0.7}),
+    ("acc_test=0.7-epoch=3.ckpt", "acc_test=*-epoch=*.ckpt", 3, None, None, None, {"acc_test": 0.7}),
+    (
+        "train_loss_epoch=0.5-epoch=3.ckpt",
+        "train_loss_epoch=*-epoch=*.ckpt",
+        3,
+        None,
+        None,
+        None,
+        {"train_loss_epoch": 0.5},
+    ),
+    ("train_loss_epoch_3.pt", "train_loss_epoch_*.pt", 3, None, None, None, {}),
+    ("10-epoch-loss-0.3.pt", "*-epoch-loss-*.pt", 10, None, None, None, {"loss": 0.3}),
+    ("best_acc1_76.13.pth", "best_acc1_*.pth", None, None, None, None, {"acc1": 76.13}),
+    ("map50_0.51_epoch3.pt", "map50_*_epoch*.pt", 3, None, None, None, {"map50": 0.51}),
+    ("mAP50-95_0.51_epoch3.pt", "mAP50-95_*_epoch*.pt", 3, None, None, None, {}),
+    ("acc_0.93", "acc_*", None, None, None, None, {"acc": 0.93}),
+    (
+        "lr=0.001-wd=0.1-epoch=3-val_loss=0.2.ckpt",
+        "lr=0.001-wd=0.1-epoch=*-val_loss=*.ckpt",
+        3,
+        None,
+        None,
+        None,
+        {"val_loss": 0.2},
+    ),
+    ("loss_weight=0.5-epoch=3.ckpt", "loss_weight=0.5-epoch=*.ckpt", 3, None, None, None, {}),
+    ("kl=0.1-epoch=3.ckpt", "kl=0.1-epoch=*.ckpt", 3, None, None, None, {}),
+    ("precision=16-epoch=3.ckpt", "precision=16-epoch=*.ckpt", 3, None, None, None, {}),
+    ("precision=0.93-epoch=3.ckpt", "precision=*-epoch=*.ckpt", 3, None, None, None, {"precision": 0.93}),
+    ("grad_acc_4_epoch_3.pt", "grad_acc_4_epoch_*.pt", 3, None, None, None, {}),
+    ("epoch=2-val_loss=inf.ckpt", "epoch=*-val_loss=*.ckpt", 2, None, None, None, {"val_loss": math.inf}),
+    (
+        "epoch=2-val_loss=-inf-v1.ckpt",
+        "epoch=*-val_loss=*-v1.ckpt",
+        2,
+        None,
+        None,
+        None,
+        {"val_loss": -math.inf},
+    ),
     # Two decimals without a name are two metrics, of which nobody knows which is which.
     ("model.05-0.87-0.32.keras", "model.*-*-*.keras", 5, None, 5, None, {}),
     ("fold1-05-0.87.h5", "fold1-*-*.h5", None, None, 5, None, {"value": 0.87}),
@@ -247,3 +318,9 @@ def test_hostile_names_take_linear_time(part: str) -> None:
     before = time.process_time()
     parse_name(name + "1")
     assert time.process_time() - before < 5  # a catastrophic expression takes hours
+
+
+def test_metric_that_is_no_number_is_told_as_such() -> None:
+    fields = parse_name("epoch=2-val_loss=nan.ckpt")
+    assert fields.blank == parse_name("epoch=3-val_loss=0.5.ckpt").blank
+    assert math.isnan(fields.metrics["val_loss"])

@@ -44,7 +44,7 @@ TREES = st.recursive(
     ),
     st.text(max_size=30),
 )
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_any_tree_gives_a_state_that_json_can_hold(
     tree: dict[str, Any], scalars: dict[Any, Any], name: str
 ) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import typer
+import typer.main
 
-from ckpttool.cli import convert, diff, inspect, latest, merge, prune, verify
-from ckpttool.cli.list import list_
+from ckpttool.cli.commands import Commands
 from ckpttool.cli.output import say_error
 from ckpttool.errors import CheckpointError, UsageError
 
@@ -24,6 +25,7 @@ _CLICK_ERROR: type[Exception] = next(
 
 app = typer.Typer(
     name="ckpttool",
+    cls=Commands,
     help="Tell what a machine-learning checkpoint is and whether it is intact, convert it, and keep "
     "directories of them tidy.",
     no_args_is_help=True,
@@ -50,20 +52,16 @@ def _ckpttool(
     pass
 
 
-app.command()(inspect.inspect)
-app.command()(verify.verify)
-app.command("list")(list_)
-app.command()(latest.latest)
-app.command()(diff.diff)
-app.command()(convert.convert)
-app.command()(merge.merge)
-app.command()(prune.prune)
+@cache
+def _command() -> Callable[..., object]:
+    """Return what parses the command line: to make it takes longer than most commands do."""
+    return typer.main.get_command(app)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = app(args=None if arguments is None else [*arguments], standalone_mode=False)
+        status = _command()(args=None if arguments is None else [*arguments], standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (CheckpointError, UsageError) as error:

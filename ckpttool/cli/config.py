@@ -17,7 +17,7 @@ from ckpttool.errors import UsageError, from_os_error
 from ckpttool.wire.tomltext import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
-TABLES = ("verify", "retention")
+TABLES = ("verify", "retention", "naming")
 MAX_BYTES = 1 << 20
 """Of a configuration: people write them by hand."""
 

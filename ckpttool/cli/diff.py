@@ -12,6 +12,7 @@ import typer
 
 from ckpttool.cli.diffing import Shown, chosen, compare_series, compare_two
 from ckpttool.cli.options import Jobs, Json, Quiet
+from ckpttool.cli.pictures import check_plot
 
 
 class Layout(str, enum.Enum):
@@ -96,7 +97,7 @@ def diff(
     _check(given, shown)
     _check_tolerance(rtol, atol, bitwise=bitwise)
     if plot is not None:
-        _check_plot(plot, [*given, *([map] if map is not None else [])])
+        check_plot(plot, [*given, *([map] if map is not None else [])])
     wishes = DiffWishes(
         rtol=rtol or 0.0,
         atol=atol or 0.0,
@@ -144,18 +145,3 @@ def _check_tolerance(rtol: float | None, atol: float | None, *, bitwise: bool) -
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{flag} {value}: with it everything would be equal")
-
-
-def _check_plot(path: str, read: Sequence[str]) -> None:
-    """Require that a picture can be drawn there, before anything long begins.
-
-    Raises:
-        UsageError: It is none, or would replace something else.
-        MissingPackage: matplotlib is not installed.
-    """
-    from ckpttool.cli.targets import check_targets
-    from ckpttool.render.plot import check_can_draw, kind_of
-
-    kind_of(path)
-    check_targets({"--plot": path}, read)
-    check_can_draw(path)

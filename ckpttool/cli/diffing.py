@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, width
+from ckpttool.cli.pictures import write_picture
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
@@ -79,7 +80,7 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, shown: Shown) -> int:
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import difference_picture
 
-        _write(shown.plot, difference_picture(kind_of(shown.plot), difference))
+        write_picture(shown.plot, difference_picture(kind_of(shown.plot), difference))
     if not shown.quiet:
         _print_difference(difference, shown)
     return _status([difference])
@@ -160,7 +161,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, shown: Shown) -> in
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import drift_picture
 
-        _write(shown.plot, drift_picture(kind_of(shown.plot), found))
+        write_picture(shown.plot, drift_picture(kind_of(shown.plot), found))
     if not shown.quiet:
         _print_drift(found, shown)
     return _status([step.difference for step in found.steps])
@@ -216,22 +217,3 @@ def _status(differences: Sequence[Difference]) -> int:
     if any(difference.broken for difference in differences):
         return 2
     return int(not all(difference.equal for difference in differences))
-
-
-def _write(path: str, picture: bytes) -> None:
-    """Write a picture, whole or not at all.
-
-    Raises:
-        CheckpointError: It can't be written.
-    """
-    from ckpttool.errors import from_os_error
-    from ckpttool.wire.atomic import write_atomically
-
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, or /dev/stdout
-            with open(path, "wb") as file:
-                file.write(picture)
-        else:
-            write_atomically(os.path.realpath(path), picture)  # a link stays one
-    except OSError as error:
-        raise from_os_error(error, path) from error

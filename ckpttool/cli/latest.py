@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.output import print_json, say_error, say_warning
+from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.series import Directory, Null, Recursive, print_paths, say_journals
+from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.series.resuming import Latest
+
+_MAX_NAMED = 3
 
 
 class Depth(str, enum.Enum):
@@ -35,6 +39,30 @@ Verify = Annotated[
 ]
 
 
+Metrics = Annotated[
+    list[str],
+    typer.Option(
+        "--metrics",
+        metavar="FILE",
+        help="Take metrics from this log, too: CSV, JSON lines or TensorBoard. May be repeated.",
+        show_default=False,
+    ),
+]
+Before = Annotated[
+    int | None,
+    typer.Option("--before", metavar="STEP", help="One that was saved before this step.", show_default=False),
+]
+Wait = Annotated[
+    str,
+    typer.Option(
+        "--wait",
+        metavar="TIME",
+        help="Let a writer finish the newest, for 60 seconds or 2m at most.",
+        show_default=False,
+    ),
+]
+
+
 def latest(
     directory: Directory = Path(),
     json: Json = False,
@@ -50,9 +78,13 @@ def latest(
     mode: Annotated[
         Mode | None, typer.Option("--mode", help="Whether the least or the greatest is best.")
     ] = None,
+    metrics: Metrics = [],  # noqa: B006
+    before: Before = None,
+    wait: Wait = "0",
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
+    from ckpttool.series.policy import seconds
     from ckpttool.series.resuming import latest as find_latest
 
     found = find_latest(
@@ -63,23 +95,47 @@ def latest(
         depth=verify.value,
         best=best,
         mode=None if mode is None else mode.value,
+        metrics=metrics,
+        before=before,
+        wait=seconds(wait),
+        tell=_tell_nobody if quiet else _tell,
         jobs=jobs,
     )
     if not quiet:
-        say_journals(found.journals)
-        for problem in found.passed_over:
-            say_warning(f"{problem.path}: passed over: {problem.message}")
-        for warning in found.warnings:
-            say_warning(warning)
+        _say(found)
     _print(found, json=json, null=null, quiet=quiet)
     if found.entry is None:
         say_error(found.reason or "")
     return int(found.entry is None)
 
 
+def _tell(text: str) -> None:
+    say(f"ckpttool: {printable(text)}")
+    sys.stderr.flush()
+
+
+def _tell_nobody(text: str) -> None:
+    pass
+
+
+def _say(found: Latest) -> None:
+    if found.waited_for:
+        names = ", ".join(found.waited_for[:_MAX_NAMED]) + (", …" if found.waited_for[_MAX_NAMED:] else "")
+        _tell(f"waited {found.waited:.1f} s for {names}")
+    say_journals(found.journals)
+    alike: dict[str, list[str]] = {}
+    for problem in found.passed_over:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, paths in alike.items():
+        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say_warning(f"{paths[0]}: passed over: {message}{others}")
+    for warning in found.warnings:
+        say_warning(warning)
+
+
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
-        from ckpttool.render.json_list import latest_document
+        from ckpttool.render.json_latest import latest_document
 
         print_json(latest_document(found))
     elif found.entry is not None and not quiet:

@@ -2,59 +2,142 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
-from ckpttool.cli.output import has_colour, say, say_warning
-from ckpttool.cli.series import Directory, Null, print_paths, say_journals
+import typer
 
-if TYPE_CHECKING:
-    from ckpttool.series.listing import Listing
+from ckpttool.cli import retention_options as rules
+from ckpttool.cli.grouped import LOOKED_AT, SHOWN
+from ckpttool.cli.latest import Depth, Mode
+from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
+from ckpttool.cli.series import Directory, Null
+
+Sort = Annotated[
+    str | None,
+    typer.Option(
+        "--sort",
+        metavar="KEY",
+        help="Sort by epoch, step, age, size, name or a metric, the least first.",
+        show_default=False,
+        rich_help_panel=SHOWN,
+    ),
+]
+Reverse = Annotated[bool, typer.Option("--reverse", help="Turn the order around.", rich_help_panel=SHOWN)]
+Best = Annotated[
+    str | None,
+    typer.Option(
+        "--best",
+        "--metric",
+        metavar="METRIC",
+        help="Mark the best of each series by this metric.",
+        show_default=False,
+        rich_help_panel=SHOWN,
+    ),
+]
+BestMode = Annotated[
+    Mode | None,
+    typer.Option(
+        "--mode",
+        help="Whether its least or its greatest value is best.",
+        show_default=False,
+        rich_help_panel=SHOWN,
+    ),
+]
+Flat = Annotated[
+    bool | None,
+    typer.Option(
+        "--flat/--grouped",
+        help="One table of all, or one for each series. [default: grouped on a terminal, flat elsewhere]",
+        show_default=False,
+        rich_help_panel=SHOWN,
+    ),
+]
+Long = Annotated[
+    bool,
+    typer.Option(
+        "--long", "-l", "--verbose", "-v", help="Show all that is known, in full.", rich_help_panel=SHOWN
+    ),
+]
+Plot = Annotated[
+    str | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw metrics and sizes of each series: .svg, .png or .html.",
+        show_default=False,
+        rich_help_panel=SHOWN,
+    ),
+]
+Verify = Annotated[
+    Depth,
+    typer.Option(
+        "--verify", help="Look at the structure alone, or read every byte.", rich_help_panel=LOOKED_AT
+    ),
+]
+KeepBest = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-best",
+        metavar="N",
+        help="Keep the N best by --best.",
+        show_default=False,
+        rich_help_panel=rules.RULES,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Take the rules of this configuration.",
+        show_default=False,
+        rich_help_panel=rules.RULES,
+    ),
+]
 
 
 def list_(
+    context: typer.Context,
     directory: Directory = Path(),
+    sort: Sort = None,
+    reverse: Reverse = False,
+    metric: Best = None,
+    mode: BestMode = None,
+    flat: Flat = None,
+    long: Long = False,
+    plot: Plot = None,
     json: Json = False,
     null: Null = False,
     quiet: Quiet = False,
-    exclude: Exclude = [],  # noqa: B006 - Typer copies it
+    verify: Verify = Depth.QUICK,
+    metrics: rules.Metrics = [],  # noqa: B006 - Typer copies it
+    group_by: rules.By = None,
+    series: rules.Series = [],  # noqa: B006
+    exclude: Exclude = [],  # noqa: B006
     max_depth: MaxDepth = None,
+    jobs: Jobs = None,
+    keep_last: rules.KeepLast = None,
+    keep_best: KeepBest = None,
+    keep_every_steps: rules.KeepEverySteps = None,
+    keep_every_epochs: rules.KeepEveryEpochs = None,
+    keep_hourly: rules.KeepHourly = None,
+    keep_daily: rules.KeepDaily = None,
+    keep_weekly: rules.KeepWeekly = None,
+    keep_monthly: rules.KeepMonthly = None,
+    keep_yearly: rules.KeepYearly = None,
+    keep_within: rules.KeepWithin = None,
+    keep_names: rules.KeepName = [],  # noqa: B006
+    max_size: rules.MaxSize = None,
+    incomplete: rules.Incomplete = None,
+    config: Config = None,
 ) -> int:
-    """List the checkpoints of a directory tree, series by series, each from the oldest on."""
-    from ckpttool.series.listing import list_checkpoints
+    """List the checkpoints of a directory tree, series by series, each from the oldest on.
 
-    listing = list_checkpoints(directory, exclude=exclude, max_depth=max_depth)
-    if not quiet:
-        _say(listing)
-    _print(listing, directory, json=json, null=null, quiet=quiet)
-    return int(bool(listing.problems))
+    With rules of prune, or a configuration's, it shows what these would keep and remove. Nothing on disk is
+    changed.
+    """
+    from ckpttool.cli.listing import Shown, listed
 
-
-def _say(listing: Listing) -> None:
-    say_journals(listing.journals)
-    for warning in listing.warnings:
-        say_warning(warning)
-    for problem in listing.problems:
-        say_warning(f"{problem.path}: {problem.message}")
-
-
-def _print(listing: Listing, directory: Path, *, json: bool, null: bool, quiet: bool) -> None:
-    if json:
-        from ckpttool.cli.output import print_json
-        from ckpttool.render.json_list import list_document
-
-        print_json(list_document(listing))
-    elif quiet:
-        pass
-    elif not listing.checkpoints:
-        say(f"{directory}: no checkpoint")
-    elif null:
-        print_paths([one.entry.path for one in listing.checkpoints], null=True)
-    else:
-        import time
-
-        from ckpttool.render.text_list import list_text
-
-        print(list_text(listing.checkpoints, now=time.time(), colour=has_colour(sys.stdout)))
+    shown = Shown(plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
+    return listed(str(directory), context.params, config, shown)

@@ -81,7 +81,7 @@ def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> Rule:
     predict = truth(table["predict"], "predict") if "predict" in table else None
     ignores = _ignores(table["ignore"], origin) if "ignore" in table else None
     wishes = {_ATTRIBUTES.get(key, key.replace("-", "_")): _placed(key, read[key], directory) for key in read}
-    return Rule(origin, _glob(table["path"]), predict, wishes, ignores)
+    return Rule(origin, glob_below(table["path"]), predict, wishes, ignores)
 
 
 def _placed(key: str, value: Any, directory: str) -> Any:
@@ -92,8 +92,9 @@ def _placed(key: str, value: Any, directory: str) -> Any:
     return os.path.normpath(os.path.join(directory, value)) if key in ("input", "expect", "labels") else value
 
 
-def _glob(value: object) -> str:
-    text = _text(value, "path").rstrip("/")
+def glob_below(value: object) -> str:
+    """Return a glob of what lies below a configuration's directory."""
+    text = one_text(value, "path").rstrip("/")
     parts = [part for part in text.split("/") if part != os.curdir]
     if os.path.isabs(text) or os.pardir in parts:
         raise Wrong("path", value, "a glob below the directory of this file")
@@ -118,18 +119,19 @@ def texts(value: object, key: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _text(value: object, key: str) -> str:
+def one_text(value: object, key: str) -> str:
+    """Return a text."""
     if not isinstance(value, str) or not value or "\0" in value:
         raise Wrong(key, value, "a text")
     return value
 
 
 def _key(value: object, key: str) -> str:
-    return "" if value == "" else _text(value, key)  # the root of the file has no key
+    return "" if value == "" else one_text(value, key)  # the root of the file has no key
 
 
 def _reference(value: object, key: str) -> str:
-    place, _, name = _text(value, key).rpartition(":")
+    place, _, name = one_text(value, key).rpartition(":")
     if not place or not name:
         raise Wrong(key, value, "package.module:Name or file.py:Name")
     return str(value)
@@ -153,7 +155,9 @@ def _shapes(value: object, key: str) -> tuple[InputSpec, ...]:
     return tuple(parse_input(text) for text in texts(value, key))
 
 
-def _whole(least: int) -> Callable[[object, str], int]:
+def whole_number(least: int) -> Callable[[object, str], int]:
+    """Return what reads whole numbers that are not too small."""
+
     def read(value: object, key: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise Wrong(key, value, f"a whole number of {least} or more")
@@ -213,7 +217,7 @@ def _ignore(table: Mapping[str, Any], origin: str) -> Ignore:
             raise UsageError(f"ignore.{key} is missing ({needed})")
         if not isinstance(table[key], str) or not table[key].strip():
             raise Wrong(f"ignore.{key}", table[key], needed)
-    where = _text(table["where"], "ignore.where") if "where" in table else None
+    where = one_text(table["where"], "ignore.where") if "where" in table else None
     return Ignore(table["code"], table["reason"], where, origin)
 
 
@@ -227,15 +231,15 @@ KEYS: Mapping[str, Callable[[object, str], Any]] = {
     "optimizer": _reference,
     "optimizer-args": _arguments,
     "state-key": _key,
-    "input": _text,
+    "input": one_text,
     "input-shape": _shapes,
-    "signature": _text,
-    "batch-size": _whole(1),
-    "seed": _whole(0),
-    "expect": _text,
+    "signature": one_text,
+    "batch-size": whole_number(1),
+    "seed": whole_number(0),
+    "expect": one_text,
     "rtol": _number,
     "atol": _number,
-    "labels": _text,
+    "labels": one_text,
     "min-accuracy": _share,
     "max-error": _number,
     "resume-step": truth,

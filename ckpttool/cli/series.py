@@ -10,24 +10,31 @@ from typing import Annotated
 
 import typer
 
+from ckpttool.cli.grouped import LOOKED_AT, SHOWN
 from ckpttool.cli.output import say_warning
 
 Directory = Annotated[
     Path,
     typer.Argument(metavar="[DIR]", help="Where the checkpoints lie. [default: .]", show_default=False),
 ]
-Null = Annotated[bool, typer.Option("--null", "-0", help="End paths with NUL, as xargs -0 reads them.")]
-Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Descend into directories.")]
+Null = Annotated[
+    bool,
+    typer.Option("--null", "-0", help="End paths with NUL, as xargs -0 reads them.", rich_help_panel=SHOWN),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Descend into directories.", rich_help_panel=LOOKED_AT)
+]
 
 
 def say_journals(journals: Sequence[str]) -> None:
-    """Say that an interrupted prune waits to be settled."""
+    """Say that an interrupted command waits to be settled."""
     from ckpttool.series.entry import shown
     from ckpttool.series.home import owner_of
 
     for path in journals:
         directory = owner_of(os.path.dirname(path))
-        say_warning(f"{directory}: a prune was interrupted here; the next one settles it ({shown(path)})")
+        told = "a command was interrupted here; the next that changes it settles it"
+        say_warning(f"{directory}: {told} ({shown(path)})")
 
 
 def print_paths(paths: Sequence[str], *, null: bool) -> None:

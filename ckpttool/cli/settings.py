@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignoring import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import Request
+from ckpttool.series.globs import matches
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import Config
@@ -106,33 +106,3 @@ def doubts(config: Config, judged: Sequence[tuple[Settings, Verification]]) -> l
 
 def _meant(ignore: Ignore) -> str:
     return ignore.code if ignore.where is None else f"{ignore.code} at {ignore.where!r}"
-
-
-# Globs ----------------------------------------------------------------------------------------------
-
-
-def matches(glob: str, path: str) -> bool:
-    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories.
-
-    Args:
-        glob: As ``read_rule`` accepts it.
-        path: Relative, with slashes.
-    """
-    parts = glob.split("/")
-    names = path.split("/")
-    if os.pardir in names:
-        return False
-    reached = _skipped({0}, parts)
-    for name in names:
-        stays = {at for at in reached if at < len(parts) and parts[at] == "**"}
-        moves = {at + 1 for at in reached - stays if at < len(parts) and fnmatchcase(name, parts[at])}
-        reached = _skipped(stays | moves, parts)
-    return len(parts) in reached
-
-
-def _skipped(reached: set[int], parts: Sequence[str]) -> set[int]:
-    """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
-    for at, part in enumerate(parts):
-        if at in reached and part == "**":
-            reached = reached | {at + 1}
-    return reached

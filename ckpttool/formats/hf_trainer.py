@@ -15,8 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
+from ckpttool.formats.hf_training import ARGUMENTS, NUMBERED, STATE, training_of
 from ckpttool.formats.interface import Format, Probe, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
@@ -25,17 +26,12 @@ from ckpttool.report import Finding, warning
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
 
-STATE = "trainer_state.json"
-ARGUMENTS = "training_args.bin"
-
 _CONFIGS = ("config.json", "adapter_config.json")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".pkl", ".distcp")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safetensors|bin)")
 _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
 _RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
-_NUMBERED = re.compile(r"checkpoint-(\d{1,18})")
-_DURATION = re.compile(r"eval_(\w+_)?(runtime|model_preparation_time|\w+_per_second)")
 
 Entries = Mapping[str, os.DirEntry[str]]
 
@@ -49,10 +45,10 @@ class HfTrainer(Format):
 
     def matches(self, probe: Probe) -> bool:
         entries = probe.entries
-        is_numbered = _NUMBERED.fullmatch(_own_name(probe.path)) is not None
+        is_numbered = NUMBERED.fullmatch(_own_name(probe.path)) is not None
         if STATE not in entries and not is_numbered and not _is_accelerate(entries):
             return False
-        if any(_NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
+        if any(NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
             return False  # the run's own directory: a final model beside many checkpoints
         can_resume = any(map(_RESUMED.fullmatch, entries)) or (is_numbered and ARGUMENTS in entries)
         if STATE in entries:
@@ -233,7 +229,7 @@ def _is_recognised(path: str) -> bool:
 
 
 def _disagreement(name: str, state: Mapping[str, Any]) -> Iterator[Finding]:
-    numbered = _NUMBERED.fullmatch(name)
+    numbered = NUMBERED.fullmatch(name)
     if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
         message = (
             f"the directory has the number {numbered[1]}, and global_step is {state['global_step']!r:.40}"
@@ -277,49 +273,3 @@ def _files(directory: str) -> Iterator[FileEntry]:
                 pending.append(entry.path)
             elif entry.is_file():
                 yield file_entry(entry.path)
-
-
-def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: str) -> TrainingState:
-    """Return the training state that Trainer recorded; of what it logs, the last value of each kind.
-
-    Args:
-        state: The content of ``trainer_state.json``.
-        arguments: The plain data of ``training_args.bin``.
-        name: The name of the directory.
-    """
-    logged: dict[str, Any] = {}
-    history = state.get("log_history")
-    for entry in history if isinstance(history, list) else ():
-        logged.update(entry if isinstance(entry, dict) else {})
-    numbered = _NUMBERED.fullmatch(name)
-    found: dict[str, tuple[Any, str]] = {
-        "epoch": (_number(state.get("epoch")), f"{STATE} epoch"),
-        "step": (_integer(state.get("global_step")), f"{STATE} global_step"),
-        "loss": (_number(logged.get("loss")), f"{STATE} log_history loss"),
-        "learning_rate": (_number(logged.get("learning_rate")), f"{STATE} log_history learning_rate"),
-        "best": (_number(state.get("best_metric")), f"{STATE} best_metric"),
-        "seed": (_integer(arguments.get("seed")), f"{ARGUMENTS} seed"),
-    }
-    if found["step"][0] is None and numbered:
-        found["step"] = (int(numbered[1]), f"name {name}")
-    hyper_parameters = {key: value for key, value in arguments.items() if key != "<class>"}
-    if hyper_parameters:
-        found["hyper_parameters"] = (hyper_parameters, ARGUMENTS)
-    metrics = {
-        key: number for key in logged if _is_metric(key) and (number := _number(logged[key])) is not None
-    }
-    origin = {field: where for field, (value, where) in found.items() if value is not None}
-    origin |= {f"metrics.{key}": f"{STATE} log_history {key}" for key in metrics}
-    return TrainingState(metrics=metrics, origin=origin, **{field: found[field][0] for field in found})
-
-
-def _is_metric(key: str) -> bool:
-    return key.startswith("eval_") and _DURATION.fullmatch(key) is None
-
-
-def _number(value: object) -> float | int | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 GAP = 2
 _NARROWEST_NAME = 40
-"""Names are shortened no further; columns go first."""
+"""Names are shortened no further while there are columns that can go."""
 
 
 class Aligned(NamedTuple):
@@ -24,6 +24,7 @@ def aligned(
     width: int,
     left: Collection[str] = (),
     dispensable: Sequence[str] = (),
+    narrowest: int = _NARROWEST_NAME,
 ) -> Aligned:
     """Return rows below their headings, within ``width`` columns where that is possible.
 
@@ -36,6 +37,7 @@ def aligned(
         width: Columns of the terminal.
         left: Headings of what is aligned on the left; the first column always is.
         dispensable: Headings of what a narrow table does without, in this order.
+        narrowest: Characters of a name that stay where nothing else can go any more.
     """
     shown = [at for at in range(len(headings)) if at == 0 or any(row[at] for row in rows)]
     widths = [max(len(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
@@ -47,7 +49,7 @@ def aligned(
         if at in shown:
             shown.remove(at)
             left_out.append(heading)
-    room = max(_NARROWEST_NAME, width - sum(widths[at] + GAP for at in shown[1:]))
+    room = max(narrowest, width - sum(widths[at] + GAP for at in shown[1:]))
     widths[0] = min(widths[0], room)
     lines = []
     for row in (headings, *rows):

@@ -1,17 +1,20 @@
-"""The documents of ``list`` and ``latest``; docs/contract.md lists their keys."""
+"""The document of ``list``; docs/contract.md lists their keys."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Any
 
-from ckpttool.series.listing import Listed, Listing
-from ckpttool.series.resuming import Latest
+from ckpttool.render.list_cells import moment_utc
+from ckpttool.series.listing import Listed, ListedSeries, Listing
 
 
 def list_document(listing: Listing) -> dict[str, Any]:
     """Return the document of ``list``."""
-    return {"schema": "ckpttool.list/1", "checkpoints": [_listed(one) for one in listing.checkpoints]}
+    return {
+        "schema": "ckpttool.list/1",
+        "checkpoints": [_listed(one) for one in listing.checkpoints],
+        "series": [_series(one) for one in listing.series],
+    }
 
 
 def _listed(listed: Listed) -> dict[str, Any]:
@@ -26,27 +29,27 @@ def _listed(listed: Listed) -> dict[str, Any]:
         "loss": entry.loss,
         "metrics": dict(entry.metrics),
         "bytes": entry.nbytes,
-        "modified": _moment(entry.modified_ns),
+        "modified": moment_utc(entry.modified_ns),
         "protected": list(listed.protected),
         "fault": entry.fault,
+        "state": listed.state,
+        "newest": listed.is_newest,
+        "best": listed.is_best,
+        "granularity": entry.granularity.value if entry.granularity else None,
+        "files": entry.files,
+        "kept": None if listed.kept is None else list(listed.kept),
     }
 
 
-def _moment(nanoseconds: int) -> str | None:
-    """Return a time as ISO 8601 in UTC, to the second; None for one beyond what calendars hold."""
-    try:
-        when = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return f"{when:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def latest_document(found: Latest) -> dict[str, Any]:
-    """Return the document of ``latest``."""
+def _series(series: ListedSeries) -> dict[str, Any]:
+    newest, best = series.newest, series.best
     return {
-        "schema": "ckpttool.latest/1",
-        "path": found.entry.path if found.entry else None,
-        "epoch": found.entry.epoch if found.entry else None,
-        "step": found.entry.step if found.entry else None,
-        "passed_over": [{"path": one.path, "why": one.message} for one in found.passed_over],
+        "key": series.key,
+        "format": series.format,
+        "count": len(series.checkpoints),
+        "bytes": series.nbytes,
+        "epochs": None if series.epochs is None else list(series.epochs),
+        "steps": None if series.steps is None else list(series.steps),
+        "newest": newest.entry.path if newest else None,
+        "best": best.entry.path if best else None,
     }

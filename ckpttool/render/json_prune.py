@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.series.planning import Problem
+from ckpttool.series.explaining import Explanation
+from ckpttool.series.planning import Planned, Problem
 from ckpttool.series.pruning import Pruned
 from ckpttool.series.retention import GroupPlan
+from ckpttool.series.trash import Emptied
 
 
 def prune_document(pruned: Pruned) -> dict[str, Any]:
@@ -14,11 +17,47 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
     return {
         "schema": "ckpttool.prune/1",
         "dry_run": pruned.dry_run,
-        "policy": pruned.plan.policy.rules,
+        "declined": pruned.declined,
+        "policy": pruned.plan.rules,
         "freed_bytes": pruned.freed_bytes,
+        "trash": pruned.trash or None,
+        "trashed_bytes": pruned.trashed_bytes,
         "groups": [_group(one) for one in pruned.plan.groups],
         "errors": [_problem(one) for one in pruned.problems],
         "settled": {"finished": list(pruned.finished), "put_back": list(pruned.put_back)},
+    }
+
+
+def explain_document(planned: Planned, explanation: Explanation) -> dict[str, Any]:
+    """Return the document of ``prune --explain``: that of a dry run, with what was asked for."""
+    pruned = Pruned(
+        planned.plan,
+        planned.plan.freed_bytes,
+        dry_run=True,
+        problems=planned.problems,
+        warnings=planned.warnings,
+    )
+    explained = {
+        "path": explanation.entry.path,
+        "group": explanation.key,
+        "stays": explanation.stays,
+        "place": list(explanation.place),
+        "reasons": list(explanation.reasons),
+        "against": list(explanation.against),
+    }
+    return {**prune_document(pruned), "explained": explained}
+
+
+def empty_document(emptied: Sequence[Emptied]) -> dict[str, Any]:
+    """Return the document of ``prune --empty-trash``: no series was looked at."""
+    return {
+        "schema": "ckpttool.prune/1",
+        "dry_run": any(one.dry_run for one in emptied),
+        "policy": {},
+        "freed_bytes": sum(one.freed_bytes for one in emptied),
+        "groups": [],
+        "errors": [_problem(problem) for one in emptied for problem in one.problems],
+        "emptied": [path for one in emptied for path in one.removed],
     }
 
 
@@ -28,6 +67,9 @@ def _group(group: GroupPlan) -> dict[str, Any]:
         "keep": [{"path": kept.entry.path, "reasons": list(kept.reasons)} for kept in group.keep],
         "remove": [{"path": entry.path, "bytes": entry.contents.nbytes} for entry in group.remove],
         "skipped": group.skipped,
+        "policy": None if group.policy is None else group.policy.rules,
+        "failed": group.failed,
+        "excess": group.excess,
     }
 
 

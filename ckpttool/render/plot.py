@@ -9,6 +9,7 @@ import io
 import math
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,7 +79,18 @@ class Lines:
     series: Mapping[str, Sequence[float | None]]
 
 
-Drawing = Bars | Heat | Lines
+class Panel(ABC):
+    """What draws itself; for one command alone."""
+
+    title: str
+    height: float  # inches
+
+    @abstractmethod
+    def draw(self, axes: Axes) -> None:
+        """Draw on axes that have their title."""
+
+
+Drawing = Bars | Heat | Lines | Panel
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +176,7 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
         heights = [_height(one) for one in drawings]
         figure = Figure(figsize=(_WIDTH, sum(heights) + (0.4 if title else 0)), layout="constrained")
         if title:
-            figure.suptitle(_label(title, 2 * _LONGEST_NAME))
+            figure.suptitle(label(title, 2 * _LONGEST_NAME))
         axes = figure.subplots(len(drawings), 1, squeeze=False, height_ratios=heights)[:, 0]
         for one, place in zip(drawings, axes, strict=True):
             _draw(one, figure, place)
@@ -200,6 +212,8 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
 def _height(drawing: Drawing) -> float:
     """Return a drawing's height in inches."""
+    if isinstance(drawing, Panel):
+        return drawing.height
     if isinstance(drawing, Lines):
         return _LINES_HEIGHT
     rows = len(drawing.names) if isinstance(drawing, Bars) else len(drawing.rows)
@@ -207,8 +221,10 @@ def _height(drawing: Drawing) -> float:
 
 
 def _draw(drawing: Drawing, figure: Figure, axes: Axes) -> None:
-    axes.set_title(_label(drawing.title, 2 * _LONGEST_NAME))
-    if isinstance(drawing, Bars):
+    axes.set_title(label(drawing.title, 2 * _LONGEST_NAME))
+    if isinstance(drawing, Panel):
+        drawing.draw(axes)
+    elif isinstance(drawing, Bars):
         _draw_bars(drawing, axes)
     elif isinstance(drawing, Heat):
         _draw_heat(drawing, figure, axes)
@@ -219,7 +235,7 @@ def _draw(drawing: Drawing, figure: Figure, axes: Axes) -> None:
 def _draw_bars(bars: Bars, axes: Axes) -> None:
     values = [_finite(value) for value in bars.values]
     axes.barh(range(len(values)), values, color=_COLOUR)
-    axes.set_yticks(range(len(values)), [_label(name) for name in bars.names])
+    axes.set_yticks(range(len(values)), [label(name) for name in bars.names])
     axes.set_ylim(len(values) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)
     for at, value in enumerate(bars.values):
@@ -239,7 +255,7 @@ def _draw_heat(heat: Heat, figure: Figure, axes: Axes) -> None:
     norm = LogNorm(min(positive), max(positive)) if heat.is_logarithmic and is_wide else None
     image = axes.imshow(values or [[math.nan]], aspect="auto", interpolation="nearest", cmap=_MAP, norm=norm)
     every = max(1, math.ceil(len(heat.rows) / _MOST_ROWS))
-    axes.set_yticks(range(0, len(heat.rows), every), [_label(name) for name in heat.rows[::every]])
+    axes.set_yticks(range(0, len(heat.rows), every), [label(name) for name in heat.rows[::every]])
     _name_points(axes, heat.columns)
     scale = figure.colorbar(image, ax=axes, format=FuncFormatter(lambda value, position: amount(value)))
     scale.ax.yaxis.set_minor_formatter(NullFormatter())
@@ -247,7 +263,7 @@ def _draw_heat(heat: Heat, figure: Figure, axes: Axes) -> None:
 
 def _draw_lines(lines: Lines, axes: Axes) -> None:
     for name, values in lines.series.items():
-        axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=_label(name))
+        axes.plot(range(len(values)), [_gap(value) for value in values], marker=".", label=label(name))
     axes.set_xlim(-0.5, max(len(lines.points), 1) - 0.5)
     _name_points(axes, lines.points)
     axes.grid(alpha=0.3)
@@ -257,7 +273,7 @@ def _draw_lines(lines: Lines, axes: Axes) -> None:
 
 def _name_points(axes: Axes, names: Sequence[str]) -> None:
     every = max(1, math.ceil(len(names) / _MOST_TICKS))
-    labels = [_label(name) for name in names[::every]]
+    labels = [label(name) for name in names[::every]]
     is_short = max(map(len, labels), default=0) * len(labels) <= _SHORT_LABELS
     turned: dict[str, Any] = {} if is_short else {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(0, len(names), every), labels, **turned)
@@ -271,5 +287,6 @@ def _gap(value: Any) -> float:
     return value if value is not None and math.isfinite(value) else math.nan
 
 
-def _label(name: str, room: int = _LONGEST_NAME) -> str:
+def label(name: str, room: int = _LONGEST_NAME) -> str:
+    """Return a name out of a file as a picture shows it."""
     return shortened(printable(name), room)

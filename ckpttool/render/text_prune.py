@@ -1,45 +1,156 @@
-"""What people read of ``prune``: what stays and why, and what goes."""
+"""What people read of ``prune``: what stays and why, what goes, and why one of them does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from shlex import quote
+from typing import NamedTuple
 
+from ckpttool.render.aligned import shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.text_findings import styled
 from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
+from ckpttool.series.entry import Entry, shown
 from ckpttool.series.pruning import Pruned
 from ckpttool.series.retention import GroupPlan
+from ckpttool.series.trash import Emptied
+
+_MOST, _ALIKE, _FIRST = 24, 12, 5
+"""Where more than so many stay, or go, only the first few are shown of more than so many alike."""
+_NARROWEST, _WIDEST = 24, 40
+"""Columns for names and for reasons where there is not enough room for both."""
+_ELLIPSIS = "…"
+_INDENT = len("  remove  ")
 
 
-def prune_text(pruned: Pruned, *, colour: bool = False, verbose: bool = False) -> str:
-    """Return the plan, series by series, and what it comes to.
+class _Row(NamedTuple):
+    """A checkpoint's line in a plan."""
 
-    What is a series of its own and stays is counted, unless ``verbose``: nobody asked for it.
+    verb: str
+    name: str
+    told: str
+
+
+def plan_text(
+    groups: Sequence[GroupPlan], *, width: int | None = None, colour: bool = False, verbose: bool = False
+) -> str:
+    """Return what becomes of each series.
+
+    What is a series of its own and stays is counted, unless ``verbose``: nobody asked for it. Of long series
+    the first few are shown.
+
+    Args:
+        groups: The series.
+        width: Columns of the terminal; None leaves every line whole.
+        colour: Whether what goes is coloured.
+        verbose: Whether everything is shown.
     """
-    shown = [one for one in pruned.plan.groups if verbose or not _is_single(one)]
-    parts = ["\n".join(_group_lines(one, colour)) for one in shown]
-    if folded := len(pruned.plan.groups) - len(shown):
-        advice = "" if folded == 1 else "; --series GLOB makes some of them one series"
-        parts.append(f"{counted(folded, 'single checkpoint')} kept (-v shows them{advice})")
-    return "\n\n".join([*parts, total_line(pruned)])
+    shown = [one for one in groups if verbose or not (_is_single(one) or _is_unruled(one))]
+    parts = ["\n".join(_group_lines(one, width, colour, verbose)) for one in shown]
+    if not verbose:
+        parts += _folded_groups(groups)
+    return "\n\n".join(parts)
 
 
 def _is_single(group: GroupPlan) -> bool:
-    is_alone = len(group.keep) == 1 and not group.remove
+    is_alone = len(group.keep) == 1 and not group.remove and group.failed is None
     return is_alone and group.skipped is None and group.keep[0].entry.is_sound
 
 
-def _group_lines(group: GroupPlan, colour: bool) -> Iterator[str]:
+def _is_unruled(group: GroupPlan) -> bool:
+    """Tell whether nobody asked for anything of a series, and nothing came of it."""
+    return group.policy is None and group.failed is None
+
+
+def _folded_groups(groups: Sequence[GroupPlan]) -> Iterator[str]:
+    """Yield a line for all series that are not shown, kind by kind."""
+    unruled = sum(map(_is_unruled, groups))
+    if unruled and any(one.policy is not None for one in groups):
+        yield f"{unruled:,} series kept that no rule is for (-v shows them)"
+    if singles := sum(_is_single(one) and not _is_unruled(one) for one in groups):
+        advice = "" if singles == 1 else "; --series GLOB makes some of them one series"
+        yield f"{counted(singles, 'single checkpoint')} kept (-v shows them{advice})"
+
+
+def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:
     yield printable(group.key)
-    if group.skipped is not None:
-        yield f"  left alone: {printable(group.skipped)}"
-    rows = [("keep", kept.entry, ", ".join(kept.reasons)) for kept in group.keep]
-    rows += [("remove", entry, file_size(entry.contents.nbytes)) for entry in group.remove]
-    width = max((len(printable(entry.name)) for _, entry, _ in rows), default=0)
-    for verb, entry, told in rows:
-        line = f"  {verb:<6}  {printable(entry.name):<{width}}  {printable(told)}".rstrip()
-        yield styled(line, "yellow", colour and verb == "remove")
+    is_listed = group.policy is None and not group.remove  # a failed run, which nobody wants to remove
+    skipped = None if is_listed else group.skipped
+    told = {"left alone": skipped, "failed": group.failed, "too large": group.excess}
+    for word, why in told.items():
+        if why is not None:
+            yield from _wrapped(f"  {word}: ", printable(why), width)
+    if is_listed and not verbose:
+        size = file_size(sum(kept.entry.contents.nbytes for kept in group.keep))
+        yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
+        return
+    rows = _rows(group, verbose)
+    names = max((len(row.name) for row in rows), default=0)
+    if width is not None:
+        reasons = max((len(row.told) for row in rows), default=0)
+        names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
+    for row, name in zip(rows, _fitted([row.name for row in rows], names), strict=True):
+        head = f"  {row.verb:<6}  {name:<{names}}  "
+        for line in _wrapped(head, row.told, width):
+            yield styled(line, "yellow", colour and row.verb == "remove")
+
+
+def _fitted(names: Sequence[str], room: int) -> list[str]:
+    """Return names as far as there is room: what all of them begin with goes first."""
+    known = [name for name in names if not name.startswith(_ELLIPSIS)]
+    excess = max(map(len, known), default=0) - room
+    if 0 < excess < _shared(known):
+        names = [name if name.startswith(_ELLIPSIS) else _ELLIPSIS + name[excess + 1 :] for name in names]
+    return [shortened(name, room) for name in names]
+
+
+def _shared(names: Sequence[str]) -> int:
+    """Return how many characters all names begin with alike."""
+    first, last = min(names), max(names)
+    alike = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
+    return next(alike, min(len(first), len(last)))
+
+
+def _wrapped(head: str, told: str, width: int | None) -> list[str]:
+    """Return a text behind a head, its further lines below its first; below the head where that is long."""
+    if width is None or len(head) + len(told) <= width:
+        return [f"{head}{told}".rstrip()]
+    if width - len(head) >= _NARROWEST:
+        return textwrap.wrap(told, width, initial_indent=head, subsequent_indent=" " * len(head))
+    below = " " * _INDENT
+    return [head.rstrip(), *textwrap.wrap(told, width, initial_indent=below, subsequent_indent=below)]
+
+
+def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
+    is_long = len(group.keep) > _MOST and not verbose
+    rows: list[_Row] = []
+    entries = [*(kept.entry for kept in group.keep), *group.remove]
+    is_spread = len({entry.directory for entry in entries}) > 1
+    for reasons, alike in groupby(group.keep, lambda kept: kept.reasons):
+        found = [kept.entry for kept in alike]
+        told = ", ".join(reasons)
+        rows += _folded("keep", found, [told] * len(found), told, is_long, is_spread)
+    sizes = [file_size(entry.contents.nbytes) for entry in group.remove]
+    total = file_size(sum(entry.contents.nbytes for entry in group.remove))
+    is_long = len(group.remove) > _MOST and not verbose
+    return rows + list(_folded("remove", group.remove, sizes, f"{total} in all", is_long, is_spread))
+
+
+def _folded(
+    verb: str, entries: Sequence[Entry], told: Sequence[str], in_all: str, is_long: bool, is_spread: bool
+) -> Iterator[_Row]:
+    """Yield the lines of checkpoints that are alike: of many the first few, and the last."""
+    names = [printable(entry.path if is_spread else entry.name) for entry in entries]
+    shown = _FIRST if is_long and len(names) > _ALIKE else len(names)
+    for name, why in zip(names[:shown], told, strict=False):
+        yield _Row(verb, name, printable(why))
+    if rest := len(names) - shown:
+        yield _Row(verb, f"{_ELLIPSIS} {rest - 1:,} more (-v shows them)", "")
+        yield _Row(verb, names[-1], printable(in_all))
 
 
 def total_line(pruned: Pruned) -> str:
@@ -47,20 +158,58 @@ def total_line(pruned: Pruned) -> str:
     removed = len(pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")
+    failed = sum(one.failed is not None for one in pruned.plan.groups)
+    if not removed and not pruned.failed and not _has_rules(pruned):
+        return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
     if pruned.failed:
         return _failures(pruned, removed)
+    if not removed and pruned.declined:
+        return f"nothing removed of {checkpoints}"
     if not removed:
         return f"nothing to remove among {checkpoints}"
-    if pruned.declined:
-        return f"nothing removed of {checkpoints}"
+    if pruned.trash is not None:
+        size = file_size(pruned.trashed_bytes)
+        verb = "would move" if pruned.dry_run else "moved"
+        return f"{verb} {removed:,} of {checkpoints} to the trash, {size}{_taken_back(pruned)}"
     if pruned.dry_run:
         return f"would remove {removed:,} of {checkpoints} and free {file_size(pruned.freed_bytes)}"
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
+
+
+def _taken_back(pruned: Pruned) -> str:
+    """Return what takes back what was done; nothing was, in a dry run."""
+    if pruned.dry_run:
+        return ""
+    places = {entry.directory for entry in pruned.plan.removals}
+    where = os.path.commonpath([os.path.abspath(place) for place in places])
+    where = next(iter(places)) if len(places) == 1 else os.path.relpath(where)
+    told = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
+    descends = " -r" if len(places) > 1 else ""
+    return f" (ckpttool undo{descends}{told} takes it back, --empty-trash frees it)"
+
+
+def _has_rules(pruned: Pruned) -> bool:
+    """Tell whether anything was to go; otherwise failed runs were only listed."""
+    return pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups)
 
 
 def _failures(pruned: Pruned, removed: int) -> str:
     """Return what a prune came to that could not do all that it was to."""
     reasons = list(dict.fromkeys(pruned.failed.values()))
     told = reasons[0] + (", …" if len(reasons) > 1 else "")
-    line = f"removed {removed:,} of {removed + len(pruned.failed):,}, {file_size(pruned.freed_bytes)} freed"
+    is_trash = pruned.trash is not None
+    verb = "moved to the trash" if is_trash else "removed"
+    freed = "" if is_trash else f", {file_size(pruned.freed_bytes)} freed"
+    line = f"{verb} {removed:,} of {removed + len(pruned.failed):,}{freed}"
     return f"{line}; {len(pruned.failed):,} failed: {printable(told)}"
+
+
+def empty_text(emptied: Sequence[Emptied]) -> str:
+    """Return what emptying the trash of some directories came to, in one line."""
+    count = sum(len(one.removed) for one in emptied)
+    if not count:
+        return "nothing in the trash"
+    size = file_size(sum(one.freed_bytes for one in emptied))
+    if any(one.dry_run for one in emptied):
+        return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"
+    return f"removed {counted(count, 'checkpoint')} from the trash, {size} freed"

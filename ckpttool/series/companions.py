@@ -3,55 +3,96 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import product
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ckpttool.series.entry import Entry
+from ckpttool.series.order import Group
 from ckpttool.series.retention import GroupPlan, Plan
 
 Place = tuple[float | str | None, ...]
-Places = Mapping[Place, Entry]
+Places = frozenset[Place]
 
 
 def belonging(made: Plan) -> dict[str, list[str]]:
     """Return why some of what would go stays, by path: what it belongs with stays in a sibling series."""
     reasons: dict[str, list[str]] = {}
-    for one, other in _siblings(made):
-        kept = {kept.entry.fields.position: kept.entry for kept in one.keep if kept.entry.is_sound}
-        for entry in other.remove:
-            if entry.fields.position in kept and entry.path not in reasons:
-                reasons[entry.path] = [f"belongs with {kept[entry.fields.position].name}"]
+    for members, family in _families([_entries(one) for one in made.groups]):
+        keepers = _keepers([(number, made.groups[number]) for number in family])
+        for number in members:
+            one = made.groups[number]
+            goes_whole = made.removes_failed and one.failed is not None
+            for entry in () if goes_whole else one.remove:
+                kept = keepers.get(entry.fields.position, ())
+                if other := next((other for at, other in kept if at != number), None):
+                    reasons[entry.path] = [f"belongs with {other.name}"]
     return reasons
 
 
-def _siblings(made: Plan) -> Iterator[tuple[GroupPlan, GroupPlan]]:
-    """Yield pairs of series in one directory that carry the same numbers, both ways round."""
-    places: dict[str, list[tuple[GroupPlan, Places]]] = defaultdict(list)
-    for one in made.groups:
-        entries = [*(kept.entry for kept in one.keep), *one.remove]
-        numbered = {entry.fields.position: entry for entry in entries if any(_numbers(entry))}
-        if len(numbered) > 1:
-            places[entries[0].directory].append((one, numbered))
-    for found in places.values():
-        kept = {kept.entry.fields.position for one, _ in found for kept in one.keep}
-        # Mostly all series keep the same: then there is nothing to compare.
-        divided = [pair for pair in found if any(entry.fields.position in kept for entry in pair[0].remove)]
-        for (one, numbers), (other, others) in product(found, divided):
-            if one is not other and _are_alike(numbers, others):
-                yield one, other
+def _keepers(planned: Sequence[tuple[int, GroupPlan]]) -> Mapping[Place, list[tuple[int, Entry]]]:
+    """Return two of the series that keep a position, and what they keep there."""
+    found: dict[Place, list[tuple[int, Entry]]] = defaultdict(list)
+    for number, one in planned:
+        for kept in one.keep:
+            place = found[kept.entry.fields.position]
+            if kept.entry.is_sound and len(place) < 2 and not any(at == number for at, _ in place):
+                place.append((number, kept.entry))
+    return found
+
+
+def with_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:
+    """Return series that failed, and those that were written together with one: they are the same run."""
+    told = dict(failed)
+    for members, family in _families([one.entries for one in groups]) if failed else ():
+        first = next((groups[number].key for number in family if groups[number].key in failed), None)
+        for number in members if first is not None else ():
+            told.setdefault(groups[number].key, f"belongs with {first}, which failed")
+    return told
+
+
+def _entries(one: GroupPlan) -> list[Entry]:
+    return [*(kept.entry for kept in one.keep), *one.remove]
+
+
+def _families(series: Sequence[Sequence[Entry]]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield, by their places in a list, series that carry the same numbers, and all that are alike to them.
+
+    Alike are series in one directory with the same newest numbers, of which one has all that the other has:
+    it may have lost old ones.
+    """
+    kinds: dict[tuple[str, Place], dict[Places, list[int]]] = defaultdict(dict)
+    for number, entries in enumerate(series):
+        places = frozenset(entry.fields.position for entry in entries if any(_numbers(entry)))
+        directories = {entry.directory for entry in entries}
+        if len(places) > 1 and len(directories) == 1:
+            known = kinds[directories.pop(), _newest(places)]
+            known.setdefault(places, []).append(number)
+    for found in kinds.values():
+        alike = _containing(found)
+        for places, members in found.items():
+            family = sorted([*members, *(number for other in alike[places] for number in found[other])])
+            if len(family) > 1:
+                yield members, family
+
+
+def _containing(found: Collection[Places]) -> Mapping[Places, list[Places]]:
+    """Return the sets that contain, or are contained in, each set, of those that have its rarest place."""
+    holders: dict[Place, list[Places]] = defaultdict(list)
+    for places in found:
+        for place in places:
+            holders[place].append(places)
+    alike: dict[Places, list[Places]] = {places: [] for places in found}
+    for places in found:
+        rarest = min((holders[place] for place in places), key=len)
+        for other in rarest:
+            if places < other:
+                alike[places].append(other)
+                alike[other].append(places)
+    return alike
 
 
 def _numbers(entry: Entry) -> Iterator[bool]:
     fields = entry.fields
     return (value is not None for value in (fields.epoch, fields.step, fields.number))
-
-
-def _are_alike(one: Places, other: Places) -> bool:
-    """Tell whether two series carry the same numbers, but for old ones that one of them has lost."""
-    shared = one.keys() & other.keys()
-    if len(shared) < 2 or len(shared) < min(len(one), len(other)):
-        return False
-    return _newest(one) == _newest(other)
 
 
 def _newest(places: Places) -> Place:

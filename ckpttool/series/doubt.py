@@ -5,19 +5,21 @@ What is in doubt is left alone, with a reason, where something of it would go.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.fluid_siblings import SERIAL
 from ckpttool.series.entry import Entry, Number
-from ckpttool.series.order import CONTRADICTION_SECONDS, Group
+from ckpttool.series.order import CONTRADICTION_SECONDS, Group, is_ordered
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
 YEARS = "its numbers could be years: nothing inside says that they count saves"
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+EQUALLY_LONG = "all were trained equally long: could be different models"
 UNORDERED = "no number in its names, nor in it, tells which is older"
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
 
@@ -31,19 +33,43 @@ def doubt(group: Group, told: Collection[str] = ()) -> str | None:
         group: The series.
         told: Globs of names of which the user says that each is a series; something must still order it.
     """
-    sound = [entry for entry in group.entries if entry.is_sound]
-    fields = group.entries[0].fields
-    if len(group.entries) < 2 or not sound:
+    parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        parts[entry.directory, entry.fields.blank].append(entry)
+    doubts = (_doubt(entries, told) for entries in parts.values())
+    why = next((why for why in doubts if why is not None), None)
+    return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, told)
+
+
+def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+    """Return why names, or directories, that somebody makes one series of may be none."""
+    sound = [entry for entry in entries if entry.is_sound]
+    if len(sound) > 1 and not is_ordered(sound):
+        return UNORDERED
+    is_told = all(entry.fields.blank in told for entry in entries)
+    return None if is_told or not _stand_still(sound) else EQUALLY_LONG
+
+
+def _stand_still(sound: Sequence[Entry]) -> bool:
+    """Tell whether epochs and steps inside are there, and all the same."""
+    counts = {entry.inside for entry in sound}
+    return len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+
+
+def _doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+    sound = [entry for entry in entries if entry.is_sound]
+    fields = entries[0].fields
+    if len(entries) < 2 or not sound:
         return None
     if not any(value is not None for value in fields.position):
-        return METRICS_ALONE if fields.blank != group.entries[0].name else None
+        return METRICS_ALONE if fields.blank != entries[0].name else None
     if fields.blank in told:
-        return None if _is_ordered(group.entries, sound) else UNORDERED
-    if fields.number is None or is_counted(sound) or _are_serials(group.entries):
+        return None if _is_ordered(entries, sound) else UNORDERED
+    if fields.number is None or is_counted(sound) or _are_serials(entries):
         return None
-    if _could_be_parts(group.entries):
+    if _could_be_parts(entries):
         return PARTS
-    if all((entry.fields.number or 0) in _YEARS for entry in group.entries):
+    if all((entry.fields.number or 0) in _YEARS for entry in entries):
         return YEARS
     if not fields.is_ordinal:
         return NOT_COUNTED

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import datetime
 
 from ckpttool.checkpoint import Checkpoint, Granularity, Role, TrainingState
 from ckpttool.errors import (
@@ -41,6 +41,9 @@ class Entry:
         epoch, step: From inside the checkpoint, else from its name.
         inside: Epoch and step as the checkpoint itself has them.
         saved_at: When it was saved, by its own account, in seconds since 1970.
+        loss: Its training loss, where that is known to be this checkpoint's.
+        metrics: What it was measured at, by its own account, its name's, or that of a log.
+        logged_as: The step under which its trainer logs what is measured there, where it counts otherwise.
         signature: Hash of the names and shapes of its tensors; None where it isn't sound.
         granularity: How much of a training run it holds; None where it can't be told.
         has_weights: Whether there are weights among its tensors.
@@ -64,6 +67,7 @@ class Entry:
     saved_at: float | None = None
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    logged_as: int | None = None
     signature: str | None = None
     granularity: Granularity | None = None
     has_weights: bool = False
@@ -100,6 +104,11 @@ class Entry:
         Of what is a symlink those count that it leads to, though none of them is ever freed.
         """
         return self._saved.nbytes if self.linked_bytes is None else self.linked_bytes
+
+    @property
+    def files(self) -> int:
+        """Return the number of its own files, without the manifests that lie beside or in it."""
+        return len(self._saved.files)
 
     @property
     def modified_ns(self) -> int:
@@ -190,8 +199,9 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         step=fields.step if inside[1] is None else inside[1],
         inside=inside,
         saved_at=_seconds(training.saved_at),
-        loss=training.loss,
+        loss=_own_loss(training, fields),
         metrics=training.metrics,
+        logged_as=_logged_as(checkpoint),
         signature=signature(checkpoint) if fault is None else None,
         granularity=checkpoint.granularity,
         has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
@@ -236,6 +246,38 @@ def _inside(training: TrainingState) -> tuple[Number | None, int | None]:
     return epoch, step
 
 
+def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
+    """Return the training loss, unless another metric or an earlier step stands in for it."""
+    origin = training.origin.get("loss", "")
+    if origin.startswith("name "):
+        return fields.metrics.get("loss")
+    is_other = any(origin == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
+    return None if is_other or origin.endswith("of an earlier step") else training.loss
+
+
+def _logged_as(checkpoint: Checkpoint) -> int | None:
+    """Return the step that Lightning's loggers give to what is measured at a checkpoint.
+
+    They count batches from 0. A save at the end of an epoch comes after its last batch was counted, one that
+    follows a batch or a validation before that; how many steps the optimizers made says which.
+
+    Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
+    ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
+    """
+    batches: object = checkpoint.metadata
+    for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
+        batches = batches.get(key) if isinstance(batches, Mapping) else None
+    steps, optimizers = checkpoint.metadata.get("global_step"), checkpoint.metadata.get("optimizer_states")
+    if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
+        return None
+    return {batches: batches - 1, batches + 1: batches}.get(_quotient(steps, len(optimizers)))
+
+
+def _quotient(steps: object, optimizers: int) -> int:
+    """Return how many batches made so many steps of all optimizers, -1 where that is no whole number."""
+    return steps // optimizers if isinstance(steps, int) and steps and steps % optimizers == 0 else -1
+
+
 def _structural_fault(checkpoint: Checkpoint) -> str | None:
     errors = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
     kind = "damaged" if checkpoint.complete else "incomplete"
@@ -269,11 +311,10 @@ def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _seconds(when: str | None) -> float | None:
-    """Return a time in seconds since 1970; one without a zone is taken for UTC, which orders as well."""
+    """Return a time in seconds since 1970; one without a zone is local time, as programs write it."""
     if when is None:
         return None
     try:
-        parsed = datetime.fromisoformat(when.strip().replace("Z", "+00:00"))
-        return (parsed if parsed.tzinfo else parsed.replace(tzinfo=timezone.utc)).timestamp()
-    except (ValueError, OverflowError):
+        return datetime.fromisoformat(when.strip().replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
         return None

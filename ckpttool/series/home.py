@@ -47,6 +47,13 @@ def owner_of(path: str) -> str:
     return os.path.join(around, owner) if mark else around or os.curdir
 
 
+def home_around(path: str) -> Home:
+    """Return the home that a stage lies in."""
+    around, name = os.path.split(path)
+    _, mark, owner = name.partition(OWNER)
+    return Home(around or os.curdir, mark + owner)
+
+
 def has_serials(directory: str) -> bool:
     """Tell from the names in a directory whether it could be a Fluid root."""
     try:

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
-from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.home import beside, has_serials
+from ckpttool.series.files import Contents
+from ckpttool.series.home import beside, has_serials, home_around, owner_of
+from ckpttool.series.moves import SCHEMA as MOVES_SCHEMA
+from ckpttool.series.moves import Moves, moves_of
+from ckpttool.series.strictly import contents_of, contents_told, name_of, text_of
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
@@ -42,6 +45,11 @@ class Removal:
     members: tuple[str, ...]
     contents: Contents
     survivors: tuple[str, ...] = ()
+
+    @property
+    def is_single(self) -> bool:
+        """Tell whether it is one file: no half of it can ever be left."""
+        return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +119,25 @@ def waiting(directory: str) -> list[str]:
 
 
 def half_removed(directory: str) -> frozenset[str]:
-    """Return the names that belong to checkpoints some part of which is gone already.
+    """Return the names that belong to no whole checkpoint: some part is gone already, or on its way.
 
-    A journal that can't be understood tells nothing here; the next prune refuses to go on.
+    A journal that can't be understood tells nothing here; the next command that changes something refuses to
+    go on.
     """
     names: set[str] = set()
     for path in waiting(directory):
         stage = os.path.dirname(path)
         try:
-            removals = read(path).removals
+            found = read(path)
         except CheckpointError:
             continue
-        for number, removal in enumerate(removals):
-            if _has_begun(os.path.join(stage, str(number))):
+        if isinstance(found, Moves):
+            from ckpttool.series.halfway import hidden
+
+            names |= hidden(directory, found)
+            continue
+        for number, removal in enumerate(found.removals):
+            if not removal.is_single and _has_begun(os.path.join(stage, str(number))):
                 names.update(removal.members)
     return frozenset(names)
 
@@ -135,7 +149,7 @@ def _has_begun(place: str) -> bool:
         return False
 
 
-def read(path: str) -> Journal:
+def read(path: str) -> Journal | Moves:
     """Return a journal; every name in it was checked to stay inside its directory.
 
     Raises:
@@ -147,7 +161,11 @@ def read(path: str) -> Journal:
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
-        return _journal(json.loads(text))
+        told = json.loads(text)
+        if told["schema"] == MOVES_SCHEMA:
+            stage = os.path.dirname(path)
+            return moves_of(told, owner_of(stage), home_around(stage))
+        return _journal(told)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         found, expected = f"a journal that can't be understood: {error}", "move it away to go on"
         raise DamagedCheckpoint(path, found, expected=expected) from error
@@ -162,11 +180,7 @@ def dumps(journal: Journal) -> bytes:
             {
                 "path": one.path,
                 "members": one.members,
-                "directories": one.contents.directories,
-                "files": [
-                    (file.path, file.device, file.inode, file.size, file.mtime_ns)
-                    for file in one.contents.files
-                ],
+                **contents_told(one.contents),
                 "survivors": one.survivors,
             }
             for one in journal.removals
@@ -180,48 +194,11 @@ def _journal(told: Mapping[str, Any]) -> Journal:
         raise ValueError(f"schema {told['schema']!r}")
     return Journal(
         tuple(_removal(one) for one in told["removals"]),
-        tuple(Rewrite(_name(one["name"]), _text(one["text"])) for one in told["rewrites"]),
+        tuple(Rewrite(name_of(one["name"]), text_of(one["text"])) for one in told["rewrites"]),
     )
 
 
 def _removal(told: Mapping[str, Any]) -> Removal:
-    members = tuple(_name(name) for name in told["members"])
-    files = tuple(
-        Fingerprint(_below(path, members), *(_count(number) for number in numbers))
-        for path, *numbers in told["files"]
-    )
-    directories = tuple(_below(path, members) for path in told["directories"])
-    survivors = tuple(_name(name) for name in told["survivors"])
-    return Removal(_text(told["path"]), members, Contents(files, directories), survivors)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _name(value: object) -> str:
-    name = _text(value)
-    if not is_name(name):
-        raise ValueError(f"{name!r} leads out of the directory")
-    return name
-
-
-def _below(value: object, members: tuple[str, ...]) -> str:
-    path = _text(value)
-    first, *rest = path.split(os.sep)
-    if first not in members or not all(map(is_name, rest)):
-        raise ValueError(f"{path!r} leads out of the directory")
-    return path
-
-
-def is_name(name: str) -> bool:
-    """Tell whether a text names an entry of a directory, and nothing elsewhere."""
-    return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name
+    members = tuple(name_of(name) for name in told["members"])
+    survivors = tuple(name_of(name) for name in told["survivors"])
+    return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)

@@ -1,33 +1,120 @@
-"""Which checkpoints are here?"""
+"""Which checkpoints are here, series by series: which is newest, which is best, and who points at them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from ckpttool.errors import UsageError
+from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.entry import Entry, shown
-from ckpttool.series.planning import Problem
+from ckpttool.series.order import GroupBy
+from ckpttool.series.planning import Depth, Problem, Progress, Request, make_plan, read_in_full, unseen
 from ckpttool.series.protection import follow
+from ckpttool.series.retention import Plan
+from ckpttool.series.rules import is_carried_on
 from ckpttool.series.survey import survey
+
+Mode = Literal["min", "max"]
+SortKey = Callable[[Entry], Any]
+
+_DIGITS = re.compile(r"([0-9]+)")
+_ORDERS: Mapping[str, SortKey] = {
+    "epoch": lambda entry: entry.epoch,
+    "step": lambda entry: entry.step,
+    "age": lambda entry: -entry.modified_ns,
+    "size": lambda entry: entry.nbytes,
+    "name": lambda entry: _natural(entry.path),
+}
+"""What a list can be sorted by, besides any metric: each tells what comes first, None where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A checkpoint in a list, and what points at it."""
+    """A checkpoint in a list.
+
+    Attributes:
+        entry: What is known of it; its fault is what was found wrong, by whatever was read.
+        protected: What points at it, or protects it else.
+        is_newest: Whether it is the newest sound one of its series.
+        is_best: Whether it is the best sound one of its series, by the metric that was asked for.
+        is_read: Whether every byte of it was read.
+        kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
+    """
 
     entry: Entry
     protected: tuple[str, ...] = ()
+    is_newest: bool = False
+    is_best: bool = False
+    is_read: bool = False
+    kept: tuple[str, ...] | None = None
+
+    @property
+    def state(self) -> str:
+        """Return in a word what is known of it: ``readable`` was opened, ``intact`` was read in full."""
+        if self.entry.fault is not None:
+            return self.entry.fault.partition(":")[0]
+        return "intact" if self.is_read else "readable"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSeries:
+    """One series, in the order that was asked for."""
+
+    key: str
+    checkpoints: tuple[Listed, ...]
+
+    @property
+    def format(self) -> str | None:
+        """Return the format of all that are of a known one, or None where there are several."""
+        formats = {one.entry.format for one in self.checkpoints} - {None}
+        return formats.pop() if len(formats) == 1 else None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all; a file that has several names among them counts once."""
+        return total_bytes(one.entry for one in self.checkpoints)
+
+    @property
+    def epochs(self) -> tuple[float, float] | None:
+        """Return the first and the last epoch that is known."""
+        return _span(one.entry.epoch for one in self.checkpoints)
+
+    @property
+    def steps(self) -> tuple[float, float] | None:
+        """Return the first and the last step that is known."""
+        return _span(one.entry.step for one in self.checkpoints)
+
+    @property
+    def newest(self) -> Listed | None:
+        """Return the newest sound one."""
+        return next((one for one in self.checkpoints if one.is_newest), None)
+
+    @property
+    def best(self) -> Listed | None:
+        """Return the best by the metric that was asked for."""
+        return next((one for one in self.checkpoints if one.is_best), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All checkpoints of a directory, series by series, each from the oldest on."""
+    """All checkpoints of a directory.
+
+    Attributes:
+        checkpoints: All of them: series by series, each from the oldest on, or in the order asked for.
+        series: The same, series by series.
+        best: The metric that says which are best.
+    """
 
     checkpoints: tuple[Listed, ...]
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
+    series: tuple[ListedSeries, ...] = ()
+    best: str | None = None
 
 
 def list_checkpoints(
@@ -36,15 +123,187 @@ def list_checkpoints(
     recursive: bool = True,
     exclude: Sequence[str] = (),
     max_depth: int | None = None,
+    series: Sequence[str] = (),
+    group_by: GroupBy | None = None,
+    metrics: Sequence[str] = (),
+    sort: str | None = None,
+    reverse: bool = False,
+    best: str | None = None,
+    mode: Mode | None = None,
+    depth: Depth = "quick",
+    retention: Request | None = None,
+    jobs: int | None = None,
+    progress: Progress = unseen,
 ) -> Listing:
     """Return the checkpoints of a directory tree; nothing on disk is changed.
 
+    Args:
+        directory: Where they lie.
+        recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
+        group_by: What makes a series; by default directory, format and name.
+        metrics: Files of logs with what the checkpoints were measured at.
+        sort: ``epoch``, ``step``, ``age``, ``size``, ``name`` or a metric, the least first; what has none of
+            it comes last.
+        reverse: Whether the order is turned around.
+        best: A metric: the checkpoint of each series that has the best of it is told.
+        mode: Which of its values are good.
+        depth: Whether structure alone is looked at, or every byte is read.
+        retention: A policy: what it would keep and remove is told.
+        jobs: Number of threads.
+        progress: Told what is read.
+
     Raises:
-        CheckpointError: The directory can't be looked at.
+        UsageError: No checkpoint has the metric, or a metric was given without a mode.
+        CheckpointError: The directory, or a file of metrics, can't be looked at.
     """
-    found = survey(directory, recursive=recursive, exclude=exclude, max_depth=max_depth)
+    if (best is None) != (mode is None):
+        raise UsageError("--best METRIC and --mode min|max belong together")
+    found = survey(
+        directory,
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        series=series,
+        group_by=group_by,
+        metrics=metrics,
+    )
+    key = _sort_key(sort, found.entries)
+    _check_metric(best, found.entries)
     pointed = follow(found.root, found.groups)
-    listed = (Listed(entry, tuple(pointed.reasons.get(entry.path, ()))) for entry in found.entries)
+    planned = None if retention is None else make_plan(retention, progress, found)
+    kept = {} if planned is None else _kept(planned.plan)
+    listed = []
+    for one in found.groups:
+        entries = [_read(entry, depth, jobs, progress) for entry in one.entries]
+        newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
+        finest = _best(entries, best, mode)
+        rows = [
+            Listed(
+                entry,
+                tuple(pointed.reasons.get(entry.path, ())),
+                is_newest=entry.path == newest,
+                is_best=entry.path == finest,
+                is_read=depth == "full",
+                kept=kept.get(entry.path),
+            )
+            for entry in entries
+        ]
+        listed.append(ListedSeries(one.key, tuple(_sorted(rows, key, reverse=reverse))))
+    if key is not None:
+        firsts = _sorted([one.checkpoints[0] for one in listed], key, reverse=reverse)
+        places = {one.entry.path: place for place, one in enumerate(firsts)}
+        listed.sort(key=lambda one: places[one.checkpoints[0].entry.path])
+    rows = [row for one in listed for row in one.checkpoints]
     problems = [Problem(shown(error.path), error.reason) for error in found.errors]
-    problems += [Problem(entry.path, entry.fault) for entry in found.entries if entry.fault]
-    return Listing(tuple(listed), tuple(problems), found.warnings, found.journals)
+    problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
+    warnings = found.warnings
+    if planned is not None:
+        told = {one.path for one in problems}
+        problems += [one for one in planned.problems if one.path not in told]
+        warnings = tuple(dict.fromkeys([*warnings, *planned.warnings]))
+    return Listing(
+        tuple(rows if key is None else _sorted(rows, key, reverse=reverse)),
+        tuple(problems),
+        warnings,
+        found.journals,
+        tuple(listed),
+        best,
+    )
+
+
+def known_metrics(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of all metrics that some checkpoint has, as they come; the loss is the first."""
+    names: dict[str, None] = {}
+    has_loss = False
+    for entry in entries:
+        has_loss = has_loss or entry.loss is not None
+        names |= dict.fromkeys(entry.metrics)
+    return [*dict.fromkeys([*(["loss"] if has_loss else []), *names])]
+
+
+def total_bytes(entries: Iterable[Entry]) -> int:
+    """Return the bytes of checkpoints; a file that has several names among them counts once."""
+    files: dict[tuple[int, int], int] = {}
+    linked = 0
+    for entry in entries:
+        if entry.linked_bytes is None:
+            for file in entry.contents.files:
+                if not file.path.endswith(SIDECARS):
+                    files[file.device, file.inode] = file.size
+        else:
+            linked += entry.linked_bytes
+    return linked + sum(files.values())
+
+
+def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None]
+    return (min(known), max(known)) if known else None
+
+
+# The order ------------------------------------------------------------------------------------------
+
+
+def _sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
+    if sort is None or sort in _ORDERS:
+        return None if sort is None else _ORDERS[sort]
+    _check_metric(sort, entries, others=_ORDERS)
+    return lambda entry: entry.metric(sort)
+
+
+def _check_metric(name: str | None, entries: Sequence[Entry], others: Iterable[str] = ()) -> None:
+    """Require that a metric is known of some checkpoint, where there are any."""
+    if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
+        return
+    known = [*others, *known_metrics(entries)]
+    told = f"there are {', '.join(known)}" if known else "no checkpoint has any"
+    raise UsageError(f"no checkpoint has a metric {name!r} ({told})")
+
+
+def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> list[Listed]:
+    """Return rows by a key, those without one last; without a key as they come, or turned around."""
+    if key is None:
+        return [*(reversed(rows) if reverse else rows)]
+    known = [(value, row) for row in rows if (value := key(row.entry)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [*(row for _, row in known), *(row for row in rows if key(row.entry) is None)]
+
+
+def _natural(path: str) -> list[Any]:
+    """Return a path as people sort it: numbers in it are compared as numbers."""
+    parts: list[Any] = _DIGITS.split(path)
+    parts[1::2] = map(int, parts[1::2])
+    return parts
+
+
+# What is told of each -------------------------------------------------------------------------------
+
+
+def _read(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
+    """Return an entry with what reading it in full found wrong, where that is asked for."""
+    if depth == "quick" or entry.fault is not None:
+        return entry
+    return replace(entry, fault=read_in_full(entry, jobs, progress))
+
+
+def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
+    """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
+    if metric is None:
+        return None
+    sign = 1 if mode == "max" else -1
+    later = -1 if is_carried_on(metric) else 1
+    measured = [(entry.metric(metric), entry.path) for entry in entries if entry.is_sound]
+    known = [
+        (sign * value, later * place, path)
+        for place, (value, path) in enumerate(measured)
+        if value is not None
+    ]
+    return max(known)[2] if known else None
+
+
+def _kept(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return why a plan keeps each checkpoint, by its path; nothing where it would go."""
+    kept = {one.entry.path: one.reasons or ("left alone",) for group in plan.groups for one in group.keep}
+    return kept | {entry.path: () for entry in plan.removals}

@@ -1,4 +1,4 @@
-"""One prune at a time in a directory."""
+"""One command at a time changes a directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttool.series.home import home_of
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"
-"""Code of the error that says that another prune is at work."""
+"""Code of the error that says that another command is at work."""
 
 _OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -25,10 +25,10 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 def locked(directory: str) -> Iterator[None]:
     """Hold the lock of a directory; its file is gone afterwards.
 
-    A file system without locks is used without: every removal checks each file again anyway.
+    A file system without locks is used without: every step checks each file again anyway.
 
     Raises:
-        AccessDenied: Another prune holds it, or its file can't be written.
+        AccessDenied: Another command holds it, or its file can't be written.
     """
     around, suffix = home_of(directory)
     path = os.path.join(around, LOCK + suffix)
@@ -77,7 +77,7 @@ def _lock(path: str, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        busy = "another prune of this directory is running"
+        busy = "another ckpttool is changing this directory"
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
@@ -94,7 +94,7 @@ def _is_same(path: str, descriptor: int) -> bool:
 
 def _release(path: str, descriptor: int) -> None:
     try:
-        with suppress(OSError):  # it would stay behind, unlocked, and the next prune uses it
+        with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
             if _is_same(path, descriptor):
                 os.unlink(path)
     finally:

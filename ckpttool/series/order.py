@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from ckpttool.errors import from_os_error
 from ckpttool.series.entry import Entry, shown
@@ -20,6 +21,11 @@ from ckpttool.series.runs import in_runs, with_pairs
 
 CONTRADICTION_SECONDS = 60
 """Copies made in one go have times within moments of one another; a restarted run has not."""
+
+GroupBy = Literal["parent", "prefix", "format", "none"]
+
+Kind = tuple[str | None, str | None]
+"""Format and signature; of these, what the checkpoints of a series share."""
 
 Criterion = Callable[[Entry], Any]
 _CRITERIA: tuple[Criterion, ...] = (
@@ -50,35 +56,56 @@ class Chosen:
     journals: tuple[str, ...] = ()
 
 
-def group(entries: Iterable[Entry]) -> tuple[Group, ...]:
+def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, ...]:
     """Return the series among checkpoints, by their keys.
 
     One series is: same directory, same format, same name once its fields are blanked, same tensors. What
     isn't sound goes with the only series of its name, if there is just one.
+
+    Args:
+        entries: The checkpoints.
+        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (the name
+            once its fields are blanked), ``format``, or nothing. All but the first may span directories.
     """
-    named: dict[tuple[str, str], dict[tuple[str | None, str | None], list[Entry]]] = defaultdict(dict)
+    named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
+    homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
     for entry in with_pairs(list(entries)):
         if entry.is_sound:
-            kinds = named[entry.directory, entry.fields.blank]
-            kinds.setdefault((entry.format, entry.signature), []).append(entry)
+            kind = (entry.format if by is None else None, entry.signature)
+            named[_place(entry, by)].setdefault(kind, []).append(entry)
+            homes[entry.directory, entry.fields.blank].add(kind)
         else:
             unsound.append(entry)
     for entry in unsound:
-        kinds = named[entry.directory, entry.fields.blank]
-        only = next(iter(kinds)) if len(kinds) == 1 else (entry.format, None)
+        kinds = named[_place(entry, by)]
+        alike = homes[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
+        only = next(iter(alike)) if len(alike) == 1 else (entry.format, None)
         kinds.setdefault(only, []).append(entry)
     groups = [
         one
         for place, kinds in named.items()
-        for key, found in _keyed(shown(os.path.join(*place)), list(kinds.values()))
-        for one in _groups(key, found)
+        for key, found in _keyed(place, list(kinds.values()))
+        for one in _groups(key, found, by)
     ]
     return tuple(sorted(groups, key=lambda one: one.key))
 
 
-def _groups(key: str, entries: list[Entry]) -> Iterator[Group]:
-    runs = in_runs(entries)
+def _place(entry: Entry, by: GroupBy | None) -> str:
+    """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
+    if by == "parent":
+        return shown(os.path.join(entry.directory, "*"))
+    if by == "prefix":
+        return entry.fields.blank
+    if by == "format":
+        return f"format {entry.format}" if entry.format else "no known format"
+    if by == "none":
+        return "all checkpoints"
+    return shown(os.path.join(entry.directory, entry.fields.blank))
+
+
+def _groups(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
+    runs = in_runs(entries) if by is None else [entries]
     for run in runs:
         begun = min(entry.fields.saved_at or "" for entry in run)
         yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
@@ -89,12 +116,13 @@ def _keyed(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entr
     if len(kinds) == 1:
         yield path, kinds[0]
         return
-    formats = {found[0].format for found in kinds}
+    formats = [{entry.format for entry in found} for found in kinds]
+    is_told = len(set().union(*formats)) > 1 and all(len(one) == 1 for one in formats)
     named: dict[str, list[list[Entry]]] = defaultdict(list)
     for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
         first = found[0]
         holds = first.holds if first.is_sound else "damaged"
-        named[_listed(first.format if len(formats) > 1 else None, holds)].append(found)
+        named[_listed(first.format if is_told else None, holds)].append(found)
     for words, alike in named.items():
         for number, found in enumerate(alike, 1):
             yield f"{path} ({_listed(words, f'kind {number}' if len(alike) > 1 else None)})", found
@@ -131,7 +159,12 @@ def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
-    return tuple(_with_unsound(ordered, unsound)), warnings
+    return tuple(_with_unsound(ordered, unsound) if unsound else ordered), warnings
+
+
+def is_ordered(entries: Sequence[Entry]) -> bool:
+    """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
+    return any(all(one(entry) is not None for entry in entries) for one in _CRITERIA)
 
 
 def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
@@ -150,9 +183,10 @@ def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 def _with_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
     behind: dict[str | None, list[Entry]] = defaultdict(list)
-    places = {entry.path: _named_place(entry) for entry in (*sound, *unsound)}
+    places = {entry.path: _named_place(entry) for entry in unsound}
+    last_before = _last_before(sound)
     for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
-        behind[_last_before(entry, sound, places)].append(entry)
+        behind[last_before(places[entry.path])].append(entry)
     yield from behind[None]
     for entry in sound:
         yield entry
@@ -168,13 +202,22 @@ def _named_place(entry: Entry) -> tuple[object, ...] | None:
     return (*(-1 if number is None else number for number in numbers), saved_at or "")
 
 
-def _last_before(entry: Entry, sound: Sequence[Entry], places: Mapping[str, Any]) -> str | None:
-    """Return the path of the sound one that an unsound one follows: the newest where nobody can tell."""
-    place = places[entry.path]
-    if place is None or any(places[one.path] is None for one in sound):
-        return sound[-1].path
-    before = [one.path for one in sound if places[one.path] <= place]
-    return max(before, key=places.__getitem__, default=None)
+def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
+    """Return what finds the path of the sound one that a place follows: the newest where nobody can tell."""
+    first: dict[Any, str] = {}
+    for entry in sound:
+        first.setdefault(_named_place(entry), entry.path)
+    if None in first:
+        return lambda place: sound[-1].path
+    places = sorted(first)
+
+    def found(place: Any) -> str | None:
+        if place is None:
+            return sound[-1].path
+        count = bisect_right(places, place)
+        return first[places[count - 1]] if count else None
+
+    return found
 
 
 def _disagreeing(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:

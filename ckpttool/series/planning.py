@@ -7,26 +7,30 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from shlex import quote
-from typing import Literal
+from typing import Any, Literal
 
 from ckpttool.errors import CheckpointError, UsageError, from_os_error
-from ckpttool.report import Severity
-from ckpttool.series.companions import belonging
+from ckpttool.report import Severity, counted
+from ckpttool.series.companions import belonging, with_siblings
 from ckpttool.series.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
 from ckpttool.series.entry import Entry, shown
+from ckpttool.series.failed import failed_runs
 from ckpttool.series.home import serial_around
-from ckpttool.series.journal import is_name
-from ckpttool.series.order import Group
-from ckpttool.series.protection import Pointed, follow
-from ckpttool.series.retention import Plan, Policy, Protections, plan
+from ckpttool.series.lacking import remarks
+from ckpttool.series.order import Group, GroupBy
+from ckpttool.series.policy import Policies, Policy, delete_limit
+from ckpttool.series.protection import WRITING, Pointed, follow
+from ckpttool.series.retention import NO_RULE, Plan, Protections, plan
+from ckpttool.series.strictly import is_name
 from ckpttool.series.survey import Survey, bare, survey
 
 FULL_CHECKS = ("structure", "checksum", "values")
 """What intact means; what loading a checkpoint could run has no say in it."""
 
 Depth = Literal["quick", "full"]
+Failed = Literal["list", "remove"]
 Advance = Callable[[int], None]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
 """Told what is read now and how many bytes that takes; gives back what is told of each part."""
@@ -46,10 +50,18 @@ class Request:
         min_age: What changed less than so many seconds ago stays.
         depth: How the survivors are verified: their structure, or every byte.
         jobs: Number of threads.
+        policies: Policies by path, instead of the one policy.
+        group_by: What makes one series of checkpoints; None for directory, format and name together.
+        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
+        failed: Whether series that failed are listed, or removed as a whole; None doesn't look for them.
+        max_delete: How much may go at most: ``10``, or ``20%`` of all checkpoints.
+
+    Raises:
+        UsageError: There is nothing to go by, or ``max_delete`` is no limit.
     """
 
     directory: str
-    policy: Policy
+    policy: Policy | None = None
     recursive: bool = False
     exclude: Sequence[str] = ()
     max_depth: int | None = None
@@ -57,6 +69,23 @@ class Request:
     min_age: int = 0
     depth: Depth = "full"
     jobs: int | None = None
+    policies: Policies | None = None
+    group_by: GroupBy | None = None
+    metrics: Sequence[str] = ()
+    failed: Failed | None = None
+    max_delete: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_delete is not None:
+            delete_limit(self.max_delete)
+        wanted = self.wanted
+        if wanted.default is None and not wanted.rules and self.failed is None:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    @property
+    def wanted(self) -> Policies:
+        """Return the policies, of which there may be one alone, or none."""
+        return self.policies or Policies(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +98,25 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, with what was found on the way."""
+    """A plan, with what was found on the way.
+
+    Attributes:
+        plan: What stays and what goes.
+        problems: What must be looked at.
+        warnings: What is doubtful.
+        journals: What an interrupted prune left.
+        groups: The series that were planned.
+        protections: What was stronger than every rule.
+        now: When that was, in seconds since 1970.
+    """
 
     plan: Plan
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    protections: Protections = field(default_factory=Protections)
+    now: float | None = None
 
 
 def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
@@ -82,21 +124,32 @@ def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
     return nullcontext(lambda nbytes: None)
 
 
-def make_plan(request: Request, progress: Progress = unseen) -> Planned:
+def make_plan(request: Request, progress: Progress = unseen, known: Survey | None = None) -> Planned:
     """Return what a policy does to a directory; nothing on disk is changed.
+
+    Args:
+        request: What is to be thinned out, and how.
+        progress: Is told what is read.
+        known: What lies in the directory, where somebody has looked already.
 
     Raises:
         UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
         CheckpointError: The directory can't be looked at.
     """
+    wanted = request.wanted
     root = require_directory(request.directory)
-    found = _surveyed(root, request)
+    found = _surveyed(root, request, known)
+    now = time.time()
     faults: dict[str, str] = {}
     checked: set[str] = set()
     pointed = follow(root, found.groups)
+    failed = _failed(request, found, pointed, now)
     while True:
-        protections = _protections(request, found, pointed, faults)
-        made = _with_companions(found, request.policy, protections)
+        protections = replace(_protections(request, found, pointed, faults), **failed)
+        try:
+            made, protections = _with_companions(found, wanted, protections, now)
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *found.remarks])) from error
         unread = [entry for entry in _survivors(made, faults) if entry.path not in checked]
         if not unread or request.depth == "quick":
             break
@@ -106,30 +159,63 @@ def make_plan(request: Request, progress: Progress = unseen) -> Planned:
         if damaged:
             faults |= damaged
             pointed = follow(root, found.groups, faults)
+    _require_few(made, found, request.max_delete)
+    chosen = [(one, planned.policy) for one, planned in zip(found.groups, made.groups, strict=True)]
+    warnings = (*found.warnings, *remarks(chosen, now), *_unmatched(wanted, found))
     problems = tuple(_problems(found, made, faults))
-    return Planned(made, problems, found.warnings, found.journals)
+    return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
 
 
-def _with_companions(found: Survey, policy: Policy, protections: Protections) -> Plan:
+def _with_companions(
+    found: Survey, wanted: Policies, protections: Protections, now: float
+) -> tuple[Plan, Protections]:
     """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
     while True:
-        made = plan(found.groups, policy, protections)
+        made = plan(found.groups, wanted, protections, now=now)
         reasons = belonging(made)
         if not reasons:
-            return made
+            return made, protections
         told = {path: [*protections.reasons.get(path, ()), *more] for path, more in reasons.items()}
         protections = replace(protections, reasons={**protections.reasons, **told})
 
 
-def _surveyed(root: str, request: Request) -> Survey:
+def _failed(request: Request, found: Survey, pointed: Pointed, now: float) -> dict[str, Any]:
+    """Return what of the protections is about failed runs, where somebody asked for them."""
+    if request.failed is None:
+        return {}
+    busy = {path for path, why in pointed.reasons.items() if any(one.startswith(WRITING) for one in why)}
+    failed = failed_runs(found.groups, now, busy=busy, jobs=request.jobs)
+    return {"failed": with_siblings(found.groups, failed), "removes_failed": request.failed == "remove"}
+
+
+def _require_few(made: Plan, found: Survey, limit: str | None) -> None:
+    """Require that no more goes than is allowed.
+
+    Raises:
+        UsageError: More would go.
+    """
+    removed, total = len(made.removals), len(found.entries)
+    if limit is not None and not delete_limit(limit).allows(removed, total):
+        told = f"{removed:,} of {counted(total, 'checkpoint')} would go"
+        raise UsageError(f"{told}, more than --max-delete {limit} allows; nothing was removed")
+
+
+def _unmatched(wanted: Policies, found: Survey) -> Iterator[str]:
+    for rule in wanted.unmatched(found.groups):
+        yield f"{rule.origin or rule.glob}: no series matches {rule.glob!r}"
+
+
+def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey(
+    found = known or survey(
         root,
         recursive=request.recursive,
         exclude=request.exclude,
         max_depth=request.max_depth,
         series=request.series,
+        group_by=request.group_by,
+        metrics=request.metrics,
     )
     itself = [entry for entry in found.entries if entry.unit.path == root]
     if itself and len(found.entries) == 1:
@@ -175,7 +261,7 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
         for entry in untrained(one):
             reasons[entry.path].append(NOTHING_TRAINED)
     doubts = {one.key: _advised(one, why) for one in found.groups if (why := doubt(one, request.series))}
-    return Protections(reasons, pointed.skipped, faults, doubts)
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)
 
 
 def _advised(group: Group, why: str) -> str:
@@ -213,7 +299,9 @@ def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[
     for error in found.errors:
         yield Problem(shown(error.path), error.reason)
     for one in made.groups:
-        if one.skipped is not None:
+        if one.excess is not None:
+            yield Problem(one.key, one.excess)
+        if one.skipped not in (None, NO_RULE):
             yield Problem(one.key, f"left alone: {one.skipped}")
         for kept in one.keep:
             if fault := kept.entry.fault or faults.get(kept.entry.path):

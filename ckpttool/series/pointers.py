@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttool.formats import tf_state
+from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.series.home import OWNER, beside, has_serials
 from ckpttool.series.order import Group
 from ckpttool.wire.tomltext import parse_toml
 
@@ -40,12 +42,14 @@ class Pointer:
         holder: The file that names it.
         target: What it names, as it stands there; None where it can't be read.
         formats: The formats that it can mean, where only some write such a file.
+        is_exact: Whether it means what is at that place, and nothing of the same name elsewhere.
     """
 
     reason: str
     holder: str
     target: str | None
     formats: frozenset[str] | None = None
+    is_exact: bool = False
 
     @property
     def directory(self) -> str:
@@ -94,17 +98,29 @@ def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:
 
 
 def _pins(directory: str, names: Names) -> Iterator[Pointer]:
-    """What somebody pinned."""
-    if PINS not in names:
-        return
-    path = os.path.join(directory, PINS)
+    """What somebody pinned: noted beside it, or beside the directory that it lies in."""
+    if PINS in names:
+        for pointer in _pins_in(os.path.join(directory, PINS)):
+            inner = os.path.dirname(os.path.normpath(pointer.target or ""))
+            if not inner or not has_serials(os.path.join(directory, inner)):
+                yield pointer
+    if any(SERIAL.fullmatch(name) for name in names):
+        around = beside(directory)
+        root, file = around.suffix.removeprefix(OWNER), os.path.join(around.path, PINS)
+        if os.path.lexists(file):
+            for pointer in _pins_in(file):
+                if pointer.target is None or os.path.dirname(os.path.normpath(pointer.target)) == root:
+                    yield pointer
+
+
+def _pins_in(path: str) -> Iterator[Pointer]:
+    text = _text(path, MAX_STATE)
     try:
-        pinned = parse_toml(_text(path, MAX_STATE) or "").get("pinned", [])
+        pinned = None if text is None else parse_toml(text).get("pinned", [])
     except ValueError:
-        yield Pointer("pinned", path, None)
-        return
+        pinned = None
     for name in pinned if isinstance(pinned, list) else [None]:
-        yield Pointer("pinned", path, name if isinstance(name, str) else None)
+        yield Pointer("pinned", path, name if isinstance(name, str) else None, is_exact=True)
 
 
 def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:

@@ -14,6 +14,7 @@ from ckpttool.series.files import Contents, contents
 from ckpttool.series.home import owner_of
 from ckpttool.series.journal import Journal, Removal, waiting
 from ckpttool.series.lock import BUSY, locked
+from ckpttool.series.moves import new_identity
 from ckpttool.series.planning import (
     Planned,
     Problem,
@@ -27,6 +28,7 @@ from ckpttool.series.recovery import Settled, settle_all
 from ckpttool.series.removal import Outcome, remove
 from ckpttool.series.retention import GroupPlan, Kept, Plan
 from ckpttool.series.state_file import rewritten
+from ckpttool.series.trash import put_aside
 
 Confirm = Callable[[Planned], bool]
 
@@ -37,7 +39,7 @@ class Pruned:
 
     Attributes:
         plan: What stays and what went; of a dry run, what would go.
-        freed_bytes: Of all that went, or would go.
+        freed_bytes: Of all that went, or would go; what lies in the trash still takes its place.
         dry_run: Whether nothing was changed.
         declined: Whether somebody was asked, and said no.
         failed: Why some of what was to go is still there, by path.
@@ -45,6 +47,8 @@ class Pruned:
         warnings: What is doubtful about the order of a series.
         journals: What still waits to be settled.
         finished, put_back: What an interrupted prune had begun, and what became of it now.
+        trash: Identity under which what went lies in the trash; None where it is removed.
+        trashed_bytes: How much that is.
     """
 
     plan: Plan
@@ -57,6 +61,8 @@ class Pruned:
     journals: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
+    trash: str | None = None
+    trashed_bytes: int = 0
 
 
 def prune(
@@ -65,10 +71,19 @@ def prune(
     dry_run: bool = False,
     confirm: Confirm = lambda planned: True,
     progress: Progress = unseen,
+    trash: bool | str = False,
 ) -> Pruned:
     """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
 
-    What an interrupted prune left is settled first. Survivors are verified before anything goes.
+    What an interrupted command left is settled first. Survivors are verified before anything goes.
+
+    Args:
+        request: What is to be thinned out, and how.
+        dry_run: Whether to change nothing.
+        confirm: Is asked before anything goes.
+        progress: Is told what is read.
+        trash: Whether what goes is kept in the trash, from where ``undo`` takes it back; or the identity of
+            the command, where several prunes are one. Where whole runs go that failed, it always is.
 
     Raises:
         UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
@@ -78,6 +93,7 @@ def prune(
         planned = make_plan(request, progress)
         return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
     root = require_directory(request.directory)
+    trash = trash or request.failed == "remove"
     with ExitStack() as stack:
         locks = _Locks(stack)
         refusal = locks.refusal(root)
@@ -92,7 +108,7 @@ def prune(
         if planned.plan.removals and not confirm(planned):
             result = replace(result, declined=True)
         elif planned.plan.removals:
-            result = _carried_out(locks, planned)
+            result = _carried_out(locks, planned, new_identity() if trash is True else trash or None)
     return _with_settled(result, settled)
 
 
@@ -107,7 +123,7 @@ class _Locks:
         """Lock a directory, unless it is held already.
 
         Raises:
-            AccessDenied: It can't be changed, or another prune is at work there.
+            AccessDenied: It can't be changed, or another ckpttool is at work there.
         """
         if directory not in self._held:
             self._stack.enter_context(locked(directory))
@@ -117,7 +133,7 @@ class _Locks:
         """Lock a directory; return why it can't be changed, which matters only if something is to go.
 
         Raises:
-            AccessDenied: Another prune is at work there.
+            AccessDenied: Another ckpttool is at work there.
         """
         try:
             self.hold(directory)
@@ -137,7 +153,7 @@ def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
     if refusal is None:
         return settle_all(directory)
     if waiting(directory):
-        raise AccessDenied(directory, f"an interrupted prune can't be settled: {refusal.reason}") from refusal
+        raise AccessDenied(directory, f"what was interrupted can't be settled: {refusal.reason}") from refusal
     return Settled()
 
 
@@ -147,41 +163,61 @@ def _places(planned: Planned) -> list[str]:
     return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
 
 
-def _carried_out(locks: _Locks, planned: Planned) -> Pruned:
+def _carried_out(locks: _Locks, planned: Planned, identity: str | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = Outcome()
-    intended: dict[str, list[GroupPlan]] = defaultdict(list)
-    for one in planned.plan.groups:
-        if one.remove:
-            intended[one.remove[0].directory].append(one)
-    for directory, groups in intended.items():
+    intended = _by_directory(planned.plan.groups)
+    for directory, parts in intended.items():
         try:
             locks.hold(directory)
-            outcome = remove(directory, _journal(directory, groups, total))
+            removals = _removals(parts, total)
+            if identity is None:
+                outcome = remove(directory, _journal(directory, removals))
+            else:
+                outcome = put_aside(directory, removals, identity)
         except CheckpointError as failure:
             if len(intended) == 1:
                 raise
-            outcome = Outcome(failed={entry.path: failure.reason for one in groups for entry in one.remove})
+            outcome = Outcome(failed={entry.path: failure.reason for _, gone in parts for entry in gone})
         total.removed += outcome.removed
         total.failed |= outcome.failed
         total.freed += outcome.freed
     plan = replace(planned.plan, groups=tuple(_as_done(one, total.failed) for one in planned.plan.groups))
     problems = tuple(Problem(path, f"not removed: {why}") for path, why in total.failed.items())
-    done = replace(_result(planned, freed=total.freed), plan=plan, failed=total.failed)
+    freed = total.freed if identity is None else 0
+    done = replace(_result(planned, freed=freed), plan=plan, failed=total.failed)
+    done = replace(done, trash=identity, trashed_bytes=total.freed - freed)
     return replace(done, problems=planned.problems + problems)
 
 
-def _journal(directory: str, groups: Sequence[GroupPlan], total: Outcome) -> Journal:
+def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+    """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
+    found: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
+    for one in groups:
+        parts: dict[str, list[Entry]] = defaultdict(list)
+        for entry in reversed(one.remove):
+            parts[entry.directory].append(entry)
+        for directory, entries in parts.items():
+            found[directory].append((one, entries))
+    return found
+
+
+def _removals(parts: Sequence[tuple[GroupPlan, Sequence[Entry]]], total: Outcome) -> list[Removal]:
     """Return what is to be removed; a series whose survivors have changed is left alone."""
     removals: list[Removal] = []
-    for one in groups:
+    for one, entries in parts:
         survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
-        for entry in reversed(one.remove):
+        for entry in entries:
             if changed is None:
-                removals.append(_removal(entry, survivors))
+                beside = [kept for kept in survivors if kept.directory == entry.directory]
+                removals.append(_removal(entry, beside))
             else:
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+    return removals
+
+
+def _journal(directory: str, removals: Sequence[Removal]) -> Journal:
     rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
     return Journal(tuple(removals), () if rewrite is None else (rewrite,))
 
@@ -233,4 +269,5 @@ def _with_settled(result: Pruned, settled: Sequence[Settled]) -> Pruned:
         problems=tuple(failed) + result.problems,
         finished=tuple(path for one in settled for path in one.finished),
         put_back=tuple(path for one in settled for path in one.put_back),
+        warnings=tuple(told for one in settled for told in one.moved) + result.warnings,
     )

@@ -1,4 +1,4 @@
-"""Settles what a removal that was killed has left: finished where it must be, else undone."""
+"""Settles what a command that was killed has left: finished where it must be, else undone."""
 
 from __future__ import annotations
 
@@ -8,22 +8,47 @@ from functools import partial
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint
 from ckpttool.series.files import Fingerprint, fingerprint, opened
-from ckpttool.series.journal import JOURNAL, Removal, read, stages, stages_beside
+from ckpttool.series.home import home_around
+from ckpttool.series.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
+from ckpttool.series.moves import Moves
+from ckpttool.series.moving import Course, told
 from ckpttool.series.removal import clear
-from ckpttool.series.stage import Changed, Stage, persist, remove_directories, status_of, unlink_file
+from ckpttool.series.stage import (
+    Changed,
+    Stage,
+    persist,
+    places,
+    remove_directories,
+    status_of,
+    unlink_file,
+)
+
+_DOING = {
+    "trash": "to put it into the trash",
+    "restore": "to put it back",
+    "rename": "to rename it",
+}
 
 
 @dataclass(slots=True)
 class Settled:
-    """What was finished, what was put back, and what could be neither, by path with the reason."""
+    """What became of what was interrupted, by path.
+
+    Attributes:
+        finished: What was removed.
+        put_back: What was to be removed, and is back.
+        moved: What became of what was on its way elsewhere, each in a sentence.
+        failed: What could neither be finished nor put back, with the reason.
+    """
 
     finished: list[str] = field(default_factory=list)
     put_back: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
 
 def settle_all(directory: str) -> Settled:
-    """Settle every removal that was interrupted in a directory.
+    """Settle all that was interrupted in a directory.
 
     Raises:
         CheckpointError: A journal can't be understood, or the directory not changed.
@@ -34,33 +59,72 @@ def settle_all(directory: str) -> Settled:
         one = settle(directory, stage)
         total.finished += one.finished
         total.put_back += one.put_back
+        total.moved += one.moved
         total.failed |= one.failed
     return total
 
 
 def settle(directory: str, path: str) -> Settled:
-    """Settle the interrupted removal that left a stage. What it had not begun is left to the next plan.
+    """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan.
 
     Raises:
         CheckpointError: Its journal can't be understood, or the directory not changed.
     """
     settled = Settled()
-    around, name = os.path.split(path)
     journal_path = os.path.join(path, JOURNAL)
     try:
-        if os.path.lexists(journal_path):
-            removals = read(journal_path).removals
-            with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
-                stage = Stage(path, home, inner)
-                for number, removal in enumerate(removals):
-                    _settle_one(stage, number, removal, settled)
+        found = read(journal_path) if os.path.lexists(journal_path) else Journal(())
+        if isinstance(found, Moves):
+            if not _settle_moves(directory, path, found, settled):
+                return settled
+        else:
+            _settle_removals(path, directory, found, settled)
         if not clear(path) and not settled.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise AccessDenied(path, f"an interrupted prune can't be settled: {reason}") from error
+        raise AccessDenied(path, f"what was interrupted can't be settled: {reason}") from error
     return settled
+
+
+def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> bool:
+    """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
+    course = Course(directory, home_around(path), path, moves, is_late=True)
+    doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
+    try:
+        failed: dict[str, str] = {}
+        try:
+            done = {move.path for move in course.forward(failed)}
+            why = ""
+        except (Changed, OSError) as failure:
+            course.back()
+            done, why = set(), f" ({told(failure)})"
+    except (Changed, OSError) as failure:
+        reason = f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {path}"
+        settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
+        return False
+    for move in moves.moves:
+        reason = f" ({failed[move.path]})" if move.path in failed else why
+        what = "that is finished now" if move.path in done else f"it is where it was{reason}"
+        settled.moved.append(f"{move.path}: {doing}; {what}")
+    return True
+
+
+def _settle_removals(path: str, directory: str, journal: Journal, settled: Settled) -> None:
+    if not journal.removals:
+        return
+    around, name = os.path.split(path)
+    with opened(directory) as home, opened(around or os.curdir) as place, opened(name, place) as inner:
+        stage = Stage(path, home, inner)
+        shared = places(journal.removals)
+        for number, removal in enumerate(journal.removals):
+            # A directory of its own is what ckpttool gave single files, too, before they shared one.
+            has_own = status_of(str(number), inner) is not None
+            _settle_one(stage, number if has_own else shared[number], removal, settled)
+        singles = [number for number, removal in enumerate(journal.removals) if removal.is_single]
+        for number in singles:
+            _clear_shared(stage, number, settled)
 
 
 def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -> None:
@@ -68,11 +132,13 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
         return
     try:
         with opened(str(number), stage.inner) as place:
+            if removal.is_single and status_of(removal.members[0], place) is None:
+                return  # it wasn't put there yet, or has gone already
             is_finished = _finished(stage, place, removal)
-        if is_finished:
-            persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
-        else:
+        if not is_finished:
             stage.put_back(number, removal)
+        elif not removal.is_single:
+            persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
         (settled.finished if is_finished else settled.put_back).append(removal.path)
     except Changed as change:
         settled.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
@@ -81,12 +147,24 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
         settled.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
 
 
+def _clear_shared(stage: Stage, number: int, settled: Settled) -> None:
+    """Remove a directory that single files were put in."""
+    try:
+        persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if not settled.failed:
+            settled.failed[stage.path] = (error.strerror or str(error)).lower()
+
+
 def _finished(stage: Stage, place: int, removal: Removal) -> bool:
     """Finish a removal, if a part is lost already or it is whole and still wanted; tell whether it was."""
     states = [_states(file, place, stage.home) for file in removal.contents.files]
     is_lost = any(not found for found in states)
     is_whole = all(True in found for found in states)
-    is_wanted = bool(os.listdir(place)) and all(status_of(name, stage.home) for name in removal.survivors)
+    has_begun = any(status_of(name, place) is not None for name in removal.members)
+    is_wanted = has_begun and all(status_of(name, stage.home) for name in removal.survivors)
     if not is_lost and not (is_whole and is_wanted):
         return False
     _finish(stage, place, removal)

@@ -1,43 +1,23 @@
-"""A retention policy, and the plan that it makes of a series: what stays, why, and what goes.
+"""The plan that a policy makes of a series: what stays, why, and what goes.
 
-Pure: no file is touched here. Each rule is one function in ``RULES``; what any of them keeps stays.
+Pure: no file is touched here. What any rule keeps stays; what is protected stays whatever the rules say.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ckpttool.errors import UsageError
 from ckpttool.series.entry import Entry
-from ckpttool.series.order import Group, by_other_count, written_last
+from ckpttool.series.lacking import require_metrics
+from ckpttool.series.order import Group, by_other_count, in_order
+from ckpttool.series.policy import Policies, Policy, size
+from ckpttool.series.rules import RULES, History
 
-_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s?)?", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Which checkpoints of each series are wanted.
-
-    Attributes:
-        keep_last: How many of the newest intact ones stay.
-    """
-
-    keep_last: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.rules:
-            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
-        if self.keep_last is not None and self.keep_last < 1:
-            raise UsageError(f"--keep {self.keep_last} would keep nothing (at least 1)")
-
-    @property
-    def rules(self) -> dict[str, int]:
-        """Return the rules that were given, by name."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
+NO_RULE = "no rule of the configuration is for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +29,18 @@ class Protections:
         skipped: Why a whole series is left alone, by its key.
         doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
         faults: What reading checkpoints in full found wrong, by their paths.
+        failed: Why a whole series failed, by its key.
+        removes_failed: Whether such a series goes, but for what has a reason here.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
     """
 
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     doubts: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    removes_failed: bool = False
+    holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +53,44 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """What becomes of one series, the newest first; ``skipped`` says why it is left alone."""
+    """What becomes of one series, the newest first.
+
+    Attributes:
+        key: The key of the series.
+        keep: What stays.
+        remove: What goes.
+        skipped: Why it is left alone.
+        policy: What it was planned by; None where there is no rule for it.
+        failed: Why it is a failed run, where these are looked for.
+        excess: Why it takes more than its limit of size.
+    """
 
     key: str
     keep: tuple[Kept, ...]
     remove: tuple[Entry, ...] = ()
     skipped: str | None = None
+    policy: Policy | None = None
+    failed: str | None = None
+    excess: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What becomes of all series."""
 
-    policy: Policy
+    policies: Policies
     groups: tuple[GroupPlan, ...]
+    removes_failed: bool = False
+
+    @property
+    def policy(self) -> Policy | None:
+        """Return the policy of what no path's rule is for; None where there is none."""
+        return self.policies.default
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules of that policy."""
+        return {} if self.policy is None else self.policy.rules
 
     @property
     def removals(self) -> tuple[Entry, ...]:
@@ -93,72 +103,172 @@ class Plan:
         return freed_bytes(self.removals)
 
 
-Rule = Callable[[Policy, Sequence[Entry]], Iterator[tuple[Entry, str]]]
-"""Yields, of the intact checkpoints of a series with the newest first, those to keep, and why."""
-
-
-def _last(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    for entry in intact[: policy.keep_last or 0]:
-        yield entry, f"last {policy.keep_last}"
-
-
-def _written_last(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """Keep what a restarted run has just written, though its epochs come before older ones."""
-    for entry in written_last(intact[::-1])[: policy.keep_last or 0]:
-        yield entry, "written last"
-
-
-def _other_newest(policy: Policy, intact: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """Keep the newest by epochs and by steps where these disagree."""
-    if found := by_other_count(intact[::-1]):
-        yield found[0], f"newest by {found[1]}"
-
-
-RULES: tuple[Rule, ...] = (_last, _written_last, _other_newest)
-
-
-def plan(groups: Sequence[Group], policy: Policy, protections: Protections) -> Plan:
+def plan(
+    groups: Sequence[Group], wanted: Policy | Policies, protections: Protections, *, now: float | None = None
+) -> Plan:
     """Return what stays and what goes.
 
+    Args:
+        groups: The series.
+        wanted: One policy, or several by path.
+        protections: What is stronger than every rule.
+        now: In seconds since 1970: what is dated later has no date. None believes every date.
+
     Raises:
-        UsageError: No rule would keep anything of a series.
+        UsageError: No rule would keep anything of a series, or none has the metric that a policy names, or
+            one series has two policies.
     """
-    return Plan(policy, tuple(_planned(one, policy, protections) for one in groups))
+    policies = wanted if isinstance(wanted, Policies) else Policies(wanted)
+    chosen = [(one, policies.of(one)) for one in groups]
+    require_metrics(chosen)
+    planned = tuple(_planned(one, policy, protections, now) for one, policy in chosen)
+    return Plan(policies, planned, protections.removes_failed)
 
 
-def _planned(group: Group, policy: Policy, protections: Protections) -> GroupPlan:
+def _planned(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> GroupPlan:
+    failed = protections.failed.get(group.key)
+    if failed is not None and protections.removes_failed:
+        made = Draft({entry.path: list(protections.reasons.get(entry.path, ())) for entry in group.entries})
+    elif policy is None:
+        made = Draft({entry.path: [NO_RULE] for entry in group.entries})
+    else:
+        made = drafted(group, policy, protections, now)
     newest_first = group.entries[::-1]
-    reasons = _reasons(group.key, newest_first, policy, protections)
-    skipped = protections.skipped.get(group.key)
-    if skipped is None and not all(reasons[entry.path] for entry in newest_first):
-        skipped = protections.doubts.get(group.key)
+    remove = tuple(entry for entry in newest_first if made.goes(entry))
+    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
+    if skipped is None and policy is None and not remove:
+        skipped = NO_RULE
     if skipped is not None:
-        untouched = (Kept(entry, tuple(reasons[entry.path])) for entry in newest_first)
-        return GroupPlan(group.key, tuple(untouched), skipped=skipped)
-    keep = [Kept(entry, tuple(reasons[entry.path])) for entry in newest_first if reasons[entry.path]]
-    remove = [entry for entry in newest_first if not reasons[entry.path]]
-    return GroupPlan(group.key, tuple(keep), tuple(remove))
+        remove = ()
+    kept = newest_first if not remove else (entry for entry in newest_first if not made.goes(entry))
+    keep = tuple(Kept(entry, tuple(made.reasons[entry.path])) for entry in kept)
+    return GroupPlan(
+        group.key, keep, remove, skipped, policy, failed, made.excess if skipped is None else None
+    )
 
 
-def _reasons(
-    key: str, newest_first: Sequence[Entry], policy: Policy, protections: Protections
-) -> Mapping[str, list[str]]:
-    """Return why each checkpoint stays, by its path; one without a reason goes."""
-    reasons: dict[str, list[str]] = defaultdict(list)
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a policy says of a series, whether it is left alone or not.
+
+    Attributes:
+        reasons: Why each checkpoint stays, by its path; one without a reason goes.
+        dropped: Paths of what rules keep and the limit of size doesn't.
+        excess: What to say where the limit is passed by what always stays alone.
+    """
+
+    reasons: Mapping[str, Sequence[str]]
+    dropped: frozenset[str] = frozenset()
+    excess: str | None = None
+
+    def goes(self, entry: Entry) -> bool:
+        """Tell whether a checkpoint goes."""
+        return entry.path in self.dropped or not self.reasons[entry.path]
+
+
+def history_of(group: Group, protections: Protections, now: float | None) -> History:
+    """Return what the rules see of a series: its intact checkpoints, in their order.
+
+    Without what a read found damaged, the others may have more in common, and so another order.
+    """
+    sound = [entry for entry in group.entries if entry.is_sound]
+    intact = [entry for entry in sound if entry.path not in protections.faults]
+    ordered = in_order(intact)[0] if len(intact) < len(sound) else intact
+    return History(ordered[::-1], now)
+
+
+def drafted(group: Group, policy: Policy, protections: Protections, now: float | None) -> Draft:
+    """Return what a policy says of a series.
+
+    Raises:
+        UsageError: No rule would keep anything of it.
+    """
+    newest_first = group.entries[::-1]
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
-    intact = [entry for entry in newest_first if faults[entry.path] is None]
-    if newest := _newest(newest_first, intact):
-        reasons[newest.path].append("newest" if intact else "none is intact")
-    for rule in RULES:
-        for entry, reason in rule(policy, intact):
-            reasons[entry.path].append(reason)
-    if intact and sum(map(len, reasons.values())) == 1:
-        raise UsageError(f"{key}: the policy would keep nothing of it")
-    for entry in newest_first:
-        reasons[entry.path] += protections.reasons.get(entry.path, ())
-        if fault := faults[entry.path]:
-            reasons[entry.path].append(fault)
+    history = history_of(group, protections, now)
+    intact = history.intact
+    always = newest_of(newest_first, history)
+    ruled = _ruled(policy, history)
+    protected = {path for path in faults if protections.reasons.get(path)}
+    kept_faults = {path: fault for path, fault in faults.items() if fault is not None}
+    if policy.incomplete == "remove" and intact:
+        for path in _left_behind(newest_first, intact[0]) - protected:
+            del kept_faults[path]
+    reasons = {
+        entry.path: _listed(
+            always.get(entry.path, ()),
+            ruled.get(entry.path, ()),
+            protections.reasons.get(entry.path, ()),
+            kept_faults.get(entry.path),
+        )
+        for entry in newest_first
+    }
+    if intact and not ruled and not all(reasons.values()):
+        raise UsageError(f"{group.key}: the policy would keep nothing of it")
+    if policy.max_size is None:
+        return Draft(reasons)
+    staying = [entry for entry in newest_first if reasons[entry.path]]
+    return Draft(reasons, *_fitted(staying, {*always, *kept_faults, *protected}, policy.max_size))
+
+
+def _listed(
+    always: Sequence[str], ruled: Sequence[str], protected: Sequence[str], fault: str | None
+) -> list[str]:
+    return list(dict.fromkeys((*always, *ruled, *protected, *(() if fault is None else (fault,)))))
+
+
+def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
+    """Return what stays for being the newest, by path: in order, in time, or by the other count."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    if newest := _newest(newest_first, history.intact):
+        reasons[newest.path].append("newest" if history.intact else "none is intact")
+    for entry in history.written_last[:1]:
+        reasons[entry.path].append("written last")
+    if found := by_other_count(history.intact[::-1]):
+        reasons[found[0].path].append(f"newest by {found[1]}")
     return reasons
+
+
+def _ruled(policy: Policy, history: History) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    given = policy.rules
+    for name, rule in RULES.items():
+        for entry, reason in rule(policy, history) if name in given else ():
+            if reason not in reasons[entry.path]:
+                reasons[entry.path].append(reason)
+    return reasons
+
+
+def _left_behind(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
+    """Return the paths of incomplete ones that come before the newest intact one, in order and in time."""
+    older = newest_first[newest_first.index(newest) + 1 :]
+    return {
+        entry.path
+        for entry in older
+        if (entry.fault or "").startswith("incomplete") and entry.modified_ns <= newest.modified_ns
+    }
+
+
+def _fitted(staying: Sequence[Entry], held: Collection[str], limit: int) -> tuple[frozenset[str], str | None]:
+    """Return what goes, the oldest first, until the rest takes no more than a limit; or why it can't."""
+    names: dict[tuple[int, int], int] = defaultdict(int)
+    for file in (file for entry in staying for file in entry.contents.files):
+        names[file.device, file.inode] += 1
+    sizes = {(file.device, file.inode): file.size for entry in staying for file in entry.contents.files}
+    total = sum(sizes.values())
+    dropped = set()
+    for entry in reversed(staying):
+        if total <= limit:
+            break
+        if entry.path not in held:
+            dropped.add(entry.path)
+            for file in entry.contents.files:
+                key = file.device, file.inode
+                names[key] -= 1
+                total -= 0 if names[key] else sizes[key]
+    if total <= limit:
+        return frozenset(dropped), None
+    return frozenset(dropped), f"{size(total)} always stay of it, more than --max-size {size(limit)}"
 
 
 def _newest(newest_first: Sequence[Entry], intact: Sequence[Entry]) -> Entry | None:
@@ -182,16 +292,3 @@ def freed_bytes(entries: Sequence[Entry]) -> int:
             names[file.device, file.inode] += 1
             files[file.device, file.inode] = file
     return sum(file.size for key, file in files.items() if names[key] >= file.links)
-
-
-def seconds(duration: str) -> int:
-    """Return the seconds of a duration such as ``7d12h``, ``90m`` or ``30``.
-
-    Raises:
-        UsageError: It is none.
-    """
-    match = _DURATION.fullmatch(duration.strip())
-    if match is None or not any(match.groups()):
-        raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90m or 30)")
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -16,7 +16,7 @@ from ckpttool.series.choice import newest_first
 from ckpttool.series.entry import Entry
 from ckpttool.series.journal import half_removed, waiting
 from ckpttool.series.looking import look_at_all
-from ckpttool.series.order import Chosen, Group, group
+from ckpttool.series.order import Chosen, Group, GroupBy, group
 from ckpttool.series.runs import as_told
 
 _ENOUGH, _MAX_LOOK = 100, 3
@@ -32,12 +32,14 @@ class Survey:
         groups: All series, by their keys.
         journals: What an interrupted prune left; only the next prune takes care of it.
         errors: What could not be looked at.
+        remarks: What is doubtful about the logs of metrics.
     """
 
     root: str
     groups: tuple[Group, ...]
     journals: tuple[str, ...] = ()
     errors: tuple[CheckpointError, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -46,8 +48,8 @@ class Survey:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return what is doubtful about the order."""
-        return tuple(warning for one in self.groups for warning in one.warnings)
+        """Return what is doubtful about the order, and about metrics."""
+        return (*self.remarks, *(warning for one in self.groups for warning in one.warnings))
 
 
 def survey(
@@ -57,6 +59,8 @@ def survey(
     exclude: Sequence[str] = (),
     max_depth: int | None = None,
     series: Sequence[str] = (),
+    group_by: GroupBy | None = None,
+    metrics: Sequence[str] = (),
 ) -> Survey:
     """Return what lies in a directory; nothing on disk is changed.
 
@@ -66,9 +70,12 @@ def survey(
         exclude: Globs of what to pass over.
         max_depth: How many levels to descend at most.
         series: Globs of names that are one series each, whatever the names say.
+        group_by: What makes one series of checkpoints; None for directory, format and name together.
+        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
 
     Raises:
-        CheckpointError: The directory itself can't be looked at.
+        UsageError: A log can't be understood.
+        CheckpointError: The directory itself, or a log, can't be looked at.
     """
     path = bare(os.fspath(root))
     errors: list[CheckpointError] = []
@@ -84,7 +91,13 @@ def survey(
             if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
         ]
     )
-    return Survey(path, group(as_told(entries, series)), journals, tuple(errors))
+    remarks: list[str] = []
+    if metrics:
+        from ckpttool.series.metrics import with_metrics
+
+        entries, remarks = with_metrics(entries, metrics, path)
+    groups = group(as_told(entries, series), group_by)
+    return Survey(path, groups, journals, tuple(errors), tuple(remarks))
 
 
 def bare(path: str) -> str:

@@ -6,7 +6,16 @@ import itertools
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks import conversions, data, differences, frameworks, peers, predictions, retention
+from tests.benchmarks import (
+    conversions,
+    data,
+    deletions,
+    differences,
+    frameworks,
+    peers,
+    predictions,
+    retention,
+)
 from tests.benchmarks.claims import (
     GIB,
     PYTHON,
@@ -40,6 +49,7 @@ def groups(scale: Scale) -> list[MakeGroup]:
         *predictions.GROUPS,
         directory,
         *retention.GROUPS,
+        *deletions.GROUPS,
         start,
     ]
 

@@ -194,7 +194,7 @@ def test_room_is_left_for_other_commands() -> None:
     [
         ("[verify", "ckpttool.toml: no TOML: Expected"),
         ("a = " + "[" * 5000, "ckpttool.toml: no TOML: "),
-        ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention])"),
+        ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention], [naming])"),
         ("verify = 1", "ckpttool.toml[verify]: 1 (a table)"),
         (
             "[verify]\npath = 1",
@@ -231,7 +231,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text("utf-8")
 
 
 def test_the_example_on_the_page_is_read() -> None:
-    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    example, *_ = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     config = told(example)
     assert (config.paths, config.exclude, config.strict) == (("models",), ("*.tmp",), True)
     assert [rule.glob for rule in config.rules] == ["models/resnet*.pth", "models/**/encoder*"]

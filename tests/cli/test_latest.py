@@ -152,7 +152,70 @@ def test_the_best(run, series: Path) -> None:
 
 def test_the_best_of_a_metric_that_nobody_has(run, series: Path) -> None:
     answer = run("latest", series, "--best", "bleu", "--mode", "max")
-    assert answer == (1, "", "ckpttool: error: run: no checkpoint with a metric 'bleu'\n")
+    assert answer == (1, "", "ckpttool: error: run: no checkpoint with a metric 'bleu' (there is loss)\n")
+
+
+def _save(series: Path, number: int, **more: object) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"weight": torch.zeros(2)}, **more}, series / f"step_{number}.pt")
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of steps 10 to 50; NaN, an infinite loss, two equal ones, and one without."""
+    (tmp_path / "steps").mkdir()
+    for step, loss in ((10, 0.25), (20, float("nan")), (30, float("-inf")), (40, 0.25)):
+        _save(tmp_path / "steps", step, step=step, val_loss=loss)
+    _save(tmp_path / "steps", 50, step=50)
+    monkeypatch.chdir(tmp_path)
+    return Path("steps")
+
+
+@pytest.mark.framework
+def test_before_a_step(run, steps: Path) -> None:
+    for before, answer in ((60, 50), (50, 40), (31, 30), (30, 20)):
+        assert run("latest", steps, "--before", before) == (0, f"steps/step_{answer}.pt\n", "")
+    nothing = "steps: no intact checkpoint before step 10"
+    assert run("latest", steps, "--before", 10) == (1, "", f"ckpttool: error: {nothing}\n")
+    best = ["--best", "val_loss", "--mode", "min"]
+    assert run("latest", steps, *best, "--before", 40).out == "steps/step_10.pt\n"
+    document = json.loads(run("latest", steps, "--before", 41, "--json").out)
+    assert (document["path"], document["step"]) == ("steps/step_40.pt", 40)
+
+
+@pytest.mark.framework
+def test_the_best_of_equal_ones_is_the_newest_and_what_is_no_number_comes_last(run, steps: Path) -> None:
+    best = ["--best", "val_loss", "--mode", "min"]
+    counted = "ckpttool: warning: steps: 2 of 5 checkpoints without a metric 'val_loss'\n"
+    assert run("latest", steps, *best) == (0, "steps/step_40.pt\n", counted)
+    for step in (40, 10):
+        (steps / f"step_{step}.pt").write_bytes(b"")
+    answer = run("latest", steps, *best)
+    assert (answer.status, answer.out) == (0, "steps/step_30.pt\n")
+
+
+def test_what_has_no_step_is_told(run, series: Path) -> None:
+    status, out, err = run("latest", series, "--before", 5)
+    assert (status, out) == (1, "")
+    assert err == (
+        "ckpttool: warning: run/model_epoch_10.pth: passed over: no step is known of it (and 9 more)\n"
+        "ckpttool: error: run: no intact checkpoint before step 5\n"
+    )
+
+
+@pytest.mark.framework
+def test_metrics_of_a_log(run, steps: Path) -> None:
+    Path("log.csv").write_text("step,accuracy\n10,0.5\n20,0.875\n30,0.75\n")
+    best = ["--best", "accuracy", "--mode", "max"]
+    assert run("latest", steps, *best).status == 1
+    assert run("latest", steps, *best, "--metrics", "log.csv").out == "steps/step_20.pt\n"
+
+
+@pytest.mark.parametrize("time", ["soon", "-1", "1.5", ""])
+def test_what_is_no_duration(run, series: Path, time: str) -> None:
+    answer = run("latest", series, f"--wait={time}")
+    assert (answer.status, answer.out) == (2, "")
+    assert f"no duration: {time!r}" in answer.err
 
 
 @pytest.mark.parametrize("options", [["--best", "loss"], ["--mode", "min"]])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,14 @@ KEYS = [
     "modified",
     "protected",
     "fault",
+    "state",
+    "newest",
+    "best",
+    "granularity",
+    "files",
+    "kept",
 ]
+LEFT = (1, 2, 10)
 
 
 @pytest.fixture
@@ -39,18 +48,80 @@ def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path("run")
 
 
-def test_text(run, series: Path) -> None:
-    for epoch in range(3, 10):
+@pytest.fixture
+def short(series: Path) -> Path:
+    """Return a directory of three epochs, of which a pointer names the second."""
+    for epoch in set(range(1, 11)) - set(LEFT):
         (series / f"model_epoch_{epoch}.pth").unlink()
     (series / "latest").write_text("model_epoch_2.pth")
-    answer = run("list", series)
+    return series
+
+
+@pytest.fixture
+def terminal(run, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return what makes a terminal of some columns of where the output goes, without colour."""
+
+    def make(columns: int) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(columns))
+
+    return make
+
+
+def names(out: str) -> list[str]:
+    """Return the base names of the paths that ``list -0`` printed."""
+    return [os.path.basename(path) for path in out.split("\0")[:-1]]
+
+
+def test_text(run, short: Path) -> None:
+    answer = run("list", short)
     assert answer == (
         0,
-        "checkpoint              format   epoch  metrics        size  age  state\n"
-        "run/model_epoch_1.pth   pytorch      1  loss 0.5638  4.1 kB  2 h  readable\n"
-        "run/model_epoch_2.pth   pytorch      2  loss 0.4431  4.1 kB  2 h  readable; latest\n"
-        "run/model_epoch_10.pth  pytorch     10  loss 0.0421  4.1 kB  2 h  readable\n",
+        "checkpoint              format   epoch    loss    size  age  state     notes\n"
+        "run/model_epoch_1.pth   pytorch      1  0.5638  4.1 kB  2 h  readable\n"
+        "run/model_epoch_2.pth   pytorch      2  0.4431  4.1 kB  2 h  readable  latest\n"
+        "run/model_epoch_10.pth  pytorch     10  0.0421  4.1 kB  2 h  readable  newest\n",
         "",
+    )
+
+
+GROUPED = """\
+run/model_epoch_*.pth
+  3 checkpoints, pytorch, 12 kB, epochs 1–10, newest 2 h ago, all readable
+  checkpoint          epoch    loss    size  age  notes
+  model_epoch_1.pth       1  0.5638  4.1 kB  2 h
+  model_epoch_2.pth       2  0.4431  4.1 kB  2 h  latest
+  model_epoch_10.pth     10  0.0421  4.1 kB  2 h  newest
+"""
+
+
+def test_series_below_their_headings(run, short: Path) -> None:
+    assert run("list", short, "--grouped") == (0, GROUPED, "")
+
+
+def test_a_terminal_gets_headings(run, short: Path, terminal: Callable[[int], None]) -> None:
+    terminal(80)
+    assert run("list", short) == (0, GROUPED, "")
+    assert run("list", short, "--flat").out.startswith("checkpoint ")
+
+
+def test_what_is_no_series_comes_last(run, short: Path) -> None:
+    for name in ("best", "alone"):
+        (short / name).mkdir()
+        shutil.copy2(short / "model_epoch_2.pth", short / name / "weights.pth")
+    assert (
+        run("list", short, "--grouped").out
+        == GROUPED
+        + """\
+
+2 single checkpoints in run
+  checkpoint         format   epoch    loss    size  age  state
+  alone/weights.pth  pytorch      2  0.4431  4.1 kB  2 h  readable
+  best/weights.pth   pytorch      2  0.4431  4.1 kB  2 h  readable
+
+5 checkpoints in 3 series, 20 kB
+"""
     )
 
 
@@ -69,6 +140,21 @@ def test_json(run, series: Path) -> None:
         None,
     )
     assert (newest["bytes"], newest["modified"]) == (4079, "2023-11-14T22:13:20Z")
+    assert [one["newest"] for one in document["checkpoints"]] == [False] * 9 + [True]
+    assert (newest["state"], newest["best"], newest["files"], newest["kept"]) == ("readable", False, 1, None)
+    sizes = [path.stat().st_size for path in series.iterdir()]
+    assert document["series"] == [
+        {
+            "key": "run/model_epoch_*.pth",
+            "format": "pytorch",
+            "count": 10,
+            "bytes": sum(sizes),
+            "epochs": [1, 10],
+            "steps": None,
+            "newest": "run/model_epoch_10.pth",
+            "best": None,
+        }
+    ]
 
 
 def test_it_descends_as_far_as_asked(run, series: Path) -> None:
@@ -119,7 +205,7 @@ def test_a_damaged_one_is_listed_and_told(run, series: Path) -> None:
     status, out, err = run("list", series)
     assert status == 1
     (line,) = [line for line in out.splitlines() if "_3.pth" in line]
-    assert line.endswith("incomplete: 1,000 bytes of a zip that ends before its directory")
+    assert line.endswith("incomplete  1,000 bytes of a zip that ends before its directory")
     assert err.startswith("ckpttool: warning: run/model_epoch_3.pth: incomplete: ")
     assert err.count("\n") == 1
 
@@ -139,7 +225,7 @@ def test_a_journal_that_waits_is_told(run, series: Path) -> None:
     status, out, err = run("list", series)
     assert (status, out.count("\n")) == (0, 11)
     assert err == (
-        "ckpttool: warning: run: a prune was interrupted here; the next one settles it "
+        "ckpttool: warning: run: a command was interrupted here; the next that changes it settles it "
         "(run/.ckpttool-0123abcd/journal.json)\n"
     )
 
@@ -174,3 +260,259 @@ def test_no_numpy_and_no_rich(series: Path) -> None:
     command = [sys.executable, "-c", code, "list", str(series)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.endswith("\nset()\n")
+
+
+# The order ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(series: Path) -> Path:
+    """Return a directory of five: names, metrics, times and sizes each in an order of their own."""
+    for epoch in range(6, 11):
+        (series / f"model_epoch_{epoch}.pth").unlink()
+    for epoch, accuracy in ((1, "0.7"), (2, "0.9"), (3, "0.8"), (4, None), (5, "0.9")):
+        told = "" if accuracy is None else f"_val_acc={accuracy}"
+        path = (series / f"model_epoch_{epoch}.pth").rename(series / f"model_epoch_{epoch}{told}.pth")
+        os.utime(path, (1_700_000_000 - 60 * (epoch % 3), 1_700_000_000 - 60 * (epoch % 3)))
+    return series
+
+
+def epochs(out: str) -> list[int]:
+    """Return the epochs in the names that ``list -0`` printed."""
+    return [int(re.findall(r"epoch_(\d+)", name)[0]) for name in names(out)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], [1, 2, 3, 4, 5]),
+        (["--reverse"], [5, 4, 3, 2, 1]),
+        (["--sort", "epoch", "--reverse"], [5, 4, 3, 2, 1]),
+        (["--sort", "age"], [3, 1, 4, 2, 5]),
+        (["--sort", "name"], [1, 2, 3, 4, 5]),
+        (["--sort", "loss"], [5, 4, 3, 2, 1]),
+        (["--sort", "val_acc"], [1, 3, 2, 5, 4]),
+        (["--sort", "val_acc", "--reverse"], [2, 5, 3, 1, 4]),
+    ],
+)
+def test_sorted(run, measured: Path, arguments: list[str], expected: list[int]) -> None:
+    answer = run("list", measured, "--series", "model_epoch_*", "-0", *arguments)
+    assert (answer.status, epochs(answer.out)) == (0, expected)
+
+
+def test_sorted_by_size_across_series(run, measured: Path) -> None:
+    answer = run("list", measured, "--sort", "size", "--json")
+    sizes = [one["bytes"] for one in json.loads(answer.out)["checkpoints"]]
+    assert sizes == sorted(path.stat().st_size for path in measured.iterdir())
+
+
+def test_numbers_in_names_are_numbers(run, series: Path) -> None:
+    assert epochs(run("list", series, "--sort", "name", "-0").out) == [*range(1, 11)]
+
+
+def test_series_come_in_the_order_of_their_first_rows(run, series: Path) -> None:
+    for epoch in (1, 2):
+        (series / f"model_epoch_{epoch}.pth").rename(series / f"zoo_epoch_{epoch}.pth")
+    keys = ["run/zoo_epoch_*.pth", "run/model_epoch_*.pth"]
+    for order, expected in ((["--sort", "epoch"], keys), (["--sort", "loss"], keys[::-1])):
+        lines = run("list", series, "--grouped", *order).out.splitlines()
+        assert [line for line in lines if line in keys] == expected
+
+
+def test_a_series_of_several_directories(run, short: Path) -> None:
+    shutil.copytree(short, short / "again")
+    lines = run("list", short, "--group-by", "prefix", "--grouped").out.splitlines()
+    assert lines[1].startswith("  6 checkpoints in run, pytorch, 24 kB, epochs 1–10, newest 2 h ago, ")
+    rows = sorted(line.split()[0] for line in lines[3:9])
+    own = [f"model_epoch_{epoch}.pth" for epoch in LEFT]
+    assert rows == sorted([*own, *(f"again/{name}" for name in own)])
+
+
+# The best -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "best"), [("val_acc", "max", 5), ("val_acc", "min", 1), ("loss", "min", 5)]
+)
+def test_best_of_a_series_is_marked(run, measured: Path, metric: str, mode: str, best: int) -> None:
+    given = ("list", measured, "--series", "model_epoch_*", "--best", metric, "--mode", mode)
+    out = run(*given).out
+    (line,) = (line for line in out.splitlines() if f"best {metric}" in line)
+    assert f"_epoch_{best}" in line
+    assert out.splitlines()[0].split()[3] == metric
+    found = json.loads(run(*given, "--json").out)
+    assert [one["epoch"] for one in found["checkpoints"] if one["best"]] == [best]
+    assert f"best {metric} " in run(*given, "--grouped").out.splitlines()[1]
+
+
+def test_what_is_damaged_is_not_the_best(run, measured: Path) -> None:
+    for epoch in (2, 5):
+        path = measured / f"model_epoch_{epoch}_val_acc=0.9.pth"
+        path.write_bytes(path.read_bytes()[:1000])
+    found = json.loads(run("list", measured, "--best", "val_acc", "--mode", "max", "--json").out)
+    assert [one["epoch"] for one in found["checkpoints"] if one["best"]] == [3]
+
+
+@pytest.mark.parametrize("option", [["--sort"], ["--mode", "min", "--best"]])
+def test_a_metric_that_none_has(run, measured: Path, option: list[str]) -> None:
+    status, out, err = run("list", measured, *option, "bleu")
+    assert (status, out) == (2, "")
+    assert err.startswith("ckpttool: error: no checkpoint has a metric 'bleu' (there are ")
+    assert {"loss", "val_acc"} <= set(re.findall(r"\w+", err))
+
+
+@pytest.mark.parametrize("given", [["--best", "loss"], ["--mode", "min"]])
+def test_best_and_mode_belong_together(run, series: Path, given: list[str]) -> None:
+    told = "ckpttool: error: --best METRIC and --mode min|max belong together\n"
+    assert run("list", series, *given) == (2, "", told)
+
+
+def test_metrics_of_a_log(run, short: Path) -> None:
+    Path("log.csv").write_text("epoch,val_f1\n1,0.25\n2,0.75\n10,0.5\n")
+    out = run("list", short, "--metrics", "log.csv", "--best", "val_f1", "--mode", "max").out
+    assert [line.split()[3] for line in out.splitlines()] == ["val_f1", "0.25", "0.75", "0.50"]
+    assert out.splitlines()[2].endswith("readable  best val_f1, latest")
+
+
+# How far it was looked at ---------------------------------------------------------------------------
+
+
+def test_intact_is_said_of_what_was_read(run, short: Path) -> None:
+    content = bytearray((short / "model_epoch_2.pth").read_bytes())
+    content[content.index(b"data/0") + 128] ^= 1
+    (short / "model_epoch_2.pth").write_bytes(content)
+    os.utime(short / "model_epoch_2.pth", (1_700_000_000, 1_700_000_000))
+    quick = json.loads(run("list", short, "--json").out)["checkpoints"]
+    assert [one["state"] for one in quick] == ["readable"] * 3
+    status, out, err = run("list", short, "--json", "--verify", "full")
+    full = json.loads(out)["checkpoints"]
+    assert (status, [one["state"] for one in full]) == (1, ["intact", "damaged", "intact"])
+    assert err.startswith("ckpttool: warning: run/model_epoch_2.pth: damaged: ")
+    assert full[1]["fault"].startswith("damaged: ")
+    heading = run("list", short, "--grouped", "--verify", "full").out.splitlines()[1]
+    assert heading.endswith("2 intact, 1 damaged")
+
+
+def test_many_faults_do_not_push_the_list_away(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for epoch in range(1, 5):
+        for copy in range(5):
+            (series / f"copy{copy}_epoch_{epoch}.pth").write_bytes(b"PK\3\4")
+    assert run("list", series).err.count("\n") == 20
+    monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda stream: True)
+    lines = run("list", series).err.splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "ckpttool: warning: 10 more are not sound, or can't be looked at (-v shows all)"
+    assert run("list", series, "-v").err.count("\n") == 20
+
+
+# Room -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wordy(series: Path) -> Path:
+    """Return a directory of long names and many metrics."""
+    told = {"val_loss": 0.1, "val_acc": 0.2, "val_f1": 0.3, "train_loss": 0.4, "bleu": 0.5}
+    words = "-".join(f"{name}={value}" for name, value in told.items())
+    for path in list(series.iterdir()):
+        path.rename(series / f"a-model-of-many-words_{path.stem[6:]}-{words}.pth")
+    (series / ("l" * 60)).symlink_to(next(path.name for path in series.iterdir() if "epoch_3" in path.name))
+    return series
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140, 200])
+@pytest.mark.parametrize("view", ["--grouped", "--flat"])
+def test_it_fits_a_terminal(
+    run, wordy: Path, terminal: Callable[[int], None], columns: int, view: str
+) -> None:
+    terminal(columns)
+    out = run("list", wordy, view, "--best", "val_f1", "--mode", "max").out
+    lines = out.splitlines()
+    table = [line for line in lines if "…" in line or ".pth" in line]
+    assert len(table) >= 10
+    assert max(map(len, [line for line in lines if not line.startswith("not shown: ")])) <= columns
+    assert "val_f1" in out and "\nnot shown: " in out
+
+
+def test_elsewhere_nothing_is_shortened(run, wordy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run("list", wordy).out.splitlines()
+    paths = {str(path) for path in wordy.iterdir() if not path.is_symlink()}
+    assert {line.split()[0] for line in lines[1:]} == paths
+    assert set(lines[0].split()) >= {"val_loss", "val_acc", "val_f1", "train_loss", "bleu"}
+
+
+def test_long_shows_what_is_known(run, short: Path, terminal: Callable[[int], None]) -> None:
+    terminal(60)
+    (short / "model_epoch_1.pth").write_bytes(b"PK\3\4")
+    lines = run("list", short, "-l").out.splitlines()
+    lines = lines[lines.index(next(line for line in lines if "changed" in line)) :]
+    assert lines[0].split() == ["checkpoint", "epoch", "loss", "size", "changed", "holds", "state", "notes"]
+    assert lines[1].endswith("damaged   a zip that is no checkpoint (a pytorch checkpoint)")
+    assert re.search(r"2023-11-1\d \d\d:\d3:20  full, \d+ tensors of weights, \d+ parameters", lines[2])
+
+
+# What a policy would keep ---------------------------------------------------------------------------
+
+
+def test_what_rules_would_keep(run, series: Path) -> None:
+    before = sorted(series.iterdir())
+    out = run("list", series, "--keep", 2, "--grouped").out
+    lines = out.splitlines()
+    gone = sum((series / f"model_epoch_{epoch}.pth").stat().st_size for epoch in range(1, 9))
+    assert lines[1].endswith(f"all readable, 8 to remove ({gone / 1000:.0f} kB)")
+    fates = [line.split()[-1] if "newest" not in line else line.split()[-2] for line in lines[3:13]]
+    assert fates == ["remove"] * 8 + ["keep"] * 2
+    assert sorted(series.iterdir()) == before
+    found = json.loads(run("list", series, "--keep", 2, "--json").out)["checkpoints"]
+    assert [one["kept"] for one in found[:8]] == [[]] * 8
+    assert found[8]["kept"] == ["last 2"]
+    assert "newest" in found[9]["kept"] and "last 2" in found[9]["kept"]
+
+
+def test_the_best_by_the_metric_that_marks_it(run, measured: Path) -> None:
+    given = ("--series", "model_epoch_*", "--best", "loss", "--mode", "max", "--keep-best", 2)
+    found = json.loads(run("list", measured, *given, "--json").out)["checkpoints"]
+    kept = [one["epoch"] for one in found if any("best 2" in reason for reason in one["kept"])]
+    assert kept == [1, 2]
+    assert [one["epoch"] for one in found if one["best"]] == [1]
+
+
+def test_rules_of_a_configuration(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("own.toml").write_text("[retention]\nkeep-last = 4\n")
+    found = json.loads(run("list", series, "--config", "own.toml", "--json").out)["checkpoints"]
+    assert [bool(one["kept"]) for one in found] == [False] * 6 + [True] * 4
+
+
+def test_rules_that_keep_nothing(run, series: Path) -> None:
+    status, out, err = run("list", series, "--keep", 0)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "html"])
+def test_picture(run, series: Path, kind: str) -> None:
+    name = f"series.{kind}"
+    status, out, err = run("list", series, "--keep", 2, "--plot", name)
+    assert (status, err, out.count("\n")) == (0, "", 11)
+    first = Path(name).read_bytes()
+    assert run("list", series, "--keep", 2, "--plot", name, "-q") == (0, "", "")
+    assert Path(name).read_bytes() == first
+
+
+def test_a_picture_replaces_nothing_else(run, series: Path) -> None:
+    Path("notes.svg").write_text("mine")
+    told = "--plot notes.svg: what is there is no such report; it is not replaced"
+    assert run("list", series, "--plot", "notes.svg") == (2, "", f"ckpttool: error: {told}\n")
+    assert Path("notes.svg").read_text() == "mine"
+    status, out, err = run("list", series, "--plot", "a.pdf")
+    assert (status, out) == (2, "")
+    assert err.endswith("--plot a.pdf: a picture's name ends in .svg, .png or .html\n")
+
+
+def test_no_picture_of_nothing(run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    picture = tmp_path / "a.svg"
+    assert run("list", tmp_path / "empty", "--plot", picture).status == 0
+    assert not picture.exists()

@@ -76,14 +76,18 @@ def test_json(run, series: Path) -> None:
     assert document == {
         "schema": "ckpttool.prune/1",
         "dry_run": False,
+        "declined": False,
         "policy": {"keep_last": 9},
         "freed_bytes": 4065,
+        "trash": None,
+        "trashed_bytes": 0,
         "groups": document["groups"],
         "errors": [],
         "settled": {"finished": [], "put_back": []},
     }
     (group,) = document["groups"]
-    assert list(group) == ["key", "keep", "remove", "skipped"]
+    assert list(group) == ["key", "keep", "remove", "skipped", "policy", "failed", "excess"]
+    assert (group["policy"], group["failed"], group["excess"]) == ({"keep_last": 9}, None, None)
     assert group["key"] == "run/model_epoch_*.pth"
     assert group["keep"][:2] == [
         {"path": "run/model_epoch_10.pth", "reasons": ["newest", "last 9"]},
@@ -289,7 +293,7 @@ def test_names_are_escaped(run, series: Path) -> None:
     [
         ([], "no rule says what to keep (--keep N keeps the newest N)"),
         (["--keep", 0], "--keep 0 would keep nothing (at least 1)"),
-        (["--keep", 2, "--min-age", "soon"], "no duration: 'soon' (such as 7d12h, 90m or 30)"),
+        (["--keep", 2, "--min-age", "soon"], "--min-age: no duration: 'soon' (such as 7d12h, 90m or 30)"),
     ],
 )
 def test_usage(run, series: Path, options: list[object], said: str) -> None:
@@ -324,7 +328,7 @@ def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch
         with pytest.raises(Killed):
             run("prune", series, "--keep", 9)
     status, _, err = run("prune", series, "--keep", 9, "-n")
-    assert (status, err.count("a prune was interrupted here")) == (0, 1)
+    assert (status, err.count("a command was interrupted here")) == (0, 1)
     status, _, err = run("prune", series, "--keep", 9)
     assert status == 0
     assert err == (

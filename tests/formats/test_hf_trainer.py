@@ -12,7 +12,8 @@ import pytest
 from ckpttool.checkpoint import Checkpoint, Granularity, Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import detect, open_checkpoint
-from ckpttool.formats.hf_trainer import HfTrainer, training_of
+from ckpttool.formats.hf_trainer import HfTrainer
+from ckpttool.formats.hf_training import training_of
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity
@@ -241,10 +242,20 @@ def test_takes_the_last_value_of_each_kind() -> None:
         {"step": 2, "eval_a_loss": 1.5, "eval_accuracy": True},
         "no entry",
     ]
-    training = training_of({"log_history": history, "global_step": True, "epoch": "1"}, {}, "x")
+    training = training_of({"log_history": history, "global_step": True, "epoch": "1"}, {}, "checkpoint-2")
     assert training.loss is not None and training.loss != training.loss
     assert (training.learning_rate, training.metrics) == (0.1, {"eval_a_loss": 1.5})
-    assert (training.step, training.epoch, training.hyper_parameters) == (None, None, {})
+    assert (training.step, training.epoch, training.hyper_parameters) == (2, None, {})
+
+
+@pytest.mark.parametrize(("step", "metrics"), [(1, {"eval_loss": 2.0}), (2, {"eval_loss": 1.5}), (3, {})])
+def test_metrics_are_those_of_its_own_step(step: int, metrics: dict[str, float]) -> None:
+    history = [{"step": 1, "eval_loss": 2.0}, {"step": 1, "loss": 0.5}, {"step": 2, "eval_loss": 1.5}]
+    state = {"log_history": history, "global_step": step, "best_metric": 1.5}
+    training = training_of(state, {}, f"checkpoint-{step}")
+    assert (training.metrics, training.best, training.loss) == (metrics, 1.5, 0.5)
+    is_told = training.origin["loss"].endswith("of an earlier step")
+    assert is_told == (step != 1)
 
 
 def test_survives_every_truncation_of_the_state(directory: Path) -> None:

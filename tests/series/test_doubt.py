@@ -17,7 +17,8 @@ from ckpttool.series.doubt import (
     untrained,
 )
 from ckpttool.series.order import group
-from ckpttool.series.retention import Policy, Protections, plan
+from ckpttool.series.policy import Policy
+from ckpttool.series.retention import Protections, plan
 from ckpttool.series.runs import as_told
 
 HOUR = 3600 * 10**9

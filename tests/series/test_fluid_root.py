@@ -14,8 +14,8 @@ from ckpttool.series.home import home_of, owner_of
 from ckpttool.series.journal import waiting
 from ckpttool.series.lock import locked
 from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policy
 from ckpttool.series.pruning import prune
-from ckpttool.series.retention import Policy
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)
@@ -133,7 +133,10 @@ def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Pa
     assert owner_of(os.path.dirname(journal)) == str(root)
     assert waiting(str(other)) == waiting(str(root.parent)) == []
     answer = run("list", root)
-    assert f"{root}: a prune was interrupted here; the next one settles it ({journal})" in answer.err
+    assert (
+        f"{root}: a command was interrupted here; the next that changes it settles it ({journal})"
+        in answer.err
+    )
     prune(Request(directory=str(other), policy=KEEP_2))
     assert os.path.exists(journal)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.planning import Request, make_plan
+from ckpttool.series.policy import Policy
 from ckpttool.series.protection import follow
-from ckpttool.series.retention import Policy
 from ckpttool.series.survey import survey
 
 

@@ -14,7 +14,8 @@ from ckpttool.naming import parse_name
 from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.order import group
-from ckpttool.series.retention import Policy, Protections, freed_bytes, plan, seconds
+from ckpttool.series.policy import Policy, seconds
+from ckpttool.series.retention import Protections, freed_bytes, plan
 
 
 def _entry(series: str, epoch: int, fault: str | None) -> Entry:

@@ -41,6 +41,8 @@ def huggingface(root: Path) -> dict[str, Any]:
     """Train 12 steps, prune, resume to 18 with a limit of 3; and the same without interruption."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
+
+    torch.set_num_threads(1)
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     def trainer(out: Path, steps: int, limit: int | None = None) -> Trainer:
@@ -98,6 +100,8 @@ def lightning(root: Path) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     import lightning
     import torch
+
+    torch.set_num_threads(1)
     from lightning.pytorch.callbacks import ModelCheckpoint
     from torch.utils.data import DataLoader, TensorDataset
 

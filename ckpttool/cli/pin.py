@@ -1,0 +1,98 @@
+"""``ckpttool pin`` and ``ckpttool unpin``: what no policy removes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.options import Json, Quiet
+from ckpttool.cli.output import print_json, say_warning
+from ckpttool.cli.series import Null, print_paths
+from ckpttool.errors import UsageError
+from ckpttool.render.escape import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckpttool.series.pin_files import Pin
+    from ckpttool.series.pins import Pinning
+
+Paths = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[PATH]...",
+        help="Checkpoints: a file, a directory, a prefix, an index, a shard, or a link to one.",
+        show_default=False,
+    ),
+]
+List = Annotated[bool, typer.Option("--list", "-l", help="Print what is pinned below DIR instead.")]
+
+
+def pin(
+    paths: Paths = None,
+    list_: List = False,
+    json: Json = False,
+    null: Null = False,
+    quiet: Quiet = False,
+) -> int:
+    """Pin checkpoints: no policy removes them, until they are unpinned."""
+    from ckpttool.series.pins import pin as carry_out
+
+    if list_:
+        return _list(paths or [Path()], json=json, null=null, quiet=quiet)
+    if null:
+        raise UsageError("-0 goes with --list")
+    done = carry_out(_required(paths))
+    _print(done, "pinned", "is pinned already", json=json, quiet=quiet)
+    return 0
+
+
+def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
+    """Take pins back, also those of checkpoints that have gone."""
+    from ckpttool.series.pins import unpin as carry_out
+
+    done = carry_out(_required(paths))
+    _print(done, "unpinned", "is not pinned", json=json, quiet=quiet)
+    return 0
+
+
+def _required(paths: Sequence[Path] | None) -> Sequence[Path]:
+    if not paths:
+        raise UsageError("name a PATH")
+    return paths
+
+
+def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> None:
+    for told in done.settled if not quiet else ():
+        say_warning(told)
+    if json:
+        from ckpttool.render.json_pin import pin_document
+
+        print_json(pin_document(done.pins, done.changed))
+    elif not quiet:
+        for path in done.changed:
+            print(f"{did} {printable(path)}")
+        for path in done.unchanged:
+            print(f"{printable(path)} {was}")
+
+
+def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
+    from ckpttool.series.pins import pins_below
+
+    pins = {pinned.path: pinned for path in paths for pinned in pins_below(path)}
+    gone = [pinned for pinned in pins.values() if not pinned.is_there]
+    _show(list(pins.values()), json=json, null=null, quiet=quiet)
+    for pinned in gone if not quiet else ():
+        say_warning(f"{pinned.path}: it is pinned, and isn't there (ckpttool unpin takes that back)")
+    return int(bool(gone))
+
+
+def _show(pins: Sequence[Pin], *, json: bool, null: bool, quiet: bool) -> None:
+    if json:
+        from ckpttool.render.json_pin import pin_document
+
+        print_json(pin_document(pins))
+    elif pins and not quiet:
+        print_paths([pinned.path for pinned in pins], null=null)

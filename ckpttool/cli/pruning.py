@@ -1,0 +1,273 @@
+"""Carries ``prune`` out, directory by directory, asks, and says what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+
+from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
+from ckpttool.cli.series import say_journals
+from ckpttool.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from ckpttool.cli.retaining import Wishes
+    from ckpttool.series.planning import Planned, Request
+    from ckpttool.series.pruning import Pruned
+    from ckpttool.series.retention import GroupPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """What is changed, and what is shown.
+
+    Attributes:
+        dry_run: Whether nothing is changed.
+        check: Whether something that would go is worth status 1.
+        yes: Whether nobody is asked.
+        json, quiet, verbose: What is printed.
+    """
+
+    dry_run: bool = False
+    check: bool = False
+    yes: bool = False
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def asks(self) -> bool:
+        """Tell whether somebody is there to be asked, and wants to be."""
+        return sys.stdin.isatty() and sys.stderr.isatty() and not (self.yes or self.dry_run)
+
+
+def pruned(wanted: Wishes, manner: Manner) -> int:
+    """Thin out all directories, each for itself, and return the exit status: the worst of theirs.
+
+    Raises:
+        UsageError, CheckpointError: The only directory can't be thinned out.
+    """
+    from ckpttool.series.moves import new_identity
+
+    requests = wanted.requests()
+    trash = new_identity() if wanted.trash else None
+    outcomes: list[Pruned] = []
+    failures = 0
+    for request in requests:
+        try:
+            outcome = _carried_out(request, trash, manner)
+        except (CheckpointError, UsageError) as failure:
+            if len(requests) == 1:
+                raise
+            failures += 1
+            say_error(placed(failure, request.directory))
+            continue
+        except typer.Abort:
+            _print(outcomes, manner, sys.stderr)
+            raise
+        outcomes.append(outcome)
+        if not outcome.plan.groups and not (manner.quiet or manner.json):
+            _say_nothing(request)
+    return _told(outcomes, manner, failed=bool(failures))
+
+
+def placed(failure: Exception, directory: str) -> str:
+    """Return what failed, with the directory in which it did."""
+    text = str(failure)
+    return text if text.startswith(directory) else f"{directory}: {text}"
+
+
+def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
+    from ckpttool.series.pruning import prune
+
+    def confirm(planned: Planned) -> bool:
+        return not manner.asks or _asked(planned, trash, manner)
+
+    done = prune(request, dry_run=manner.dry_run, confirm=confirm, progress=progress, trash=trash or False)
+    if done.declined:
+        return _left(done)
+    return _aside(done) if manner.dry_run and trash is not None else done
+
+
+def _left(declined: Pruned) -> Pruned:
+    """Return what became of a plan that somebody said no to: all of it is still there."""
+    from ckpttool.series.retention import Kept
+
+    groups = tuple(
+        replace(one, keep=(*one.keep, *(Kept(entry, ("declined",)) for entry in one.remove)), remove=())
+        for one in declined.plan.groups
+    )
+    return replace(declined, plan=replace(declined.plan, groups=groups))
+
+
+def _aside(preview: Pruned) -> Pruned:
+    """Return what would be done, where it would be put into the trash: no bytes would be freed."""
+    return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
+
+
+def together(outcomes: Sequence[Pruned]) -> Pruned:
+    """Return what became of several directories as one."""
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
+    plan = replace(first.plan, groups=tuple(group for one in outcomes for group in one.plan.groups))
+    freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
+    return replace(
+        first,
+        plan=plan,
+        freed_bytes=0 if first.trash == "" else freed,
+        trash=next((one.trash for one in outcomes if one.trash is not None), None),
+        trashed_bytes=freed if first.trash == "" else sum(one.trashed_bytes for one in outcomes),
+        declined=any(one.declined for one in outcomes),
+        failed={path: why for one in outcomes for path, why in one.failed.items()},
+        problems=tuple(problem for one in outcomes for problem in one.problems),
+        warnings=tuple(_warnings(outcomes)),
+        journals=tuple(path for one in outcomes for path in one.journals),
+        finished=tuple(path for one in outcomes for path in one.finished),
+        put_back=tuple(path for one in outcomes for path in one.put_back),
+    )
+
+
+def _warnings(outcomes: Sequence[Pruned]) -> Iterator[str]:
+    """Yield all warnings once; that no series matches a rule is only true where it is of all directories."""
+    origins = tuple(rule.origin for rule in outcomes[0].plan.policies.rules)
+    for warning in dict.fromkeys(warning for one in outcomes for warning in one.warnings):
+        is_of_rule = warning.startswith(origins) if origins else False
+        if not is_of_rule or all(warning in one.warnings for one in outcomes):
+            yield warning
+
+
+def _told(outcomes: Sequence[Pruned], manner: Manner, *, failed: bool) -> int:
+    """Say what came of it; where a directory failed as a whole, stdout stays empty."""
+    if not outcomes:
+        return 2
+    outcome = together(outcomes)
+    _say(outcome, quiet=manner.quiet)
+    if failed:
+        _print(outcomes, manner, sys.stderr)
+        return 2
+    if manner.json:
+        from ckpttool.render.json_prune import prune_document
+
+        print_json(prune_document(outcome))
+    else:
+        _print(outcomes, manner, sys.stdout)
+    would_go = manner.check and bool(outcome.plan.removals)
+    return int(bool(outcome.problems) or would_go or outcome.declined)
+
+
+def _print(outcomes: Sequence[Pruned], manner: Manner, stream: TextIO) -> None:
+    """Print the plans that were not shown yet, and what all came to."""
+    from ckpttool.render.text_prune import total_line
+
+    groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, manner)]
+    if manner.quiet or not any(one.plan.groups for one in outcomes):
+        return
+    total = total_line(together(outcomes))
+    print(*filter(None, (_text(groups, manner, stream), total)), sep="\n\n", file=stream)
+
+
+def _was_shown(outcome: Pruned, manner: Manner) -> bool:
+    return manner.asks and (outcome.declined or bool(outcome.plan.removals) or bool(outcome.failed))
+
+
+def _text(groups: Sequence[GroupPlan], manner: Manner, stream: TextIO) -> str:
+    from ckpttool.render.text_prune import plan_text
+
+    columns = width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
+    return plan_text(groups, width=columns, colour=has_colour(stream), verbose=manner.verbose)
+
+
+def _asked(planned: Planned, trash: str | None, manner: Manner) -> bool:
+    """Show a plan and ask whether to carry it out."""
+    from ckpttool.render.text_prune import total_line
+    from ckpttool.series.pruning import Pruned
+
+    stream = sys.stderr if manner.json else sys.stdout
+    preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
+    preview = preview if trash is None else _aside(preview)
+    text = _text(planned.plan.groups, manner, stream)
+    print(text, total_line(preview), sep="\n\n", file=stream, flush=True)
+    return confirmed("Remove them?" if trash is None else "Move them to the trash?")
+
+
+def confirmed(question: str) -> bool:
+    """Ask on stderr; Click's own confirmation writes a blank to stdout, where only the answer belongs."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        raise typer.Abort
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _say(outcome: Pruned, *, quiet: bool) -> None:
+    """Say on stderr what must not be missed; of what failed alike, once."""
+    if not quiet:
+        _warn(outcome)
+    alike: dict[str, list[str]] = {}
+    for problem in outcome.problems:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, paths in alike.items():
+        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say_error(f"{paths[0]}: {message}{others}")
+
+
+def _warn(outcome: Pruned) -> None:
+    say_journals(outcome.journals)
+    for path in outcome.finished:
+        say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
+    for path in outcome.put_back:
+        say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
+    for warning in outcome.warnings:
+        say_warning(warning)
+
+
+def _say_nothing(request: Request) -> None:
+    from ckpttool.series.survey import nothing_in
+
+    say(f"{request.directory}: {nothing_in(request.directory, recursive=request.recursive)}")
+
+
+# One of them ----------------------------------------------------------------------------------------
+
+
+def explained(wanted: Wishes, path: str, manner: Manner) -> int:
+    """Say why one checkpoint stays or goes; nothing is changed.
+
+    Raises:
+        UsageError: It is none of those that are looked at.
+    """
+    from ckpttool.series.explaining import explain
+    from ckpttool.series.planning import make_plan
+
+    planned = make_plan(_around(wanted, path), progress)
+    told = explain(planned, path)
+    if manner.json:
+        from ckpttool.render.json_prune import explain_document
+
+        print_json(explain_document(planned, told))
+    elif not manner.quiet:
+        from ckpttool.render.text_explain import explain_text
+
+        print(explain_text(told, colour=has_colour(sys.stdout)))
+    return 0
+
+
+def _around(wanted: Wishes, path: str) -> Request:
+    """Return the request that looks at a path: that of its directory, or of one around it."""
+    around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
+    requests = wanted.requests()
+    for request in requests:
+        if os.path.realpath(request.directory) == os.path.realpath(around):
+            return request
+    above = os.path.join(os.path.realpath(around), "")
+    for request in requests:
+        if request.recursive and above.startswith(os.path.join(os.path.realpath(request.directory), "")):
+            return request
+    if not wanted.paths:
+        return replace(requests[0], directory=around)
+    raise UsageError(f"{path} lies in none of the directories that are looked at: {', '.join(wanted.paths)}")

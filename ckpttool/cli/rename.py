@@ -1,0 +1,174 @@
+"""``ckpttool rename``: bring names to a convention."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
+from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.retention_options import Metrics, Series
+from ckpttool.cli.series import Directory, Recursive, say_journals
+from ckpttool.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from ckpttool.series.rename import Renamed
+    from ckpttool.series.rename_plan import PlannedNames, RenameRequest
+
+COULD_NOT = 2
+
+TemplateText = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        "-t",
+        metavar="T",
+        help="The names, such as '{run}-e{epoch:04d}-s{step:08d}'. [default: template of [naming]]",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="Take [naming] of this file.", show_default=False),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be renamed; rename nothing.")]
+Check = Annotated[bool, typer.Option("--check", help="Rename nothing; status 1 if a name is another.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+def rename(
+    directory: Directory = Path(),
+    template: TemplateText = None,
+    config: Config = None,
+    recursive: Recursive = False,
+    exclude: Exclude = [],  # noqa: B006 - Typer copies it
+    max_depth: MaxDepth = None,
+    series: Series = [],  # noqa: B006
+    metrics: Metrics = [],  # noqa: B006
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    check: Check = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Bring the names of checkpoints to a convention; what points at them follows.
+
+    Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} leaves out what a
+    checkpoint lacks. ckpttool undo takes a rename back.
+    """
+    from ckpttool.series.rename import rename as carry_out
+    from ckpttool.series.rename_plan import RenameRequest
+
+    request = RenameRequest(
+        directory=str(directory),
+        template=_template(template, config),
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        series=series,
+        metrics=metrics,
+    )
+    is_dry = dry_run or check
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or is_dry)
+
+    def confirm(planned: PlannedNames) -> bool:
+        return not asks or _asked(planned, sys.stderr if json else sys.stdout, quiet=quiet)
+
+    renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
+    _say(renamed, quiet=quiet, was_warned=asks and bool(renamed.planned.plan.renamings))
+    if renamed.is_refused:
+        say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
+        return COULD_NOT
+    _print(renamed, request, json=json, quiet=quiet, was_shown=asks)
+    is_off = check and bool(renamed.planned.plan.renamings)
+    return int(bool(renamed.problems) or is_off or renamed.declined)
+
+
+def _template(given: str | None, config: str | None) -> str:
+    """Return the template of the command line, else of a configuration.
+
+    Raises:
+        UsageError: There is none.
+        CheckpointError: The configuration can't be read.
+    """
+    from ckpttool.cli.config import find_config, read_document
+
+    if given is not None:
+        if config is not None:
+            raise UsageError("--template and --config both say what the names are (leave out one of them)")
+        return given
+    path = config or find_config()
+    document = None if path is None else read_document(path, is_named=config is not None)
+    told = {} if document is None else document.tables.get("naming")
+    if document is None or told is None:
+        where = "" if path is None else f"; {path} has no [naming]"
+        raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
+    if not isinstance(told, Mapping):
+        raise document.wrong("naming", f"{told!r:.40} (a table)")
+    if unknown := sorted(told.keys() - {"template"}):
+        raise document.wrong("naming", f"unknown key {unknown[0]} (there is template)")
+    template = told.get("template")
+    if not isinstance(template, str):
+        raise document.wrong("naming", f"template = {template!r:.40} (a text)")
+    return template
+
+
+def _asked(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> bool:
+    """Show a plan and ask whether to carry it out."""
+    from ckpttool.cli.pruning import confirmed
+    from ckpttool.render.text_rename import rename_text
+    from ckpttool.series.rename import Renamed
+
+    pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
+    print(rename_text(Renamed(planned, pairs, dry_run=True)), file=stream, flush=True)
+    if not quiet:
+        _warn(planned)
+    return confirmed("Rename them?")
+
+
+def _warn(planned: PlannedNames) -> None:
+    for warning in planned.warnings:
+        say_warning(warning)
+
+
+def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
+    """Say on stderr what must not be missed; of what failed alike, once."""
+    if not quiet:
+        say_journals(renamed.planned.journals)
+        for settled in renamed.settled:
+            for path in settled.finished:
+                say_warning(f"{path}: what an interrupted command had begun with it is finished now")
+            for path in settled.put_back:
+                say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
+        if not was_warned:
+            _warn(renamed.planned)
+    alike: dict[str, list[str]] = {}
+    for problem in renamed.problems:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, paths in alike.items():
+        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say_error(f"{paths[0]}: {message}{others}")
+
+
+def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool, was_shown: bool) -> None:
+    from ckpttool.render.text_rename import rename_text, total_line
+    from ckpttool.series.survey import nothing_in
+
+    if json:
+        from ckpttool.render.json_rename import rename_document
+
+        print_json(rename_document(renamed))
+    elif quiet:
+        return
+    elif not renamed.planned.plan.count:
+        say(f"{request.directory}: {nothing_in(request.directory, recursive=request.recursive)}")
+    elif was_shown and renamed.planned.plan.renamings:
+        print(total_line(renamed))
+    else:
+        print(rename_text(renamed))

@@ -1,0 +1,184 @@
+"""``[retention]`` and ``[[retention.rule]]`` of a configuration.
+
+``KEYS`` is the table: each key, which is an option's name, with the function that reads its value.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ckpttool.cli.config import Document, read_document
+from ckpttool.cli.rules import Wrong, glob_below, one_text, texts, truth, whole_number
+from ckpttool.errors import UsageError
+from ckpttool.series.policy import PathRule, Policies, Policy, delete_limit, nbytes, seconds, within
+
+Reader = Callable[[object, str], Any]
+
+
+def _one_of(*allowed: str) -> Reader:
+    def read(value: object, key: str) -> str:
+        if value not in allowed:
+            raise Wrong(key, value, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
+        return str(value)
+
+    return read
+
+
+def _parsed(parse: Callable[[str], Any], value: object, key: str) -> Any:
+    """Return what a text, or a whole number, stands for."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return parse(str(value))
+    return parse(one_text(value, key))
+
+
+def _limit(text: str) -> str:
+    try:
+        delete_limit(text)
+    except UsageError as failure:
+        raise Wrong("max-delete", text, "a number, or a share such as 20%") from failure
+    return text
+
+
+RULES: Mapping[str, Reader] = {
+    "keep-last": whole_number(1),
+    "keep-best": whole_number(1),
+    "metric": one_text,
+    "mode": _one_of("min", "max"),
+    "keep-every-steps": whole_number(1),
+    "keep-every-epochs": whole_number(1),
+    "keep-hourly": whole_number(1),
+    "keep-daily": whole_number(1),
+    "keep-weekly": whole_number(1),
+    "keep-monthly": whole_number(1),
+    "keep-yearly": whole_number(1),
+    "keep-within": partial(_parsed, within),
+    "keep-name": texts,
+    "max-size": partial(_parsed, nbytes),
+    "incomplete": _one_of("keep", "remove"),
+}
+"""What says which checkpoints stay, in ``[retention]`` and in its rules."""
+
+KEYS: Mapping[str, Reader] = {
+    **RULES,
+    "failed": _one_of("list", "remove"),
+    "paths": texts,
+    "recursive": truth,
+    "exclude": texts,
+    "max-depth": whole_number(0),
+    "series": texts,
+    "group-by": _one_of("parent", "prefix", "format", "none"),
+    "metrics": texts,
+    "min-age": partial(_parsed, seconds),
+    "max-delete": partial(_parsed, _limit),
+    "verify": _one_of("full", "quick"),
+    "trash": truth,
+    "yes": truth,
+    "jobs": whole_number(1),
+}
+_ATTRIBUTES = {"keep-name": "keep_names", "verify": "depth"}
+"""Keys whose attribute of a ``Policy`` or a ``Request`` has another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a configuration says of ``prune``.
+
+    Attributes:
+        path: Where it stands.
+        said: Values by the names of attributes, but for those of policies.
+        policies: Which policy each series has.
+    """
+
+    path: str
+    said: Mapping[str, Any]
+    policies: Policies | None
+
+
+def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
+    """Return what a configuration says of ``prune``; None where it has no such table.
+
+    Raises:
+        UsageError: It says what it can't, or must not be believed.
+        CheckpointError: It can't be read.
+    """
+    document = read_document(path, is_named=is_named)
+    told = document.tables.get("retention")
+    if told is None:
+        return None
+    if not isinstance(told, Mapping):
+        raise document.wrong("retention", f"{told!r:.40} (a table)")
+    own = {key: value for key, value in told.items() if key != "rule"}
+    said = read_table(document, "retention", own, KEYS, others=("[[rule]]",))
+    here = os.path.dirname(path)
+    paths = said.get("paths", (os.curdir,))
+    said["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
+    if "metrics" in said:
+        said["metrics"] = tuple(_log(one, here) for one in said["metrics"])
+    names = {_attribute(key) for key in RULES}
+    rules = {name: said.pop(name) for name in names & said.keys()}
+    default = _policy(document, "retention", rules) if rules else None
+    listed = tuple(_rules(document, told.get("rule", [])))
+    policies = Policies(default, listed, here or os.curdir) if default or listed else None
+    return Retention(path, said, policies)
+
+
+def _log(told: str, here: str) -> str:
+    """Return a log as seen from here; one that isn't there has its place in each directory of checkpoints."""
+    from ckpttool.series.metrics import Given
+
+    placed = os.path.normpath(os.path.join(here, told))
+    return placed if os.path.lexists(Given.parse(placed).name) else told
+
+
+def _rules(document: Document, told: object) -> Iterator[PathRule]:
+    if not isinstance(told, list) or not all(isinstance(rule, Mapping) for rule in told):
+        raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
+    for number, rule in enumerate(told, 1):
+        place = f"retention.rule {number}"
+        keys: Mapping[str, Reader] = {"path": lambda value, key: glob_below(value), **RULES}
+        said = read_table(document, place, rule, keys)
+        if "path" not in said:
+            raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
+        glob = said.pop("path")
+        origin = f"{document.path}[{document.prefix}{place}]"
+        yield PathRule(glob, _policy(document, place, said), origin)
+
+
+def read_table(
+    document: Document,
+    place: str,
+    table: Mapping[str, Any],
+    keys: Mapping[str, Reader],
+    others: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return the values of a table by the names of attributes.
+
+    Raises:
+        UsageError: A key is none of those there are, or a value none that its key can have.
+    """
+    said = {}
+    for key, value in table.items():
+        if key not in keys:
+            raise document.wrong(place, f"unknown key {key} (there are {', '.join([*keys, *others])})")
+        try:
+            said[_attribute(key)] = keys[key](value, key)
+        except Wrong as failure:
+            raise document.wrong(place, str(failure)) from failure
+        except UsageError as failure:
+            raise document.wrong(place, f"{key}: {failure}") from failure
+    return said
+
+
+def _attribute(key: str) -> str:
+    return _ATTRIBUTES.get(key, key.replace("-", "_"))
+
+
+def _policy(document: Document, place: str, rules: Mapping[str, Any]) -> Policy:
+    try:
+        return Policy(**rules)
+    except UsageError as failure:
+        raise document.wrong(place, str(failure)) from failure

@@ -1,0 +1,53 @@
+"""``ckpttool undo``: takes back the last prune into the trash, or the last renaming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ckpttool.cli.options import Json, Quiet
+from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.series import Directory, Recursive
+
+if TYPE_CHECKING:
+    from ckpttool.series.undoing import Undone
+
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be back; change nothing.")]
+
+
+def undo(
+    directory: Directory = Path(),
+    recursive: Recursive = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Take back the last prune --trash or rename: old names, and what pointers said.
+
+    Nothing is replaced: what stands in the way of one is named, and that one stays where it is.
+    """
+    from ckpttool.series.undoing import undo as take_back
+
+    done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
+    _say(done, quiet=quiet)
+    if json:
+        from ckpttool.render.json_undo import undo_document
+
+        print_json(undo_document(done))
+    elif done.identity is None:
+        if not quiet:
+            say(f"{directory}: nothing to take back")
+    elif not quiet:
+        from ckpttool.render.text_undo import undo_text
+
+        print(undo_text(done))
+    return int(bool(done.problems))
+
+
+def _say(done: Undone, *, quiet: bool) -> None:
+    for warning in done.warnings if not quiet else ():
+        say_warning(warning)
+    for problem in done.problems:
+        say_error(f"{problem.path}: {problem.message}")

@@ -1,0 +1,265 @@
+"""What is drawn of series: a metric and the sizes over steps or epochs, and what a policy keeps of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ckpttool.render.list_cells import Look, count, fate, metric_of, moment_utc, notes, shown_metrics
+from ckpttool.render.plot import Numbers, Panel, label, picture
+from ckpttool.render.text_numbers import file_size, number
+from ckpttool.report import counted
+from ckpttool.series.listing import Listed, ListedSeries, Listing
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+MOST_PANELS = 24
+"""More than that nobody looks at, and a PNG can't be taller."""
+_MOST_TOGETHER = 4
+"""Metrics of one kind in one panel."""
+_MOST_TICKS = 12
+_HEIGHT = 2.6  # inches
+_LINES = ("#3465a4", "#c17d11", "#75507b", "#4e9a06")
+_SIZE, _GONE_SIZE, _GONE, _BAD, _BEST = "#babdb6", "#eeeeec", "#888a85", "#cc0000", "#f5c211"
+_SIZES_BELOW = 4.0
+"""Bars of sizes take the lower quarter of a panel, so that the lines stay readable."""
+_EVERYTHING = Look(now=0.0)
+
+_AXES: Mapping[str, Callable[[Listed], float | None]] = {
+    "step": lambda row: row.entry.step,
+    "epoch": lambda row: row.entry.epoch,
+}
+
+
+@dataclass(frozen=True)
+class SeriesPanel(Panel):
+    """A series: lines of metrics, and behind them a bar for each size.
+
+    Attributes:
+        title: Its key.
+        rows: Its checkpoints, in the order of ``places``.
+        axis: What the places are: ``step``, ``epoch`` or ``checkpoint``.
+        places: Where each stands.
+        metrics: Names of what is drawn as lines.
+        best: The metric whose best is marked.
+        height: In inches.
+    """
+
+    title: str
+    rows: Sequence[Listed]
+    axis: str
+    places: Sequence[float]
+    metrics: Sequence[str]
+    best: str | None = None
+    height: float = _HEIGHT
+
+    def draw(self, axes: Axes) -> None:
+        """Draw sizes behind the metrics, and the marks of a policy on the first of these."""
+        sizes = axes.twinx() if self.metrics else axes
+        self._sizes(sizes)
+        if self.metrics:
+            axes.set_zorder(sizes.get_zorder() + 1)
+            axes.patch.set_visible(False)
+        for at, name in enumerate(self.metrics):
+            self._line(axes, name, _LINES[at % len(_LINES)], is_first=at == 0)
+        if self.metrics:
+            self._leave_room(axes)
+        self._unsound(sizes)
+        axes.set_xlabel(self.axis)
+        axes.grid(alpha=0.3)
+        self._name_places(axes)
+        self._legend(axes, sizes)
+
+    def _sizes(self, axes: Axes) -> None:
+        """Draw a bar for each size; those of what goes are pale."""
+        from matplotlib.collections import PolyCollection
+        from matplotlib.ticker import FuncFormatter
+
+        half = 0.3 * _closest(self.places)
+        for is_gone, colour in ((False, _SIZE), (True, _GONE_SIZE)):
+            bars = [
+                [(x - half, 0), (x - half, row.entry.nbytes), (x + half, row.entry.nbytes), (x + half, 0)]
+                for x, row in zip(self.places, self.rows, strict=True)
+                if (row.kept == ()) is is_gone
+            ]
+            if bars:
+                told = "size (remove)" if is_gone else "size"
+                axes.add_collection(PolyCollection(bars, facecolor=colour, linewidth=0, label=told))
+        largest = max((row.entry.nbytes for row in self.rows), default=0)
+        axes.set_xlim(min(self.places) - 1.5 * half, max(self.places) + 1.5 * half)
+        axes.set_ylim(0, max(largest, 1) * (_SIZES_BELOW if self.metrics else 1.15))
+        axes.set_yticks([0, largest])
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: file_size(round(value))))
+
+    def _leave_room(self, axes: Axes) -> None:
+        """Lift the lines above the bars, and name no values there."""
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        axes.set_ylim(low - (high - low) / (_SIZES_BELOW - 1), high)
+        axes.set_yticks(ticks)
+
+    def _line(self, axes: Axes, name: str, colour: str, *, is_first: bool) -> None:
+        values = [_finite(metric_of(row, name)) for row in self.rows]
+        known = [(x, y) for x, y in zip(self.places, values, strict=True) if y is not None]
+        axes.plot(*_split(known), color=colour, linewidth=1.2, label=label(name))
+        marks = [
+            (x, y, row) for x, y, row in zip(self.places, values, self.rows, strict=True) if y is not None
+        ]
+        kept = [(x, y) for x, y, row in marks if row.kept != ()]
+        gone = [(x, y) for x, y, row in marks if row.kept == ()]
+        has_policy = any(row.kept is not None for row in self.rows)
+        axes.plot(
+            *_split(kept), "o", color=colour, markersize=4, label="keep" if has_policy and is_first else None
+        )
+        if gone:
+            axes.plot(
+                *_split(gone),
+                "o",
+                markerfacecolor="white",
+                markeredgecolor=_GONE,
+                markersize=4,
+                label="remove" if is_first else None,
+            )
+        best = [(x, y) for x, y, row in marks if row.is_best] if name == self.best else []
+        if best:
+            axes.plot(
+                *_split(best),
+                "*",
+                color=_BEST,
+                markeredgecolor="black",
+                markeredgewidth=0.6,
+                markersize=12,
+                label="best",
+            )
+
+    def _unsound(self, axes: Axes) -> None:
+        """Mark what is damaged or incomplete at the foot, where every one has a place."""
+        bad = [x for x, row in zip(self.places, self.rows, strict=True) if row.entry.fault is not None]
+        if bad:
+            axes.plot(bad, [0] * len(bad), "x", color=_BAD, clip_on=False, zorder=5, label="not sound")
+
+    def _name_places(self, axes: Axes) -> None:
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        if len(self.places) <= _MOST_TICKS:
+            axes.set_xticks(self.places)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _place_text(value)))
+
+    def _legend(self, axes: Axes, sizes: Axes) -> None:
+        shown: dict[str, Artist] = {}
+        for one in dict.fromkeys((axes, sizes)):
+            for handle, name in zip(*one.get_legend_handles_labels(), strict=True):
+                shown.setdefault(name, handle)
+        axes.legend(
+            shown.values(), shown.keys(), loc="upper left", bbox_to_anchor=(1.09, 1.02), frameon=False
+        )
+
+
+def series_picture(kind: str, title: str, listing: Listing) -> bytes:
+    """Return a panel for each series, and in HTML the numbers of every checkpoint.
+
+    Args:
+        kind: ``svg``, ``png`` or ``html``.
+        title: What was looked at.
+        listing: With what a policy would keep, where that is to be marked.
+    """
+    several = [one for one in listing.series if len(one.checkpoints) > 1] or list(listing.series)
+    largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_PANELS]
+    drawn = [one for one in several if one in largest]
+    shared = next((name for name in _AXES if all(_counts(one.checkpoints, name) for one in drawn)), None)
+    panels = [_panel(one, listing.best, shared) for one in drawn]
+    told = f"{title}: {counted(len(listing.checkpoints), 'checkpoint')} in {len(listing.series):,} series"
+    if len(panels) < len(listing.series):
+        told += f" ({len(panels):,} drawn)"
+    return picture(kind, told, panels, _numbers(listing))
+
+
+def _panel(series: ListedSeries, best: str | None, shared: str | None) -> SeriesPanel:
+    axis, places = _places(series.checkpoints, shared)
+    ordered = sorted(zip(places, range(len(places)), series.checkpoints, strict=True))
+    rows = [row for _, _, row in ordered]
+    return SeriesPanel(series.key, rows, axis, [x for x, _, _ in ordered], _drawn_metrics(rows, best), best)
+
+
+def _places(rows: Sequence[Listed], shared: str | None) -> tuple[str, list[float]]:
+    """Return where checkpoints stand: at their steps or epochs, where all have different ones."""
+    for name in (shared,) if shared is not None else _AXES:
+        if found := _counts(rows, name):
+            return name, found
+    return "checkpoint", [float(at) for at in range(1, len(rows) + 1)]
+
+
+def _counts(rows: Sequence[Listed], axis: str) -> list[float] | None:
+    """Return the steps or epochs of checkpoints; None where one has none, or two have the same."""
+    known = [value for row in rows if (value := _AXES[axis](row)) is not None]
+    return known if len(set(known)) == len(rows) else None
+
+
+def _drawn_metrics(rows: Sequence[Listed], best: str | None) -> list[str]:
+    """Return the metrics that are drawn: the best's, or else the first, and those of its kind."""
+    look = Look(now=0.0, wanted=(best,) if best is not None else ())
+    known = [
+        name
+        for name in shown_metrics(rows, look)
+        if any(_finite(metric_of(row, name)) is not None for row in rows)
+    ]
+    alike = [name for name in known if _kind(name) == _kind(known[0])]
+    return alike[:_MOST_TOGETHER]
+
+
+def _kind(metric: str) -> str:
+    """Return the last word of a metric's name: ``val_loss`` and ``train/loss`` can share an axis."""
+    return metric.replace("/", "_").rpartition("_")[2].lower()
+
+
+def _place_text(value: float) -> str:
+    return number(int(value) if value == int(value) else value)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _closest(places: Sequence[float]) -> float:
+    """Return how far the closest two stand apart."""
+    return min((b - a for a, b in pairwise(places) if b > a), default=1.0)
+
+
+def _split(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+# The table ------------------------------------------------------------------------------------------
+
+
+def _numbers(listing: Listing) -> Numbers:
+    """Return all checkpoints, with times instead of ages: the same input is drawn in the same bytes."""
+    metrics = shown_metrics(listing.checkpoints, _EVERYTHING)
+    has_policy = any(row.kept is not None for row in listing.checkpoints)
+    headings = ["checkpoint", "series", "epoch", "step", *metrics, "size", "changed (UTC)"]
+    headings += [*(["policy"] if has_policy else []), "state", "notes"]
+    return Numbers(headings, [list(_cells(row, metrics, listing, has_policy)) for row in listing.checkpoints])
+
+
+def _cells(row: Listed, metrics: Sequence[str], listing: Listing, has_policy: bool) -> Iterator[str]:
+    entry = row.entry
+    yield entry.path
+    yield entry.group
+    yield count(entry.epoch)
+    yield count(entry.step)
+    for name in metrics:
+        value = metric_of(row, name)
+        yield "" if value is None else f"{value:.6g}"
+    yield file_size(entry.nbytes)
+    yield moment_utc(entry.modified_ns) or ""
+    if has_policy:
+        yield fate(row, Look(now=0.0, long=True))
+    yield row.state
+    yield notes(row, _EVERYTHING, is_alone=False, best=listing.best)

@@ -1,0 +1,140 @@
+"""The files that pins stand in: what is in one, and how one is changed, with all else in it kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
+from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.series.entry import shown
+from ckpttool.series.home import beside, has_serials, home_of
+from ckpttool.series.pointers import MAX_STATE, PINS
+from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.tomledit import changed_strings
+from ckpttool.wire.tomltext import parse_toml
+
+KEY = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One line of a list of pins: the file, what stands there, and the path that it means."""
+
+    file: str
+    name: str
+    path: str
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether what it means is there."""
+        return os.path.exists(self.path) or os.path.exists(f"{self.path}{INDEX}")
+
+
+def pins_in(file: str, text: str) -> Iterator[Pin]:
+    """Yield the pins in a file.
+
+    Raises:
+        DamagedCheckpoint: It isn't what it should be.
+    """
+    directory = os.path.dirname(file)
+    try:
+        names = names_in(text)
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+    for name in names:
+        yield Pin(file, name, shown(os.path.normpath(os.path.join(directory, name))))
+
+
+def _unreadable(file: str, error: Exception) -> DamagedCheckpoint:
+    return DamagedCheckpoint(shown(file), f"the pins can't be read: {error}", expected='pinned = ["name", …]')
+
+
+def changed_text(
+    file: str, text: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
+) -> str:
+    """Return the text of a file with other pins in it.
+
+    Raises:
+        DamagedCheckpoint: It can't be changed in its place.
+    """
+    try:
+        return changed_strings(text, KEY, renamed=renamed, added=added)
+    except ValueError as error:
+        raise _unreadable(file, error) from error
+
+
+def read(file: str) -> str:
+    """Return a list of pins as it stands on the disk, line endings included; nothing where there is none.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    try:
+        with open(file, "rb") as opened:
+            content = opened.read(MAX_STATE + 1)
+        if len(content) > MAX_STATE:
+            raise DamagedCheckpoint(shown(file), "the pins can't be read: no list of names is so long")
+        return content.decode()
+    except FileNotFoundError as error:
+        if os.path.islink(file):
+            raise from_os_error(error, file) from error
+        return ""
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, error) from error
+    except OSError as error:
+        raise from_os_error(error, file) from error
+
+
+def write(file: str, text: str) -> None:
+    """Write a list of pins; one that says nothing any more goes.
+
+    Raises:
+        AccessDenied: It can't be written; it is as it was.
+    """
+    target = os.path.realpath(file)
+    try:
+        if "".join(text.split()) == f"{KEY}=[]":
+            os.unlink(target)
+        else:
+            write_atomically(target, text.encode())
+    except OSError as error:
+        raise AccessDenied(shown(file), f"{from_os_error(error, file).reason}; no pin was changed") from error
+
+
+def file_for(directory: str) -> str:
+    """Return the file that what lies in a directory is pinned in."""
+    home = home_of(directory)
+    return os.path.join(home.path if home.suffix else directory, PINS)
+
+
+def files_for(directory: str) -> list[str]:
+    """Return the files that may pin what lies in a directory."""
+    places = directory, beside(directory).path
+    return [file for place in places if os.path.lexists(file := os.path.join(place, PINS))]
+
+
+def around(directory: str) -> Iterator[Pin]:
+    """Yield the pins of a Fluid root, which are in the directory around it."""
+    if has_serials(directory):
+        file = os.path.join(beside(directory).path, PINS)
+        for one in pins_in(file, read(file)):
+            if _lies_in(one.path, directory):
+                yield replace(one, path=shown(os.path.join(directory, os.path.basename(one.path))))
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(directory)
+
+
+def names_in(text: str) -> list[str]:
+    """Return what is pinned, as it stands in a file.
+
+    Raises:
+        ValueError: It is no TOML, or no list of names.
+    """
+    names = parse_toml(text).get(KEY, [])
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError(f"{KEY} is no list of names")
+    return names

@@ -1,0 +1,193 @@
+"""What small texts that name checkpoints say once these have other names. Pure: texts in, texts out.
+
+All else in a text stays as it is written, as far as that is possible.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckpttool.formats.tf_state import parse_state, state_text
+
+BEST = "best_model_checkpoint"
+
+NewName = Callable[[str], str | None]
+"""Returns what a path that stands in a text is to be from now on, or None where it stays."""
+
+_STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
+_BEST = re.compile(rf'("{BEST}"\s*:\s*)("(?:[^"\\]|\\.)*")')
+_FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
+_PLAIN = re.compile(
+    r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{64})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
+)
+_TAGGED = re.compile(
+    r"(?P<mark>\\?)(?P<gap>SHA256 ?\()(?P<name>.+)(?P<behind>\) ?= ?)(?P<digest>[0-9A-Fa-f]{64})(?P<end>\r?)",
+    re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\([\\nr])")
+_UNESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
+
+
+class Changed(NamedTuple):
+    """A file that says something else from now on: its digests, and its new size in bytes."""
+
+    before: str
+    after: str
+    nbytes: int
+
+
+def line_text(text: str, new: NewName) -> str:
+    """Return a text that is one path, with the white space around it."""
+    bare = text.strip()
+    told = new(bare) if bare else None
+    return text if told is None else text.replace(bare, told, 1)
+
+
+def state_file_text(text: str, new: NewName) -> str:
+    """Return TensorFlow's state file; paths and timestamps stay parallel.
+
+    Raises:
+        ValueError: It is none.
+    """
+    state = parse_state(text)
+    if state is None:
+        raise ValueError("it names no checkpoint")
+    paths = tuple(new(path) or path for path in state.paths)
+    latest = new(state.latest) or state.latest
+    return (
+        text
+        if (latest, paths) == (state.latest, state.paths)
+        else state_text(replace(state, latest=latest, paths=paths))
+    )
+
+
+def best_text(text: str, new: NewName) -> str:
+    """Return a ``trainer_state.json`` with another ``best_model_checkpoint``.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    if BEST not in text:
+        return text
+    found = _BEST.search(text)
+    if (
+        found is not None
+        and len(_BEST.findall(text)) == 1
+        and new(json.loads(found[2], strict=False)) is None
+    ):
+        return text  # the whole history of a run takes long to parse
+    told = _loaded(text)
+    best = told.get(BEST)
+    renamed = new(best) if isinstance(best, str) and best else None
+    if renamed is None:
+        return text
+    wanted = {**told, BEST: renamed}
+    return _verified(_BEST.sub(lambda match: match[1] + json.dumps(renamed), text), wanted)
+
+
+def index_text(text: str, names: Mapping[str, str]) -> str:
+    """Return the index of a sharded set in which its shards have other names.
+
+    Raises:
+        ValueError: It is no index.
+    """
+    told = _loaded(text)
+    mapped = told.get("weight_map")
+    if not isinstance(mapped, dict):
+        raise ValueError("it maps nothing")
+    wanted = {**told, "weight_map": {key: _mapped(value, names) for key, value in mapped.items()}}
+
+    def string(match: re.Match[str]) -> str:
+        new = None if match[2] else names.get(json.loads(match[1], strict=False))
+        return match[0] if new is None else json.dumps(new)
+
+    return _verified(_STRING.sub(string, text), wanted)
+
+
+def _mapped(value: object, names: Mapping[str, str]) -> object:
+    """Return the shard of a tensor under its new name; Keras has a list of them."""
+    if isinstance(value, list):
+        return [_mapped(one, names) for one in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    try:
+        told = json.loads(text)
+    except RecursionError as failure:
+        raise ValueError("it is nested too deeply") from failure
+    if not isinstance(told, dict):
+        raise ValueError("it is no JSON object")
+    return told
+
+
+def _verified(text: str, wanted: Mapping[str, Any]) -> str:
+    """Return an edited text if it says what it is to say; else what does, in a layout of its own."""
+    try:
+        is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
+    except ValueError:
+        is_right = False
+    return text if is_right else json.dumps(wanted, indent=2) + "\n"
+
+
+def sums_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+    """Return a list of SHA-256 digests in which files have other names, and some say something else.
+
+    Args:
+        text: As ``sha256sum`` writes it.
+        new: New names by the old ones.
+        changed: Files that say something else from now on, by their old names. A digest that wasn't right
+            before stays.
+    """
+    return "\n".join(_sum_line(line, new, changed) for line in text.split("\n"))
+
+
+def _sum_line(line: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+    match = _PLAIN.fullmatch(line) or _TAGGED.fullmatch(line)
+    if match is None:
+        return line
+    name = match["name"]
+    if match["mark"]:
+        name = _ESCAPE.sub(lambda found: _UNESCAPED[found[1]], name)
+    digest = match["digest"]
+    edit = changed.get(os.path.normpath(name))
+    if edit is not None and digest.lower() == edit.before:
+        digest = edit.after
+    renamed = new(name)
+    if renamed is None and digest == match["digest"]:
+        return line
+    told = renamed or name
+    escaped = told.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != told else ""
+    behind = match.groupdict().get("behind")
+    if behind is not None:
+        return f"{mark}{match['gap']}{escaped}{behind}{digest}{match['end']}"
+    return f"{mark}{digest}{match['gap']}{escaped}{match['end']}"
+
+
+def digests_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+    """Return the digests of tensors in which the files that hold them have other names, and other sizes.
+
+    Raises:
+        ValueError: It is no such document.
+    """
+    told = _loaded(text)
+    files = told.get("files")
+    if not isinstance(files, dict):
+        raise ValueError("it lists no files")
+    renamed = {
+        new(name) or name: _sized(entry, changed.get(os.path.normpath(name))) for name, entry in files.items()
+    }
+    if renamed == files:
+        return text
+    line = f' "files": {json.dumps(renamed)},'
+    return _verified(_FILES.sub(lambda match: line, text, count=1), {**told, "files": renamed})
+
+
+def _sized(entry: object, edit: Changed | None) -> object:
+    return {**entry, "bytes": edit.nbytes} if edit is not None and isinstance(entry, dict) else entry

@@ -1,0 +1,103 @@
+"""What ckpttool has written down for itself, read back: each value is of its type, each name stays inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ckpttool.series.files import Contents, Fingerprint
+
+
+def is_name(name: str) -> bool:
+    """Tell whether a text names an entry of a directory, and nothing elsewhere."""
+    return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name
+
+
+def text_of(value: object) -> str:
+    """Return a text.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def text_or_none(value: object) -> str | None:
+    """Return a text, or None.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    return None if value is None else text_of(value)
+
+
+def count_of(value: object) -> int:
+    """Return a number.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def name_of(value: object) -> str:
+    """Return a name.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    name = text_of(value)
+    if not is_name(name):
+        raise ValueError(f"{name!r} leads out of the directory")
+    return name
+
+
+def path_of(value: object) -> str:
+    """Return a path of one or more names, relative to a directory.
+
+    Raises:
+        TypeError, ValueError: It leads elsewhere.
+    """
+    path = text_of(value)
+    if not all(map(is_name, path.split(os.sep))):
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+def below(value: object, members: Collection[str]) -> str:
+    """Return a path that is one of some others, or lies below one.
+
+    Raises:
+        TypeError, ValueError: It is not.
+    """
+    path = path_of(value)
+    parts = path.split(os.sep)
+    if not any(os.sep.join(parts[:count]) in members for count in range(1, len(parts) + 1)):
+        raise ValueError(f"{path!r} leads out of the directory")
+    return path
+
+
+def contents_of(told: Mapping[str, Any], members: Collection[str]) -> Contents:
+    """Return the files and directories that lie at some members.
+
+    Raises:
+        KeyError, TypeError, ValueError: They are not told, or lie elsewhere.
+    """
+    files = tuple(
+        Fingerprint(below(path, members), *(count_of(number) for number in numbers))
+        for path, *numbers in told["files"]
+    )
+    return Contents(files, tuple(below(path, members) for path in told["directories"]))
+
+
+def contents_told(contents: Contents) -> dict[str, Any]:
+    """Return what ``contents_of`` reads."""
+    return {
+        "directories": contents.directories,
+        "files": [(file.path, file.device, file.inode, file.size, file.mtime_ns) for file in contents.files],
+    }

@@ -1,0 +1,221 @@
+"""A list of texts in a TOML document: changed in its place, with every other byte of the document kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckpttool.wire.tomltext import parse_toml
+
+_STRING = re.compile(r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'', re.DOTALL)
+_COMMENT = re.compile(r"#[^\n]*")
+_ASSIGNED = re.compile(r"""(?P<key>(?:"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\n"'=#])+)=[ \t]*""")
+_INDENT = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """Where an array stands: from ``[`` to behind ``]``, its strings, and its commas."""
+
+    start: int
+    end: int
+    strings: tuple[tuple[int, int], ...]
+    commas: tuple[int, ...]
+
+    def comma_behind(self, index: int) -> int | None:
+        """Return where the comma behind a string is, or None where it has none."""
+        (_, end), following = self.strings[index], self.strings[index + 1 : index + 2]
+        limit = following[0][0] if following else self.end
+        return next((at for at in self.commas if end <= at < limit), None)
+
+
+def changed_strings(
+    text: str, key: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
+) -> str:
+    """Return a document in which a list of texts, a key of its first level, is another.
+
+    Args:
+        text: The document.
+        key: A bare key; where the document lacks it, it is added before the first table.
+        renamed: New texts of the list by their old ones; what is to go has None.
+        added: What comes behind all others.
+
+    Raises:
+        ValueError: The document is no TOML, the key is no list of texts, or none of them can be found in it.
+    """
+    tables = parse_toml(text)
+    old = tables.get(key, [])
+    if not isinstance(old, list) or not all(isinstance(one, str) for one in old):
+        raise ValueError(f"{key} is no list of names")
+    new = [kept for one in old if (kept := (renamed or {}).get(one, one)) is not None] + [*added]
+    if new == old:
+        return text
+    found = text if key in tables else _with_key(text, key)
+    array = _array(found, key)
+    result = _changed(found, array, renamed or {}, added)
+    if parse_toml(result) != tables | {key: new}:
+        raise ValueError(f"{key} is written in a way that can't be changed in its place")
+    return result
+
+
+def quoted(text: str) -> str:
+    """Return a text as TOML's string of one line.
+
+    Raises:
+        ValueError: It isn't Unicode.
+    """
+    import json
+
+    text.encode()
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _changed(text: str, array: _Array, renamed: Mapping[str, str | None], added: Sequence[str]) -> str:
+    for index in reversed(range(len(array.strings))):
+        start, end = _scanned(text, array.start).strings[index]
+        told = _value(text[start:end])
+        new = renamed.get(told, told)
+        if new is None:
+            text = _without(text, _scanned(text, array.start), index)
+        elif new != told:
+            text = text[:start] + quoted(new) + text[end:]
+    for one in added:
+        text = _with_string(text, _scanned(text, array.start), quoted(one))
+    return text
+
+
+def _without(text: str, array: _Array, index: int) -> str:
+    """Return the text without a string and its comma; a line that is empty then goes too."""
+    start, end = array.strings[index]
+    comma = array.comma_behind(index)
+    if comma is not None:
+        if text[end:comma].strip():  # a comment, or a line, is between them
+            text = text[:comma] + text[comma + 1 :]
+        else:
+            end = comma + 1
+    elif index and not text[array.strings[index - 1][1] : start].strip(" \t,"):
+        start = array.strings[index - 1][1]
+    line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", end)
+    if line_end >= 0 and not text[line_start:start].strip() and not text[end:line_end].strip():
+        return text[:line_start] + text[line_end + 1 :]
+    if text[end:].startswith(" ") and not text[end:].lstrip(" ").startswith(("#", "]")):
+        end += 1
+    return text[:start] + text[end:]
+
+
+def _with_string(text: str, array: _Array, token: str) -> str:
+    """Return the text with one more string: on a line of its own where the last one has one."""
+    if not array.strings:
+        return _with_first(text, array, token)
+    start, end = array.strings[-1]
+    comma = array.comma_behind(len(array.strings) - 1)
+    line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", end, array.end)
+    if line_end < 0 or text[line_start:start].strip() or (comma is not None and comma > line_end):
+        place = end if comma is None else comma
+        return f"{text[:place]}, {token}{text[place:]}"
+    newline = "\r\n" if text[line_end - 1] == "\r" else "\n"
+    tail = line_end + 1 - len(newline)
+    line = f"{newline}{text[line_start:start]}{token},"
+    separator = "" if comma is not None else ","
+    return f"{text[:end]}{separator}{text[end:tail]}{line}{text[tail:]}"
+
+
+def _with_first(text: str, array: _Array, token: str) -> str:
+    at = array.start + 1
+    if text.startswith(("\n", "\r\n"), at):
+        newline = "\r\n" if text[at] == "\r" else "\n"
+        return f"{text[:at]}{newline}{_INDENT}{token},{text[at:]}"
+    comma = "," if "#" in text[at : array.end] else ""
+    return f"{text[:at]}{token}{comma}{text[at:]}"
+
+
+def _with_key(text: str, key: str) -> str:
+    """Return the text with an empty list, behind what stands before the first table."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    line = f"{key} = [{newline}]{newline}"
+    statements = list(_statements(text))
+    tables = [start for start, name, _ in statements if name is None]
+    ends = [end for _, name, end in statements if name is not None]
+    if not ends and tables:
+        return f"{line}{newline}{text}"
+    place = ends[-1] if ends else len(text)
+    at = text.find("\n", place) + 1
+    if not at:
+        return f"{text}{newline if text else ''}{line}" if text and not text.endswith("\n") else text + line
+    return text[:at] + line + text[at:]
+
+
+def _array(text: str, key: str) -> _Array:
+    for start, name, _ in _statements(text):
+        if name is None:
+            break
+        match = _ASSIGNED.match(text, start)
+        if match is not None and _value(name) == key and text[match.end()] == "[":
+            return _scanned(text, match.end())
+    raise ValueError(f"{key} is no list of names")
+
+
+def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:
+    """Yield where each statement before the first table starts, its key, and its end; then that table."""
+    at = 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+        elif text[at] == "#":
+            at = _behind_comment(text, at)
+        elif text[at] == "[":
+            yield at, None, at
+            return
+        else:
+            match = _ASSIGNED.match(text, at)
+            if match is None:
+                return
+            end = _behind_value(text, match.end())
+            yield at, match["key"].strip(), end
+            at = end
+
+
+def _behind_comment(text: str, at: int) -> int:
+    match = _COMMENT.match(text, at)
+    return match.end() if match else at + 1
+
+
+def _behind_value(text: str, at: int) -> int:
+    depth = 0
+    while at < len(text):
+        if match := _STRING.match(text, at):
+            at = match.end()
+            continue
+        if text[at] == "#" or (text[at] == "\n" and not depth):
+            if not depth:
+                return at
+            at = _behind_comment(text, at)
+            continue
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(text[at], 0)
+        at += 1
+    return at
+
+
+def _scanned(text: str, start: int) -> _Array:
+    strings: list[tuple[int, int]] = []
+    commas: list[int] = []
+    at = start + 1
+    while at < len(text) and text[at] != "]":
+        if match := _STRING.match(text, at):
+            strings.append(match.span())
+            at = match.end()
+        elif text[at] == "#":
+            at = _behind_comment(text, at)
+        else:
+            if text[at] == ",":
+                commas.append(at)
+            at += 1
+    return _Array(start, at + 1, tuple(strings), tuple(commas))
+
+
+def _value(token: str) -> str:
+    """Return what a string token, or a key, says."""
+    if token[:1] not in "\"'":
+        return token
+    return str(parse_toml(f"value = {token}")["value"])

@@ -1,0 +1,78 @@
+"""``ckpttool pin`` and ``unpin``: stdout, stderr and exit status together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied
+from ckpttool.series import pins
+
+NAME = "run/model_epoch_3.pth"
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs, below the working directory."""
+    shutil.copytree(files / "series", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
+
+
+def test_pin_and_unpin(run, series: Path) -> None:
+    assert run("pin", NAME) == (0, f"pinned {NAME}\n", "")
+    assert run("pin", NAME) == (0, f"{NAME} is pinned already\n", "")
+    assert "pinned" in run("list", series, "--json").out
+    assert run("unpin", NAME) == (0, f"unpinned {NAME}\n", "")
+    assert run("unpin", NAME) == (0, f"{NAME} is not pinned\n", "")
+    assert run("pin", "-q", NAME) == (0, "", "")
+
+
+def test_json(run, series: Path) -> None:
+    document = {"schema": "ckpttool.pin/1", "pinned": [NAME], "missing": [], "changed": [NAME]}
+    assert json.loads(run("pin", NAME, "--json").out) == document
+    assert json.loads(run("pin", NAME, "--json").out) == document | {"changed": []}
+    assert json.loads(run("pin", "--list", "--json").out) == document | {"changed": []}
+    assert json.loads(run("unpin", NAME, "--json").out) == document | {"pinned": []}
+
+
+def test_what_is_pinned(run, series: Path) -> None:
+    assert run("pin", "--list") == (0, "", "")
+    os.rename(series / "model_epoch_2.pth", series / "model\n_epoch_2.pth")
+    run("pin", NAME, "run/model\n_epoch_2.pth")
+    assert run("pin", "--list", "-0", "run").out == f"{NAME}\0run/model\n_epoch_2.pth\0"
+    (series / "model_epoch_3.pth").unlink()
+    status, out, err = run("pin", "-l")
+    assert (status, out) == (1, f"{NAME}\nrun/model\n_epoch_2.pth\n")
+    assert (
+        err == f"ckpttool: warning: {NAME}: it is pinned, and isn't there (ckpttool unpin takes that back)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pin"], "name a PATH"),
+        (["unpin"], "name a PATH"),
+        (["pin", "run/none.pth"], "run/none.pth: no such file or directory"),
+        (["unpin", "run/none.pth"], "run/none.pth: no such file or directory"),
+        (["pin", "run"], "run: holds 10 checkpoints, and is none itself (name one of them)"),
+        (["pin", "-l", "none"], "none: no such file or directory"),
+        (["pin", "-0", NAME], "-0 goes with --list"),
+    ],
+)
+def test_what_is_refused(run, series: Path, arguments: list[str], message: str) -> None:
+    assert run(*arguments) == (2, "", f"ckpttool: error: {message}\n")
+
+
+def test_a_directory_that_may_not_be_written(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: str) -> None:
+        raise AccessDenied(f"{directory}/.ckpttool.lock", "read-only file system")
+
+    monkeypatch.setattr(pins, "locked", refuse)
+    answer = run("pin", NAME)
+    assert answer == (2, "", "ckpttool: error: run: read-only file system; no pin was changed\n")

@@ -1,0 +1,260 @@
+"""``ckpttool prune`` where a configuration says what it does: when it is read, and several directories."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import write
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture
+def project(files: Path, tmp_path: Path) -> Path:
+    """Return the working directory, with two runs of ten epochs."""
+    for name in ("a", "b"):
+        shutil.copytree(files / "series", tmp_path / "runs" / name)
+    return tmp_path
+
+
+def configure(text: str) -> None:
+    write(Path("ckpttool.toml"), text)
+
+
+def epochs(directory: str) -> list[int]:
+    return sorted(int(path.stem.rpartition("_")[2]) for path in Path("runs", directory).glob("*.pth"))
+
+
+def test_plain_prune_does_what_it_says(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', 'runs/b']\nkeep-last = 2\n")
+    status, out, err = run("prune")
+    assert (status, err, epochs("a"), epochs("b")) == (0, "", [9, 10], [9, 10])
+    assert out.endswith("\n\nremoved 16 of 20 checkpoints, 65 kB freed\n")
+    assert out.count("model_epoch_*.pth") == 2
+
+
+def test_it_is_found_from_below(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure("[retention]\npaths = ['runs/a']\nkeep-last = 2\n")
+    monkeypatch.chdir(project / "runs" / "b")
+    status, out, _ = run("prune", "--dry-run")
+    assert status == 0
+    assert out.startswith("../../runs/a/model_epoch_*.pth\n")
+
+
+def test_the_command_line_comes_last(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs']\nkeep-last = 2\nexclude = ['*_1.pth']\n")
+    status, out, _ = run("prune", "-r", "--check", "--exclude", "*_2.pth", "--json")
+    (a, b) = json.loads(out)["groups"]
+    assert (status, len(a["keep"]), len(a["remove"]), len(b["remove"])) == (1, 2, 6, 6)
+    assert (epochs("a"), epochs("b")) == ([*range(1, 11)], [*range(1, 11)])
+
+
+@pytest.mark.parametrize("arguments", [["runs/a"], ["runs/a", "--yes"]])
+def test_with_a_directory_it_is_not_read(run, project: Path, arguments: list[str]) -> None:
+    configure("this is no TOML")
+    said = "ckpttool: error: no rule says what to keep (--keep N keeps the newest N)\n"
+    assert run("prune", *arguments) == (2, "", said)
+    assert run("prune", *arguments, "--keep", "9").status == 0
+
+
+def test_with_a_rule_it_is_not_read(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure("this is no TOML")
+    monkeypatch.chdir(project / "runs" / "a")
+    assert run("prune", "--keep", "9").status == 0
+    assert epochs("../runs/a") == []  # nothing lies in runs/a/runs/a
+    assert len(list(Path().glob("*.pth"))) == 9
+
+
+def test_a_named_one_is_read(run, project: Path) -> None:
+    write(Path("other.toml"), "[retention]\npaths = ['runs/a']\nkeep-last = 2\n")
+    assert run("prune", "--config", "other.toml", "runs/b").status == 0
+    assert (len(epochs("a")), epochs("b")) == (10, [9, 10])
+    said = "other.toml has rules, and so has the command line (leave out one of them)"
+    assert run("prune", "--config", "other.toml", "--keep", 1) == (2, "", f"ckpttool: error: {said}\n")
+    write(Path("other.toml"), "[retention]\npaths = ['runs/a']\n")
+    assert run("prune", "--config", "other.toml", "--keep", 1).status == 0
+    assert epochs("a") == [10]
+    write(Path("other.toml"), "[verify]\n")
+    said = "other.toml: it has no [retention]"
+    assert run("prune", "--config", "other.toml") == (2, "", f"ckpttool: error: {said}\n")
+
+
+def test_without_any_rule_nothing_goes(run, project: Path) -> None:
+    said = (
+        "ckpttool: error: no rule says what to keep "
+        "(--keep N keeps the newest N; or write a ckpttool.toml with [retention])\n"
+    )
+    assert run("prune") == (2, "", said)
+    configure("[verify]\n")
+    assert run("prune") == (2, "", said)
+    configure("[retention]\nrecursive = true\n")
+    assert run("prune") == (
+        2,
+        "",
+        "ckpttool: error: no rule says what to keep (--keep N keeps the newest N)\n",
+    )
+    assert len(epochs("a") + epochs("b")) == 20
+
+
+def test_each_directory_is_pruned_for_itself(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', 'nowhere', 'runs/b']\nkeep-last = 2\n")
+    status, out, err = run("prune")
+    assert (status, out, epochs("a"), epochs("b")) == (2, "", [9, 10], [9, 10])
+    assert err.startswith("ckpttool: error: nowhere: no such file or directory\n")
+    assert err.endswith("\n\nremoved 16 of 20 checkpoints, 65 kB freed\n")
+
+
+def test_the_worst_status_counts(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', 'runs/b']\nkeep-last = 2\n")
+    path = project / "runs" / "a" / "model_epoch_3.pth"
+    path.write_bytes(path.read_bytes()[:900])
+    assert run("prune", "-q").status == 1
+    assert (epochs("a"), epochs("b")) == ([3, 9, 10], [9, 10])
+
+
+def test_series_have_the_rules_of_their_paths(run, project: Path) -> None:
+    configure(
+        """\
+        [retention]
+        paths = ["runs"]
+        recursive = true
+        keep-last = 2
+
+        [[retention.rule]]
+        path = "runs/b/**"
+        keep-every-epochs = 5
+        """
+    )
+    assert run("prune").status == 0
+    assert (epochs("a"), epochs("b")) == ([9, 10], [1, 5, 10])
+
+
+def test_one_of_its_checkpoints_is_explained(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', 'runs']\nrecursive = true\nkeep-last = 2\n")
+    for name in ("a", "b"):
+        status, out, err = run("prune", "--explain", f"runs/{name}/model_epoch_3.pth")
+        assert (status, err) == (0, "")
+        assert out.startswith(f"runs/{name}/model_epoch_3.pth goes\n")
+    said = "ckpttool: error: x/m.pth lies in none of the directories that are looked at: runs/a, runs\n"
+    assert run("prune", "--explain", "x/m.pth") == (2, "", said)
+    assert len(epochs("a") + epochs("b")) == 20
+
+
+def test_a_directory_that_is_named_twice_is_pruned_once(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', './runs/a/']\nkeep-last = 2\n")
+    assert run("prune").out.endswith("\nremoved 8 of 10 checkpoints, 33 kB freed\n")
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return what puts somebody before a terminal who types an answer."""
+
+    def put(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+    return put
+
+
+def test_the_terminal_is_asked_unless_it_says_yes(run, project: Path, typed: Callable[[str], None]) -> None:
+    typed("")
+    text = "[retention]\npaths = ['runs/a']\nkeep-last = 2\n"
+    configure(text)
+    assert run("prune").status == 130
+    assert len(epochs("a")) == 10
+    configure(f"{text}yes = true\n")
+    assert run("prune").status == 0
+    assert epochs("a") == [9, 10]
+
+
+TWO = "[retention]\npaths = ['runs/a', 'runs/b']\nkeep-last = 2\n"
+
+
+def test_one_directory_may_be_declined(run, project: Path, typed: Callable[[str], None]) -> None:
+    configure(TWO)
+    typed("y\nn\n")
+    status, out, err = run("prune")
+    assert (status, len(epochs("a")), len(epochs("b"))) == (1, 2, 10)
+    assert err.count("Remove them? [y/N]") == 2
+    assert out.endswith(
+        "would remove 8 of 10 checkpoints and free 33 kB\nremoved 8 of 20 checkpoints, 33 kB freed\n"
+    )
+    typed("n\n")
+    document = json.loads(run("prune", "--json").out)
+    assert (document["declined"], document["freed_bytes"]) == (True, 0)
+    assert [(len(group["keep"]), group["remove"]) for group in document["groups"]] == [(2, []), (10, [])]
+
+
+def test_what_was_done_before_an_interruption_is_told(
+    run, project: Path, typed: Callable[[str], None]
+) -> None:
+    configure(TWO)
+    typed("y\n")
+    status, _, err = run("prune")
+    assert (status, len(epochs("a")), len(epochs("b"))) == (130, 2, 10)
+    assert "removed 8 of 10 checkpoints, 33 kB freed\n" in err
+    assert err.endswith("ckpttool: error: interrupted\n")
+
+
+def test_what_was_not_asked_about_is_shown_all_the_same(
+    run, project: Path, typed: Callable[[str], None]
+) -> None:
+    for epoch in range(3, 11):
+        Path("runs", "b", f"model_epoch_{epoch}.pth").unlink()
+    configure(TWO)
+    typed("y\n")
+    status, out, _ = run("prune")
+    assert status == 0
+    assert out.endswith(
+        "runs/b/model_epoch_*.pth\n"
+        "  keep    model_epoch_2.pth  newest, last 2\n"
+        "  keep    model_epoch_1.pth  last 2\n"
+        "\n"
+        "removed 8 of 12 checkpoints, 33 kB freed\n"
+    )
+
+
+def test_a_rule_that_no_series_has_is_a_warning(run, project: Path) -> None:
+    rule = "[[retention.rule]]\npath = 'runs/{}/**'\nkeep-last = 1\n".format
+    configure(TWO + rule("b"))
+    assert run("prune", "-n").err == ""
+    configure(TWO + rule("b") + rule("c"))
+    said = "ckpttool: warning: ckpttool.toml[retention.rule 2]: no series matches 'runs/c/**'\n"
+    assert run("prune", "-n").err == said
+
+
+def test_one_command_has_one_trash(run, project: Path) -> None:
+    configure(f"{TWO}trash = true\n")
+    status, out, err = run("prune")
+    assert (status, err) == (0, "")
+    told = "(ckpttool undo -r runs takes it back, --empty-trash frees it)"
+    assert out.endswith(f"\nmoved 16 of 20 checkpoints to the trash, 65 kB {told}\n")
+    names = [os.listdir(Path("runs", name, ".ckpttool-trash")) for name in ("a", "b")]
+    assert len(names[0]) == 1
+    assert names[0] == names[1]
+    assert run("undo", "-r", "runs", "-q").status == 0
+    assert (len(epochs("a")), len(epochs("b"))) == (10, 10)
+    assert run("prune", "-q").status == 0
+    gone = "removed 16 checkpoints from the trash, 65 kB freed\n"
+    assert run("prune", "--empty-trash") == (0, gone, "")
+    assert (len(os.listdir("runs/a")), len(os.listdir("runs/b"))) == (2, 2)
+
+
+def test_a_trash_in_a_directory_that_is_gone(run, project: Path) -> None:
+    configure("[retention]\npaths = ['runs/a', 'nowhere']\nkeep-last = 2\ntrash = true\n")
+    assert run("prune", "-q").status == 2
+    status, out, err = run("prune", "--empty-trash")
+    assert (status, out) == (2, "")
+    assert err == (
+        "ckpttool: error: nowhere: no such file or directory\n"
+        "removed 8 checkpoints from the trash, 33 kB freed\n"
+    )

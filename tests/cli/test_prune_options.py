@@ -1,0 +1,198 @@
+"""The options of ``prune``: all reach what they are for, and the same words stand in a configuration."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import typer.main
+
+from ckpttool.cli.prune import prune
+from ckpttool.cli.retaining import wishes
+from ckpttool.cli.retention_config import KEYS
+from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policies, Policy
+
+SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
+CARRIED_OUT = {"trash", "yes"}
+COMMAND_LINE_ALONE = {"context", "directory", "config", "empty_trash", "older_than", *SHOWN}
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs, below the working directory."""
+    shutil.copytree(files / "series", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TZ", "UTC")
+    return Path("run")
+
+
+def _epochs(directory: Path) -> list[int]:
+    return sorted(int(path.stem.rpartition("_")[2]) for path in directory.glob("*.pth"))
+
+
+def test_every_wish_has_an_option_and_a_key() -> None:
+    asked = {one.name for one in (*fields(Policy), *fields(Request))} - {"directory", "policy", "policies"}
+    options = set(inspect.signature(prune).parameters) - COMMAND_LINE_ALONE - CARRIED_OUT
+    assert options == asked
+    keys = {key.replace("-", "_") for key in KEYS} - CARRIED_OUT - {"paths"}
+    named = {"keep_name": "keep_names", "verify": "depth"}
+    assert {named.get(key, key) for key in keys} == asked
+
+
+def test_what_was_not_given_is_left_to_the_defaults() -> None:
+    given: dict[str, Any] = dict.fromkeys(inspect.signature(prune).parameters)
+    given |= {"keep_names": [], "exclude": [], "recursive": False, "keep_last": 3, "max_depth": 0}
+    wanted = wishes("runs", given)
+    assert wanted.policies == Policies(Policy(keep_last=3))
+    assert wanted.requests() == [
+        Request(directory="runs", policies=wanted.policies, exclude=(), max_depth=0),
+    ]
+    assert (wanted.trash, wanted.yes) == (False, False)
+
+
+LOSSES = "epoch,val_loss\n" + "".join(f"{epoch},{abs(epoch - 4)}\n" for epoch in range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ("--keep 2", [9, 10]),
+        ("--keep-last 2", [9, 10]),
+        ("--keep-best 2 --metric loss --mode max", [1, 2, 10]),
+        ("--keep-best 1 --metric val_loss --mode min --metrics losses.csv", [4, 10]),
+        ("--keep-every-epochs 4", [1, 4, 8, 10]),
+        ("--keep-hourly 2", [9, 10]),
+        ("--keep-daily 2", [1, 10]),
+        ("--keep-weekly 1", [10]),
+        ("--keep-monthly 1", [10]),
+        ("--keep-yearly 1", [10]),
+        ("--keep-within 2h", [8, 9, 10]),
+        ("--keep-name *_3*", [3, 10]),
+        ("--keep-name *_3* --keep-name *_5*", [3, 5, 10]),
+        ("--max-size 10kB", [9, 10]),
+        ("--keep 8 --max-size 13kB", [8, 9, 10]),
+        ("--keep 1 --keep-name *_2.pth --keep-every-epochs 5", [1, 2, 5, 10]),
+        ("--keep 1 --exclude *_4.pth", [4, 10]),
+        ("--keep 1 --series model_*", [10]),
+        ("--keep 1 --group-by parent", [10]),
+        ("--keep 1 --max-delete 9", [10]),
+        ("--keep 1 --max-delete 90%", [10]),
+        ("--keep 1 --verify quick --jobs 1", [10]),
+    ],
+)
+def test_rules_from_the_shell(run, series: Path, options: str, kept: list[int]) -> None:
+    Path("losses.csv").write_text(LOSSES)
+    for epoch in range(1, 11):  # hourly, and the first of them on the day before
+        when = 1_760_054_400 + epoch * 3600 - (epoch == 1) * 86_400
+        os.utime(series / f"model_epoch_{epoch}.pth", (when, when))
+    answer = run("prune", series, *options.split())
+    assert (answer.status, answer.err) == (0, "")
+    assert _epochs(series) == kept
+
+
+def test_young_ones_stay(run, series: Path) -> None:
+    for epoch in range(1, 6):
+        os.utime(series / f"model_epoch_{epoch}.pth", (1_760_000_000, 1_760_000_000))
+    assert run("prune", series, "--keep", 2, "--min-age", "1d").status == 0
+    assert _epochs(series) == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize(("fate", "left"), [(None, [4, 9, 10]), ("keep", [4, 9, 10]), ("remove", [9, 10])])
+def test_older_incomplete_ones(run, series: Path, fate: str | None, left: list[int]) -> None:
+    path = series / "model_epoch_4.pth"
+    path.write_bytes(path.read_bytes()[:900])
+    os.utime(path, (1_760_000_000, 1_760_000_000))
+    status = run("prune", series, "--keep", 2, *(["--incomplete", fate] if fate else [])).status
+    assert (status, _epochs(series)) == (int(4 in left), left)
+
+
+def test_the_document_has_the_rules(run, series: Path) -> None:
+    rules = (
+        "--keep 3 --keep-best 2 --metric loss --mode min --keep-within 7d --keep-name final* --max-size 1GB"
+    )
+    document = json.loads(run("prune", series, *rules.split(), "-n", "--json").out)
+    assert document["policy"] == {
+        "keep_last": 3,
+        "keep_best": 2,
+        "metric": "loss",
+        "mode": "min",
+        "keep_within": 7 * 86_400,
+        "keep_names": ["final*"],
+        "max_size": 10**9,
+    }
+    assert document["groups"][0]["policy"] == document["policy"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--keep-best 2", "--keep-best N, --metric NAME and --mode min|max belong together"),
+        (
+            "--keep-best 2 --metric accuracy --mode max",
+            "no checkpoint has a metric 'accuracy' (there are loss",
+        ),
+        ("--keep-within 3m", "--keep-within: '3m' could be minutes or months (say min or mo)"),
+        ("--max-size plenty", "--max-size: no size: 'plenty' (such as"),
+        ("--keep 2 --max-delete 101%", "--max-delete 101%: no limit (such as"),
+        ("--keep-daily 0", "--keep-daily 0 would keep nothing (at least 1)"),
+        ("--keep 1 --incomplete maybe", "Invalid value for '--incomplete': 'maybe' is not one of"),
+        ("--keep 1 --metrics nowhere.csv", "nowhere.csv: "),
+    ],
+)
+def test_usage(run, series: Path, options: str, said: str) -> None:
+    status, out, err = run("prune", series, *options.split())
+    assert (status, out) == (2, "")
+    assert err.startswith(f"ckpttool: error: {said}")
+    assert err.count("\n") == 1
+    assert len(_epochs(series)) == 10
+
+
+def test_options_stand_in_groups(run) -> None:
+    out = run("prune", "--help").out
+    headings = [line for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [
+        "Arguments:",
+        "Rules (what any of them keeps stays):",
+        "What is looked at:",
+        "How it is carried out:",
+        "What is shown:",
+    ]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+# The recipes ----------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
+_BLOCKS = "".join(re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+_COMMANDS = re.findall(r"(?:^|[ /])ckpttool prune((?: [^|#\n&]*)?)", _BLOCKS, re.MULTILINE)
+_CELLS = re.findall(r"\| `(--[^`]+)`(?=[ :|])[^|]*\|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("options", [*_COMMANDS, *(f"DIR {cell}" for cell in _CELLS)])
+def test_the_recipes_are_understood(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ckpttool.toml").write_text("[retention]\nkeep-last = 3\n")
+    Path("ckpttool.toml").chmod(0o644)
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.command()(prune)
+    command = typer.main.get_command(alone)
+    given = command.make_context("prune", shlex.split(options)).params
+    directory = given["directory"]
+    wanted = wishes(None if directory is None else str(directory), given)
+    if not given["empty_trash"]:
+        (request,) = wanted.requests()
+        assert request.directory == str(directory or ".")
+
+
+def test_there_are_recipes() -> None:
+    assert (len(_COMMANDS), len(_CELLS)) == (_BLOCKS.count("ckpttool prune"), PAGE.count("| `--")) == (14, 13)

@@ -1,0 +1,270 @@
+"""``[retention]`` and its rules: what they may say, and when ``prune`` reads them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckpttool.cli.config import Document
+from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
+from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
+from ckpttool.errors import UsageError
+from ckpttool.series.policy import PathRule, Policies, Policy
+from tests.cli.conftest import write
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def told(text: str) -> Retention:
+    write(Path("ckpttool.toml"), text)
+    found = read_retention("ckpttool.toml")
+    assert found is not None
+    return found
+
+
+# What it may say ------------------------------------------------------------------------------------
+
+
+def test_every_key() -> None:
+    found = told(
+        """\
+        [retention]
+        paths = ["runs/", "../other"]
+        keep-last = 3
+        keep-best = 2
+        metric = "val_loss"
+        mode = "min"
+        keep-every-steps = 1000
+        keep-every-epochs = 10
+        keep-hourly = 24
+        keep-daily = 7
+        keep-weekly = 4
+        keep-monthly = 12
+        keep-yearly = 5
+        keep-within = "7d12h"
+        keep-name = ["final*"]
+        max-size = "200GB"
+        incomplete = "remove"
+        failed = "list"
+        recursive = true
+        exclude = ["*.tmp"]
+        max-depth = 3
+        series = ["digit_*.pt"]
+        group-by = "parent"
+        metrics = ["logs/metrics.csv"]
+        min-age = "2h"
+        max-delete = "20%"
+        verify = "quick"
+        trash = true
+        yes = true
+        jobs = 2
+        """
+    )
+    assert found.said == {
+        "paths": ("runs", os.path.join("..", "other")),
+        "failed": "list",
+        "recursive": True,
+        "exclude": ("*.tmp",),
+        "max_depth": 3,
+        "series": ("digit_*.pt",),
+        "group_by": "parent",
+        "metrics": ("logs/metrics.csv",),
+        "min_age": 7200,
+        "max_delete": "20%",
+        "depth": "quick",
+        "trash": True,
+        "yes": True,
+        "jobs": 2,
+    }
+    policy = Policy(
+        keep_last=3,
+        keep_best=2,
+        metric="val_loss",
+        mode="min",
+        keep_every_steps=1000,
+        keep_every_epochs=10,
+        keep_hourly=24,
+        keep_daily=7,
+        keep_weekly=4,
+        keep_monthly=12,
+        keep_yearly=5,
+        keep_within=(7 * 24 + 12) * 3600,
+        keep_names=("final*",),
+        max_size=200 * 10**9,
+        incomplete="remove",
+    )
+    assert found.policies == Policies(policy, (), ".")
+
+
+def test_rules_of_series() -> None:
+    found = told(
+        """\
+        [retention]
+        keep-last = 3
+
+        [[retention.rule]]
+        path = "./runs/final/**"
+        keep-every-epochs = 5
+
+        [[retention.rule]]
+        path = "**/fold_*/*"
+        keep-best = 1
+        metric = "acc"
+        mode = "max"
+        """
+    )
+    place = "ckpttool.toml[retention.rule {}]".format
+    rules = (
+        PathRule("runs/final/**", Policy(keep_every_epochs=5), place(1)),
+        PathRule("**/fold_*/*", Policy(keep_best=1, metric="acc", mode="max"), place(2)),
+    )
+    assert found.policies == Policies(Policy(keep_last=3), rules, ".")
+
+
+def test_numbers_stand_for_seconds_bytes_and_counts() -> None:
+    found = told("[retention]\nkeep-within = 60\nmax-size = 5000\nmin-age = 0\nmax-delete = 10\n")
+    assert found.policies == Policies(Policy(keep_within=60, max_size=5000))
+    assert (found.said["min_age"], found.said["max_delete"]) == (0, "10")
+
+
+def test_a_project_has_the_same_table() -> None:
+    write(Path("a/pyproject.toml"), "[tool.ckpttool.retention]\nkeep-last = 2\npaths = ['runs']\n")
+    found = read_retention("a/pyproject.toml")
+    assert found is not None
+    assert found.policies == Policies(Policy(keep_last=2), (), "a")
+    assert found.said == {"paths": (os.path.join("a", "runs"),)}
+
+
+def test_without_paths_the_directory_of_the_file_is_meant() -> None:
+    write(Path("a/ckpttool.toml"), "[retention]\nkeep-last = 2\n")
+    found = read_retention("a/ckpttool.toml")
+    assert found is not None
+    assert found.said == {"paths": ("a",)}
+
+
+def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
+    write(Path("a/logs/all.csv"), "epoch,loss\n1,2\n")
+    logs = ["logs/all.csv", "logs/all.csv:epoch+1", "metrics.csv", "metrics.csv:step"]
+    write(Path("a/ckpttool.toml"), f"[retention]\nkeep-last = 2\nmetrics = {logs}\n")
+    found = read_retention("a/ckpttool.toml")
+    assert found is not None
+    there = os.path.join("a", "logs", "all.csv")
+    assert found.said["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
+
+
+def test_a_file_may_say_nothing_of_it() -> None:
+    write(Path("ckpttool.toml"), "[verify]\nstrict = true\n")
+    assert read_retention("ckpttool.toml") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("retention = 3", "ckpttool.toml[retention]: 3 (a table)"),
+        ("[retention]\nkeep = 3", "ckpttool.toml[retention]: unknown key keep (there are keep-last,"),
+        ("[retention]\nkeep-last = 0", "ckpttool.toml[retention]: keep-last is 0 (a whole number of"),
+        ("[retention]\nkeep-last = true", "ckpttool.toml[retention]: keep-last is true (a whole number of"),
+        ("[retention]\nmode = 'most'", "ckpttool.toml[retention]: mode is 'most' (min or max)"),
+        (
+            "[retention]\ngroup-by = 'run'",
+            "ckpttool.toml[retention]: group-by is 'run' (parent, prefix, format or none)",
+        ),
+        ("[retention]\nkeep-name = 'a*'", "ckpttool.toml[retention]: keep-name is 'a*' (a list of"),
+        ("[retention]\nyes = 1", "ckpttool.toml[retention]: yes is 1 (true or false)"),
+        (
+            "[retention]\nkeep-within = 'soon'",
+            "ckpttool.toml[retention]: keep-within: no duration: 'soon' (such as 7d12h",
+        ),
+        ("[retention]\nkeep-within = 1.5", "ckpttool.toml[retention]: keep-within is 1.5 (a text)"),
+        ("[retention]\nmin-age = -1", "ckpttool.toml[retention]: min-age: no duration: '-1' (such as"),
+        ("[retention]\nmax-size = 'huge'", "ckpttool.toml[retention]: max-size: no size: 'huge' (such as"),
+        ("[retention]\nmax-delete = '101%'", "ckpttool.toml[retention]: max-delete is '101%' (a"),
+        ("[retention]\nkeep-best = 1", "ckpttool.toml[retention]: --keep-best N, --metric NAME and --mode"),
+        (
+            "[retention.rule]\npath = 'a'",
+            "ckpttool.toml[retention.rule]: it is no list of tables (write [[retention.rule]])",
+        ),
+        ("[[retention.rule]]\nkeep-last = 1", "ckpttool.toml[retention.rule 1]: path is missing (a glob of"),
+        ("[[retention.rule]]\npath = 'a'", "ckpttool.toml[retention.rule 1]: no rule says what to keep"),
+        (
+            "[[retention.rule]]\npath = '/a'\nkeep-last = 1",
+            "ckpttool.toml[retention.rule 1]: path is '/a' (a glob below the directory of this file)",
+        ),
+        (
+            "[[retention.rule]]\npath = 'a'\nkeep-last = 1\n[[retention.rule]]\npath = 'b'\nyes = true",
+            "ckpttool.toml[retention.rule 2]: unknown key yes (there are path, keep-last,",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(text: str, error: str) -> None:
+    with pytest.raises(UsageError) as failure:
+        told(text)
+    assert str(failure.value).startswith(error)
+    assert "\n" not in str(failure.value)
+
+
+def test_others_may_not_write_it() -> None:
+    path = write(Path("ckpttool.toml"), "[retention]\nkeep-last = 1\n")
+    path.chmod(0o666)
+    with pytest.raises(UsageError, match=r"^ckpttool.toml: every user may write it, so it is not believed"):
+        read_retention("ckpttool.toml")
+    assert read_retention("ckpttool.toml", is_named=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "values"), [("incomplete", Fate), ("failed", FailedFate), ("group-by", GroupBy)]
+)
+def test_the_command_line_and_the_file_know_the_same_words(key: str, values: type) -> None:
+    for one in values:
+        assert KEYS[key](one.value, key) == one.value
+
+
+_PLAIN = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["1d", "2GB", "5%", "min"]),
+)
+_VALUES = st.one_of(
+    _PLAIN, st.lists(_PLAIN, max_size=3), st.dictionaries(st.text(max_size=3), _PLAIN, max_size=2)
+)
+
+
+@given(st.sampled_from(sorted(KEYS)), _VALUES)
+def test_any_value_is_read_or_refused_in_one_line(key: str, value: object) -> None:
+    try:
+        (read,) = read_table(Document("c.toml", "", {}), "retention", {key: value}, KEYS).values()
+    except UsageError as failure:
+        assert str(failure).startswith(f"c.toml[retention]: {key}")
+        assert "\n" not in str(failure)
+    else:
+        assert read is not None
+        assert not isinstance(read, list | dict | float)
+
+
+# The pages ------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_key_stands_on_the_page() -> None:
+    page = (DOCS / "config.md").read_text("utf-8")
+    assert [key for key in (*KEYS, *RULES) if f"`{key}`" not in page] == []
+
+
+@pytest.mark.parametrize("name", ["config", "policies"])
+def test_the_examples_on_the_pages_are_read(name: str) -> None:
+    page = (DOCS / f"{name}.md").read_text("utf-8")
+    examples = [one for one in re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)]
+    found = [one for one in examples if "[retention]" in one or "[[retention" in one]
+    assert found
+    for example in found:
+        policies = told(example).policies
+        assert policies is not None
+        assert policies.default is not None

@@ -1,0 +1,49 @@
+"""What the tests of renaming share: the command, and what lies in a tree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from ckpttool.formats.discovery import unit_at
+from ckpttool.ops.sealing import verify_and_seal
+from ckpttool.ops.verify import verify
+from ckpttool.series.rename import Renamed, rename
+from ckpttool.series.rename_plan import RenameRequest
+
+TEMPLATE = "{run}-e{epoch:04d}"
+
+
+def renamed(directory: Path, template: str = TEMPLATE, **told: object) -> Renamed:
+    return rename(RenameRequest(directory=str(directory), template=template, **told))  # type: ignore[arg-type]
+
+
+def content(directory: Path) -> dict[str, str]:
+    """Return all that lies in a tree, but for what is ours: links with their targets, files with digests."""
+    found = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if ".ckpttool-" in name or ".ckpttool.lock" in name or (path.is_dir() and not path.is_symlink()):
+            continue
+        found[name] = (
+            os.readlink(path) if path.is_symlink() else hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+    return found
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith(".ckpttool"))
+
+
+def seal(path: Path) -> None:
+    """Write manifests beside a checkpoint."""
+    unit = unit_at(str(path))
+    assert unit is not None
+    _, sealed = verify_and_seal(unit)
+    assert sealed.refused is None
+
+
+def is_valid(path: Path) -> bool:
+    verdict = verify(path)
+    return verdict.is_valid and not [one for one in verdict.findings if one.code.startswith("manifest")]

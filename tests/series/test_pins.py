@@ -1,0 +1,257 @@
+"""Pins: what a path means, where its pin stands, and what becomes of the file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import (
+    AccessDenied,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotFound,
+    Unsupported,
+)
+from ckpttool.series import pins
+from ckpttool.series.lock import locked
+from ckpttool.series.pins import pin, pins_below, repinned, unpin
+from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policy
+from ckpttool.series.pruning import prune
+from ckpttool.wire.tomltext import parse_toml
+
+PINS = ".ckpttool.toml"
+KEEP_1 = Policy(keep_last=1)
+
+
+def pinned(directory: Path) -> list[str]:
+    return list(parse_toml((directory / PINS).read_text())["pinned"])
+
+
+def removed(directory: Path, *, recursive: bool = False) -> set[str]:
+    """Return the names of what a prune would remove; nothing is left alone."""
+    done = prune(Request(directory=str(directory), policy=KEEP_1, recursive=recursive), dry_run=True)
+    assert done.problems == ()
+    return {os.path.basename(one.path) for group in done.plan.groups for one in group.remove}
+
+
+@pytest.fixture
+def manager(files: Path, tmp_path: Path) -> Path:
+    """Return a directory of TensorFlow's CheckpointManager: ckpt-1 to ckpt-10."""
+    return Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "tf"))
+
+
+@pytest.fixture
+def root(files: Path, tmp_path: Path) -> Path:
+    """Return a Fluid root of five serials."""
+    return Path(shutil.copytree(files / "fluid" / "root", tmp_path / "fluid"))
+
+
+def test_a_pin_keeps_a_checkpoint_and_is_taken_back(series: Path) -> None:
+    done = pin([series / "model_epoch_3.pth"])
+    assert done.changed == (str(series / "model_epoch_3.pth"),)
+    assert pinned(series) == ["model_epoch_3.pth"]
+    assert "model_epoch_3.pth" not in removed(series)
+    again = pin([series / "model_epoch_3.pth"])
+    assert (again.changed, again.unchanged) == ((), done.changed)
+    assert unpin([series / "model_epoch_3.pth"]).changed == done.changed
+    assert not (series / PINS).exists()
+    assert "model_epoch_3.pth" in removed(series)
+    assert unpin([series / "model_epoch_3.pth"]).unchanged == done.changed
+
+
+def test_what_else_stands_in_the_file_stays(series: Path) -> None:
+    text = '# of the paper\nby = "ada"\npinned = [\n  "model_epoch_1.pth",  # figure 2\n]\n\n[later]\nx = 1\n'
+    (series / PINS).write_text(text)
+    (series / PINS).chmod(0o640)
+    pin([series / "model_epoch_2.pth"])
+    expected = text.replace("figure 2\n", 'figure 2\n  "model_epoch_2.pth",\n')
+    assert (series / PINS).read_text() == expected
+    assert (series / PINS).stat().st_mode & 0o777 == 0o640
+    unpin([series / "model_epoch_2.pth"])
+    assert (series / PINS).read_text() == text
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "ckpt-2",
+        "ckpt-2.index",
+        "ckpt-2.data-00000-of-00001",
+        "../tf/ckpt-2",
+        "link/ckpt-2",
+        "link.index",
+        "link",
+    ],
+)
+def test_every_spelling_of_a_prefix(manager: Path, spelling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (manager / "link").symlink_to(manager) if "/" in spelling else (manager / "link.index").symlink_to(
+        "ckpt-2.index"
+    )
+    monkeypatch.chdir(manager)
+    pin([spelling])
+    assert pinned(manager) == ["ckpt-2"]
+    assert pin(["ckpt-2"]).changed == ()
+    assert unpin([spelling]).changed != ()
+    assert not (manager / PINS).exists()
+
+
+def test_a_shard_a_directory_and_a_link_mean_the_whole(sharded: Path, trainer: Path) -> None:
+    pin([sharded / "epoch_2-00001-of-00004.safetensors"])
+    assert pinned(sharded) == ["epoch_2.safetensors.index.json"]
+    assert "epoch_2.safetensors.index.json" not in removed(sharded)
+    pin([trainer / "checkpoint-2" / "model.safetensors", f"{trainer}/checkpoint-6/"])
+    assert pinned(trainer) == ["checkpoint-2", "checkpoint-6"]
+    (trainer / "best").symlink_to("checkpoint-8")
+    pin([trainer / "best"])
+    assert pinned(trainer) == ["checkpoint-2", "checkpoint-6", "checkpoint-8"]
+    assert removed(trainer) == set()
+
+
+def test_a_file_in_a_directory_that_is_no_checkpoint_itself(series: Path, files: Path) -> None:
+    saved = Path(shutil.copytree(files / "savedmodel" / "plain", series / "saved"))
+    pin([saved / "variables" / "variables.index"])
+    assert pinned(series) == ["saved"]
+
+
+def test_pins_of_a_fluid_root_lie_beside_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = set(os.listdir(root))
+    other = Path(shutil.copytree(root, root.parent / "other"))
+    pin([root / "checkpoint_1"])
+    assert set(os.listdir(root)) == names
+    assert pinned(root.parent) == ["fluid/checkpoint_1"]
+    assert removed(root) == {"checkpoint_0", "checkpoint_2", "checkpoint_3"}
+    assert "checkpoint_1" in removed(other)
+    assert [one.path for one in pins_below(root)] == [str(root / "checkpoint_1")]
+    assert [one.path for one in pins_below(root.parent)] == [str(root / "checkpoint_1")]
+    monkeypatch.chdir(root)
+    assert removed(Path()) == {"checkpoint_0", "checkpoint_2", "checkpoint_3"}
+    pin(["checkpoint_2"])
+    assert pinned(root.parent) == ["fluid/checkpoint_1", "fluid/checkpoint_2"]
+    shutil.rmtree(root / "checkpoint_1")
+    unpin(["checkpoint_1", "checkpoint_2"])
+    assert sorted(os.listdir(root.parent)) == ["fluid", "other"]
+
+
+def test_a_pin_in_one_fluid_root_that_leads_nowhere_stops_that_root_alone(root: Path) -> None:
+    other = Path(shutil.copytree(root, root.parent / "other"))
+    pin([root / "checkpoint_1"])
+    shutil.rmtree(root / "checkpoint_1")
+    done = prune(Request(directory=str(root.parent), policy=KEEP_1, recursive=True), dry_run=True)
+    (problem,) = done.problems
+    assert problem.path == str(root / "checkpoint_*")
+    assert (
+        "pinned is fluid/checkpoint_1, which isn't there (ckpttool unpin takes that back)" in problem.message
+    )
+    assert {one.directory for group in done.plan.groups for one in group.remove} == {str(other)}
+
+
+def test_the_pin_of_what_has_gone_is_taken_back(series: Path) -> None:
+    pin([series / "model_epoch_3.pth"])
+    (series / "model_epoch_3.pth").unlink()
+    assert prune(Request(directory=str(series), policy=KEEP_1), dry_run=True).problems != ()
+    assert [one.is_there for one in pins_below(series)] == [False]
+    assert unpin([series / "model_epoch_3.pth"]).changed == (str(series / "model_epoch_3.pth"),)
+    with pytest.raises(NotFound):
+        unpin([series / "model_epoch_3.pth"])
+
+
+def test_a_pin_means_its_place_and_not_its_name(series: Path) -> None:
+    copy = Path(shutil.copytree(series, series.parent / "copy"))
+    pin([series / "model_epoch_3.pth"])
+    done = prune(Request(directory=str(series.parent), policy=KEEP_1, recursive=True), dry_run=True)
+    gone = {one.path for group in done.plan.groups for one in group.remove}
+    assert str(copy / "model_epoch_3.pth") in gone
+    assert str(series / "model_epoch_3.pth") not in gone
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(".", NotACheckpoint), ("none.pth", NotFound), ("notes.txt", NotACheckpoint)]
+)
+def test_what_is_no_checkpoint_is_refused_and_nothing_is_pinned(
+    series: Path, name: str, kind: type[CheckpointError]
+) -> None:
+    (series / "notes.txt").write_text("notes")
+    with pytest.raises(kind):
+        pin([series / "model_epoch_3.pth", series / name])
+    assert not (series / PINS).exists()
+
+
+@pytest.mark.parametrize("text", ["pinned = [", "pinned = 3", "pinned = [1]", b"\xff"])
+def test_a_list_that_nobody_understands_is_not_touched(series: Path, text: str | bytes) -> None:
+    (series / PINS).write_bytes(text if isinstance(text, bytes) else text.encode())
+    before = (series / PINS).read_bytes()
+    for change in (pin, unpin):
+        with pytest.raises(DamagedCheckpoint, match="the pins can't be read"):
+            change([series / "model_epoch_3.pth"])
+    assert (series / PINS).read_bytes() == before
+    done = prune(Request(directory=str(series), policy=KEEP_1), dry_run=True)
+    assert "pinned can't be read" in done.problems[0].message
+    assert done.plan.removals == ()
+
+
+def test_pins_that_may_not_be_read_protect_the_directory(series: Path) -> None:
+    (series / PINS).symlink_to("nowhere")
+    done = prune(Request(directory=str(series), policy=KEEP_1), dry_run=True)
+    assert "pinned can't be read" in done.problems[0].message
+    assert done.plan.removals == ()
+
+
+def test_a_name_that_is_no_unicode_is_refused(series: Path) -> None:
+    strange = os.fsencode(series) + b"/model_\xff_epoch_3.pth"
+    os.rename(series / "model_epoch_3.pth", strange)
+    with pytest.raises(Unsupported, match="no Unicode"):
+        pin([os.fsdecode(strange)])
+
+
+def test_while_another_command_works_it_waits_for_a_while(
+    series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    monkeypatch.setattr(pins.time, "sleep", tries.append)
+    monkeypatch.setattr(pins, "PATIENCE", -1)
+    with locked(str(series)), pytest.raises(AccessDenied):
+        pin([series / "model_epoch_3.pth"])
+    held = locked(str(series))
+    held.__enter__()
+    monkeypatch.setattr(pins, "PATIENCE", 60)
+    monkeypatch.setattr(pins.time, "sleep", lambda seconds: held.__exit__(None, None, None))
+    pin([series / "model_epoch_3.pth"])
+    assert pinned(series) == ["model_epoch_3.pth"]
+
+
+def test_any_step_that_fails_leaves_the_old_list(series: Path, fault) -> None:
+    pin([series / "model_epoch_1.pth"])
+    before = (series / PINS).read_bytes()
+    for number in range(1, 20):
+        fault.at(number, OSError(28, "No space left on device"))
+        try:
+            pin([series / "model_epoch_2.pth"])
+        except CheckpointError as error:
+            assert "no space left on device" in str(error)
+            assert (series / PINS).read_bytes() in (
+                before,
+                before.replace(b"]", b'  "model_epoch_2.pth",\n]'),
+            )
+        fault.none()
+        if fault.made < number:
+            break
+        unpin([series / "model_epoch_2.pth"])
+        assert (series / PINS).read_bytes() == before
+    assert number > 3
+    assert {path for path in os.listdir(series) if path.startswith(".ckpttool")} == {PINS}
+
+
+def test_pins_follow_a_rename() -> None:
+    text = '# mine\npinned = [\n  "a.pth",  # best\n  "./b.pth",\n  "ckpt-1.index",\n  "other",\n]\n'
+    renamed = {"a.pth": "x.pth", "b.pth": "y.pth", "ckpt-1": "run-1", "gone": "here"}
+    assert repinned(text, renamed) == (
+        '# mine\npinned = [\n  "x.pth",  # best\n  "y.pth",\n  "run-1",\n  "other",\n]\n'
+    )
+    assert repinned("x = 1\n", renamed) == "x = 1\n"
+    with pytest.raises(ValueError):
+        repinned("pinned = [", renamed)

@@ -1,0 +1,376 @@
+"""From a directory to a plan: groups that somebody chooses, policies by path, failed runs, reasons."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import UsageError
+from ckpttool.formats.interface import Unit
+from ckpttool.series.companions import belonging, with_siblings
+from ckpttool.series.doubt import EQUALLY_LONG, UNORDERED, doubt
+from ckpttool.series.entry import Entry
+from ckpttool.series.explaining import explain
+from ckpttool.series.failed import failed_runs
+from ckpttool.series.order import GroupBy, group
+from ckpttool.series.planning import Planned, Request, make_plan
+from ckpttool.series.policy import PathRule, Policies, Policy
+from ckpttool.series.retention import NO_RULE, Protections, plan
+
+
+def _planned(directory: Path, **told: object) -> Planned:
+    return make_plan(Request(directory=str(directory), **{"depth": "quick", **told}))
+
+
+def _removed(planned: Planned) -> list[str]:
+    return sorted(entry.name for entry in planned.plan.removals)
+
+
+# Groups that somebody chooses -----------------------------------------------------------------------
+
+
+def _many(entry) -> list[Entry]:
+    def at(directory: str, name: str, epoch: int, **told: object) -> Entry:
+        unit = Unit(f"{directory}/{name}", (name,), None)
+        known = {"unit": unit, "path": unit.path, "inside": (epoch, None), "epoch": epoch, "holds": "full"}
+        return entry(name, **{**known, **told})
+
+    return [
+        at("run/a", "m_epoch_1.pt", 1),
+        at("run/a", "m_epoch_2.pt", 2),
+        at("run/a", "warm_epoch_3.pt", 3),
+        at("run/a", "opt_epoch_3.pt", 3, signature="other", holds="partial, 4 tensors, 9 parameters"),
+        at("run/b", "m_epoch_4.pt", 4),
+        at("run/b", "m_epoch_5.keras", 5, format="keras"),
+        at("run/b", "m_epoch_6.pt", 6, fault="incomplete: cut", signature=None, is_complete=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("by", "sizes"),
+    [
+        (
+            None,
+            {
+                "run/a/m_epoch_*.pt": 2,
+                "run/a/opt_epoch_*.pt": 1,
+                "run/a/warm_epoch_*.pt": 1,
+                "run/b/m_epoch_*.keras": 1,
+                "run/b/m_epoch_*.pt": 2,
+            },
+        ),
+        ("parent", {"run/a/* (full)": 3, "run/a/* (partial, 4 tensors, 9 parameters)": 1, "run/b/*": 3}),
+        ("prefix", {"m_epoch_*.keras": 1, "m_epoch_*.pt": 4, "opt_epoch_*.pt": 1, "warm_epoch_*.pt": 1}),
+        (
+            "format",
+            {
+                "format keras": 1,
+                "format pytorch (full)": 5,
+                "format pytorch (partial, 4 tensors, 9 parameters)": 1,
+            },
+        ),
+        (
+            "none",
+            {
+                "all checkpoints (full)": 6,
+                "all checkpoints (partial, 4 tensors, 9 parameters)": 1,
+            },
+        ),
+    ],
+)
+def test_what_makes_a_series(entry, by: GroupBy | None, sizes) -> None:
+    found = group(_many(entry), by)
+    for one in found:
+        assert len({two.signature for two in one.entries if two.is_sound}) == 1
+    assert {one.key: len(one.entries) for one in found} == sizes
+
+
+def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
+    other = series / "more"
+    other.mkdir()
+    for epoch in (1, 2, 3):
+        shutil.move(series / f"model_epoch_{epoch}.pth", other)
+    told = {"policy": Policy(keep_last=8), "recursive": True}
+    assert _removed(_planned(series, **told)) == []
+    planned = _planned(series, **told, group_by="prefix")
+    assert _removed(planned) == ["model_epoch_1.pth", "model_epoch_2.pth"]
+    assert [one.key for one in planned.plan.groups] == ["model_epoch_*.pth"]
+
+
+def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
+    apart = [entry(f"{name}.pt") for name in ("alpha", "beta")]
+    (one,) = group(apart, "parent")
+    assert doubt(one) == UNORDERED
+    equal = [entry(f"{name}.pt", inside=(9, 900)) for name in ("alpha", "beta")]
+    (one,) = group(equal, "none")
+    assert doubt(one) == EQUALLY_LONG
+    (one,) = group([entry(f"{name}.pt", inside=(number, None)) for number, name in enumerate("ab")], "none")
+    assert doubt(one) is None
+
+
+def test_a_doubt_about_a_part_is_one_about_all(entry) -> None:
+    parts = [entry(f"digit_{number}.pt", inside=(None, None)) for number in (3, 4)]
+    (one,) = group([*parts, entry("m_epoch_5.pt")], "parent")
+    assert doubt(one) == doubt(group(parts)[0]) is not None
+
+
+# Policies by path, and a limit ----------------------------------------------------------------------
+
+
+def test_each_series_has_the_policy_of_its_rule(series: Path) -> None:
+    for epoch in (1, 2, 3):
+        shutil.copy2(series / f"model_epoch_{epoch}.pth", series / f"final_epoch_{epoch}.pth")
+    policies = Policies(
+        Policy(keep_last=9),
+        (PathRule("final_*", Policy(keep_last=1)), PathRule("x", Policy(keep_last=1), "c:3")),
+        str(series),
+    )
+    planned = _planned(series, policies=policies)
+    assert _removed(planned) == ["final_epoch_1.pth", "final_epoch_2.pth", "model_epoch_1.pth"]
+    assert "c:3: no series matches 'x'" in planned.warnings
+
+
+def test_what_no_rule_is_for_is_left_alone_and_no_problem(series: Path) -> None:
+    policies = Policies(None, (PathRule("other/**", Policy(keep_last=1)),), str(series))
+    planned = _planned(series, policies=policies)
+    (one,) = planned.plan.groups
+    assert (one.skipped, one.remove, planned.problems) == (NO_RULE, (), ())
+
+
+def test_nothing_to_go_by_is_refused(series: Path) -> None:
+    for told in ({}, {"policies": Policies()}):
+        with pytest.raises(UsageError, match="no rule says what to keep"):
+            Request(directory=str(series), **told)
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [("7", True), ("6", False), ("70%", True), ("69.9%", False)])
+def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> None:
+    told = {"policy": Policy(keep_last=3), "max_delete": limit}
+    if allowed:
+        assert len(_removed(_planned(series, **told))) == 7
+        return
+    with pytest.raises(UsageError) as refusal:
+        _planned(series, **told)
+    said = f"7 of 10 checkpoints would go, more than --max-delete {limit} allows; nothing was removed"
+    assert str(refusal.value) == said
+
+
+def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
+    planned = _planned(series, policy=Policy(keep_last=3, max_size=1))
+    size = (series / "model_epoch_10.pth").stat().st_size
+    assert len(_removed(planned)) == 9
+    (problem,) = planned.problems
+    assert problem.message == f"{_size(size)} always stay of it, more than --max-size 1 bytes"
+
+
+def _size(number: int) -> str:
+    return f"{number / 1000:.1f} kB" if number % 100 == 0 else f"{number:,} bytes"
+
+
+def test_a_date_in_a_name_is_of_local_time(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        names = ["2026-05-04-0010", "2026-05-04-2350", "2026-05-05-0010"]
+        for epoch, name in enumerate(names, 1):
+            shutil.move(series / f"model_epoch_{epoch}.pth", series / f"net_{name}.pth")
+        told = {"policy": Policy(keep_daily=2), "exclude": ["model_*"]}
+        assert _removed(_planned(series, **told)) == ["net_2026-05-04-0010.pth"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+# Failed runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def diverged(tmp_path: Path) -> Path:
+    """Return two runs that torch wrote: one ended in NaN, one didn't."""
+    torch = pytest.importorskip("torch")
+    for run, last in (("bad", float("nan")), ("good", 0.5)):
+        (tmp_path / run).mkdir()
+        for epoch, value in enumerate((0.25, 0.5, last), 1):
+            state = {"fc.weight": torch.tensor([[1.0, value]]), "fc.bias": torch.tensor([0.0])}
+            torch.save({"epoch": epoch, "model": state}, tmp_path / run / f"m_epoch_{epoch}.pt")
+    return tmp_path
+
+
+def test_a_run_that_ended_in_nan_is_told(diverged: Path) -> None:
+    planned = _planned(diverged, policy=Policy(keep_last=2), recursive=True, failed="list")
+    bad, good = planned.plan.groups
+    assert bad.failed == "its newest, m_epoch_3.pt, has NaN: model.fc.weight: 1 of 2 values are NaN"
+    assert (good.failed, _removed(planned)) == (None, ["m_epoch_1.pt", "m_epoch_1.pt"])
+
+
+def test_a_failed_run_goes_but_for_what_is_protected(diverged: Path) -> None:
+    (diverged / "bad" / ".ckpttool.toml").write_text('pinned = ["m_epoch_2.pt"]\n')
+    planned = _planned(diverged, recursive=True, failed="remove", depth="full")
+    bad, good = planned.plan.groups
+    assert [one.name for one in bad.remove] == ["m_epoch_3.pt", "m_epoch_1.pt"]
+    assert [kept.reasons for kept in bad.keep] == [("pinned",)]
+    assert (good.remove, good.skipped) == ((), NO_RULE)
+    (diverged / "bad" / ".ckpttool.toml").unlink()
+    assert len(_removed(_planned(diverged, recursive=True, failed="remove", depth="full"))) == 3
+
+
+def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckpttool.series.planning.failed_runs", lambda *told, **more: pytest.fail("read"))
+    _planned(diverged, policy=Policy(keep_last=2), recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "age", "name", "busy", "is_failed"),
+    [
+        ("incomplete: a shard is missing", 7200, "m_epoch_3.pt", False, True),
+        ("incomplete: a shard is missing", 60, "m_epoch_3.pt", False, False),
+        ("incomplete: a shard is missing", 7200, "m_epoch_3.pt", True, False),
+        ("damaged: checksum", 7200, "m_epoch_3.pt", False, False),
+        ("unreadable: permission denied", 7200, "m_epoch_3.pt", False, False),
+    ],
+)
+def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
+    now = 1_790_000_000
+    cut = entry(name, fault=fault, is_complete=False, signature=None, modified=(now - age) * 10**9)
+    whole = entry("m_epoch_2.pt", has_weights=False)
+    told = failed_runs(group([whole, cut]), now, busy={cut.path} if busy else ())
+    assert told == ({"run/m_epoch_*.pt": f"its newest, {name}, is {fault}"} if is_failed else {})
+
+
+def test_what_belongs_with_a_failed_run_failed(entry) -> None:
+    entries = [
+        entry(f"{kind}_epoch_{epoch}.pt", signature=kind)
+        for kind in ("ema", "model", "optim")
+        for epoch in (1, 2)
+    ]
+    entries += [entry(f"other_epoch_{epoch}.pt", signature="other") for epoch in (1, 2, 3)]
+    groups = group(entries)
+    told = with_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
+    assert told == {
+        "run/model_epoch_*.pt": "NaN",
+        "run/ema_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
+        "run/optim_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
+    }
+    made = plan(groups, Policy(keep_last=1), Protections(failed=told, removes_failed=True))
+    assert belonging(made) == {}
+    assert sorted({one.name.split("_")[0] for one in made.removals}) == ["ema", "model", "optim", "other"]
+
+
+# Why ------------------------------------------------------------------------------------------------
+
+
+def _explained(entries: Sequence[Entry], name: str, protections: Protections | None = None, **told: object):
+    groups = group(entries)
+    protections = protections or Protections()
+    made = plan(groups, Policy(**told), protections)
+    planned = Planned(made, groups=groups, protections=protections)
+    one = explain(planned, f"run/{name}")
+    assert one.stays == (one.entry not in made.removals)
+    return one.stays, one.place, one.reasons, one.against
+
+
+def test_every_rule_has_a_word(entry) -> None:
+    start = 1_767_225_600  # 2026-01-01, a Thursday
+    entries = [
+        entry(
+            f"m_epoch_{epoch}.pt",
+            step=epoch * 150,
+            saved_at=start + epoch * 7200.0,
+            metrics={"loss": 1 / epoch},
+        )
+        for epoch in range(1, 13)
+    ]
+    told = {
+        "keep_last": 2,
+        "keep_best": 3,
+        "metric": "loss",
+        "mode": "min",
+        "keep_every_steps": 500,
+        "keep_daily": 1,
+        "keep_weekly": 5,
+        "keep_within": 3600,
+        "keep_names": ("best*", "*_7.pt"),
+    }
+    assert _explained(entries, "m_epoch_6.pt", **told) == (
+        False,
+        ("7th newest of 12", "7th best of 12 by loss (0.166667)"),
+        (),
+        (
+            "7th newest, not one of the last 2",
+            "7th best by loss (0.166667), not one of the best 3",
+            "m_epoch_4.pt is the first at or after step 500, not this (900)",
+            *_day(start + 6 * 7200.0),
+            "12h older than the newest, not within 1h",
+            "its name is not best* or *_7.pt",
+        ),
+    )
+    stays, place, reasons, against = _explained(entries, "m_epoch_12.pt", **told)
+    assert (stays, place) == (True, ("newest of 12", "best of 12 by loss (0.0833333)"))
+    assert reasons[:3] == ("newest", "last 2", "best 3 by loss (0.0833333)")
+    assert against == (
+        "m_epoch_10.pt is the first at or after step 1,500, not this (1,800)",
+        "its name is not best* or *_7.pt",
+    )
+
+
+def _day(seconds: float) -> tuple[str, str]:
+    """Return what the rules of days and weeks say of a time in the first days of 2026."""
+    local = time.localtime(seconds)
+    last = time.localtime(1_767_225_600 + 12 * 7200.0)
+    day = time.strftime("%Y-%m-%d", local)
+    other = f"daily: {day} is not one of the newest 1"
+    same = f"daily: m_epoch_12.pt is the newest of {day}"
+    week = "weekly: m_epoch_12.pt is the newest of 2026-W01"
+    return (same if local.tm_yday == last.tm_yday else other), week
+
+
+def test_why_the_size_takes_what_a_rule_keeps(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
+    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_size=200) == (
+        False,
+        ("3rd newest of 3",),
+        ("last 3",),
+        ("--max-size 200 bytes: the oldest go until the rest fits",),
+    )
+
+
+def test_why_what_no_rule_keeps_stays(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
+    protections = Protections(
+        {"run/m_epoch_1.pt": ["latest", "pinned"]}, holders={("run/m_epoch_1.pt", "latest"): "run/latest"}
+    )
+    assert _explained(entries, "m_epoch_1.pt", protections, keep_last=1) == (
+        True,
+        ("3rd newest of 3",),
+        ("latest (run/latest)", "pinned"),
+        ("3rd newest, not one of the last 1",),
+    )
+    told = _explained(entries, "m_epoch_1.pt", Protections(doubts={"run/m_epoch_*.pt": "years"}), keep_last=1)
+    assert (told[0], told[2]) == (True, ("its series is left alone: years",))
+
+
+def test_what_is_faulty_is_not_counted(entry) -> None:
+    cut = entry("m_epoch_1.pt", fault="incomplete: cut", is_complete=False, signature=None)
+    entries = [cut, entry("m_epoch_2.pt")]
+    assert _explained(entries, "m_epoch_1.pt", keep_last=1) == (
+        True,
+        (),
+        ("incomplete: cut",),
+        ("no rule counts it: incomplete: cut",),
+    )
+    told = _explained(entries, "m_epoch_1.pt", keep_last=1, incomplete="remove")
+    assert told[0] is False
+    assert told[3][1] == "--incomplete remove: the newest intact one is newer"
+
+
+def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = _planned(series, policy=Policy(keep_last=1))
+    monkeypatch.chdir(series)
+    for path in ("model_epoch_3.pth", "./model_epoch_3.pth", str(series / "model_epoch_3.pth")):
+        assert explain(planned, path).entry.name == "model_epoch_3.pth"
+    with pytest.raises(UsageError, match="none of the checkpoints that were looked at"):
+        explain(planned, "model_epoch_30.pth")

@@ -1,0 +1,248 @@
+"""What no history and no policy may ever make a plan do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ckpttool.errors import UsageError
+from ckpttool.formats.interface import Unit
+from ckpttool.naming import parse_name
+from ckpttool.series import retention
+from ckpttool.series.entry import Entry
+from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.order import group, in_order
+from ckpttool.series.policy import Policy
+from ckpttool.series.retention import GroupPlan, Plan, Protections, plan
+
+NOW = 1_790_000_000.0
+DAY = 86_400
+
+_FAULTS = st.sampled_from([None] * 6 + ["damaged: cut short", "incomplete: a shard is missing"])
+_TIMES = st.one_of(
+    st.floats(NOW - 900 * DAY, NOW), st.sampled_from([NOW - 3600, NOW - DAY, NOW + DAY, 4.29e9, 0.0])
+)
+_VALUES = st.one_of(
+    st.none(), st.floats(0, 1), st.sampled_from([0.5, 0.5, float("nan"), float("inf"), -float("inf")])
+)
+
+
+@st.composite
+def _entries(draw: st.DrawFn) -> list[Entry]:
+    names = draw(
+        st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 40)), min_size=1, max_size=14, unique=True)
+    )
+    return [_entry(draw, series, epoch) for series, epoch in names]
+
+
+def _entry(draw: st.DrawFn, series: str, epoch: int) -> Entry:
+    name = f"{series}_epoch_{epoch}.pth"
+    fault, value, when = draw(_FAULTS), draw(_VALUES), draw(_TIMES)
+    step = draw(st.one_of(st.none(), st.integers(0, 5000)))
+    inode, size = draw(st.integers(1, 12)), draw(st.integers(0, 100))
+    file = Fingerprint(name, 1, inode, inode * 10 + 1, int(when * 10**9), 2)
+    own = Fingerprint(f"{name}.sha", 1, 1000 + epoch * 2 + (series == "a"), size, 0)
+    return Entry(
+        path=f"run/{name}",
+        unit=Unit(f"run/{name}", (name,), None),
+        format="pytorch",
+        contents=Contents((file, own)),
+        fields=parse_name(name),
+        epoch=epoch,
+        step=step,
+        inside=(None, None) if fault else (epoch, step),
+        saved_at=draw(st.sampled_from([when, None])),
+        metrics={} if value is None else {"m": value},
+        signature=None if fault else "s",
+        is_complete=fault is None,
+        fault=fault,
+    )
+
+
+_COUNTS = st.integers(1, 6)
+_BEST = st.fixed_dictionaries(
+    {"keep_best": _COUNTS, "metric": st.just("m"), "mode": st.sampled_from(["min", "max"])}
+)
+_OTHERS = st.fixed_dictionaries(
+    {},
+    optional={
+        **{
+            name: _COUNTS
+            for name in (
+                *("keep_last", "keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"),
+                *("keep_every_steps", "keep_every_epochs"),
+            )
+        },
+        "keep_within": st.integers(1, 900 * DAY),
+        "keep_names": st.sampled_from([("a*",), ("*_1*", "*3.pth")]),
+        "max_size": st.integers(1, 1500),
+        "incomplete": st.sampled_from(["keep", "remove"]),
+    },
+)
+_POLICIES = (
+    st.tuples(st.one_of(st.just({}), _BEST), _OTHERS)
+    .map(lambda both: {**both[0], **both[1]})
+    .filter(lambda told: bool(told.keys() - {"incomplete"}))
+)
+
+
+def _planned(
+    entries: Sequence[Entry], told: Mapping[str, object], protected: Protections | None = None
+) -> Plan:
+    """Return a plan; what is refused is no history to learn from."""
+    try:
+        return plan(group(entries), Policy(**told), protected or Protections(), now=NOW)
+    except UsageError as refusal:
+        assume("no checkpoint has a metric" not in str(refusal) and "would keep nothing" not in str(refusal))
+        raise
+
+
+def _gone(made: Plan) -> set[str]:
+    return {entry.path for entry in made.removals}
+
+
+@st.composite
+def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protections:
+    paths = st.sampled_from([entry.path for entry in entries])
+    reasons = {path: ["latest"] for path in draw(st.sets(paths, max_size=4))}
+    faults = {path: "damaged: checksum" for path in draw(st.sets(paths, max_size=4))}
+    return Protections(reasons, faults=faults)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.data())
+def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
+    protected = data.draw(_protections(entries))
+    gone = _gone(_planned(entries, told, protected))
+    assert not gone & protected.reasons.keys()
+    assert not gone & protected.faults.keys()
+    assert not gone & {one.path for one in entries if (one.fault or "").startswith("damaged")}
+    for one in group(entries):
+        intact = [two for two in one.entries if two.is_sound and two.path not in protected.faults]
+        if intact:
+            newest = in_order(intact)[0][-1]
+            assert newest.path not in gone
+            written = max(intact, key=lambda two: two.modified_ns)
+            assert written.path not in gone or written.modified_ns - newest.modified_ns <= 60 * 10**9
+        else:
+            assert not gone & {two.path for two in one.entries}
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.data())
+def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> None:
+    made = _planned(entries, told, data.draw(_protections(entries)))
+    paths = [kept.entry.path for one in made.groups for kept in one.keep]
+    assert sorted([*paths, *(entry.path for entry in made.removals)]) == sorted(one.path for one in entries)
+    assert all(kept.reasons for one in made.groups for kept in one.keep)
+    assert all(len(set(kept.reasons)) == len(kept.reasons) for one in made.groups for kept in one.keep)
+
+
+COUNTED = [
+    "keep_last",
+    "keep_best",
+    "keep_hourly",
+    "keep_daily",
+    "keep_weekly",
+    "keep_monthly",
+    "keep_yearly",
+]
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.sampled_from([*COUNTED, "keep_within"]), st.integers(1, 10), st.data())
+def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> None:
+    told = {key: value for key, value in told.items() if key != "max_size"}
+    if name == "keep_best":
+        told |= {"metric": "m", "mode": told.get("mode", "min")}
+    protected = data.draw(_protections(entries))
+    size = DAY if name == "keep_within" else 1
+    less, more = (_gone(_planned(entries, told | {name: n * size}, protected)) for n in (count, count + 1))
+    assert more <= less
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 500))
+def test_a_larger_limit_keeps_a_superset(entries, told, limit, more) -> None:
+    tight, wide = (_gone(_planned(entries, told | {"max_size": n})) for n in (limit, limit + more))
+    assert wide <= tight
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.data(), st.randoms(use_true_random=False))
+def test_no_order_matters(entries, told, data, order: random.Random) -> None:
+    protected = data.draw(_protections(entries))
+    first = _planned(entries, told, protected)
+    assert _planned(entries, told, protected) == first
+    assert _planned(order.sample(entries, len(entries)), told, protected) == first
+    rules = dict(order.sample(list(retention.RULES.items()), len(retention.RULES)))
+    whole, retention.RULES = retention.RULES, rules
+    try:
+        again = _planned(entries, dict(order.sample(list(told.items()), len(told))), protected)
+    finally:
+        retention.RULES = whole
+    assert _gone(again) == _gone(first)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.data())
+def test_what_is_damaged_does_not_count(entries, told, data) -> None:
+    """The intact ones fare as if the damaged ones had never been there."""
+    told = {key: value for key, value in told.items() if key not in ("max_size", "incomplete")}
+    assume(told)
+    protected = data.draw(_protections(entries))
+    protected = replace(protected, reasons={})
+    intact = [one for one in entries if one.is_sound and one.path not in protected.faults]
+    assume(intact)
+    assert _gone(_planned(entries, told, protected)) == _gone(_planned(intact, told))
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.integers(1, 1500), st.data())
+def test_the_size_is_never_passed_but_by_what_always_stays(entries, told, limit, data) -> None:
+    protected = data.draw(_protections(entries))
+    made = _planned(entries, told | {"max_size": limit}, protected)
+    without = _planned(
+        entries, {**{k: v for k, v in told.items() if k != "max_size"}, "keep_last": 10**6}, protected
+    )
+    for one, all_of_it in zip(made.groups, without.groups, strict=True):
+        if _nbytes(one) > limit:
+            assert one.excess is not None
+            always = {
+                "newest",
+                "written last",
+                "newest by epoch",
+                "newest by step",
+                "latest",
+                "none is intact",
+            }
+            for kept in one.keep:
+                fault = kept.entry.fault or protected.faults.get(kept.entry.path)
+                assert fault is not None or always & set(kept.reasons)
+        else:
+            assert one.excess is None
+        assert len(all_of_it.keep) >= len(one.keep)
+
+
+def _nbytes(one: GroupPlan) -> int:
+    """Return the bytes of all files, of which two may have one inode."""
+    files = {file.inode: file.size for kept in one.keep for file in kept.entry.contents.files}
+    return sum(files.values())
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES)
+def test_incomplete_ones_go_only_where_something_newer_is_intact(entries, told) -> None:
+    made = _planned(entries, told | {"incomplete": "remove"})
+    order = {entry.path: place for one in group(entries) for place, entry in enumerate(one.entries)}
+    for one in made.groups:
+        intact = [kept.entry for kept in one.keep if kept.entry.is_sound]
+        for entry in (entry for entry in one.remove if entry.fault is not None):
+            assert entry.fault.startswith("incomplete")
+            assert any(
+                order[two.path] > order[entry.path] and two.modified_ns >= entry.modified_ns for two in intact
+            )

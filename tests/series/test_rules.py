@@ -1,0 +1,349 @@
+"""Each rule by itself, and what histories it must not be fooled by."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import pytest
+
+from ckpttool.errors import UsageError
+from ckpttool.series.entry import Entry
+from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.lacking import remarks
+from ckpttool.series.order import group
+from ckpttool.series.policy import Policy
+from ckpttool.series.retention import GroupPlan, Protections, plan
+
+NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()
+DAY = 86_400
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def _plan(entries: list[Entry], *, protections: Protections | None = None, **told: object) -> GroupPlan:
+    (made,) = plan(group(entries), Policy(**told), protections or Protections(), now=NOW).groups
+    return made
+
+
+def _kept(made: GroupPlan) -> dict[str, str]:
+    return {kept.entry.name: ", ".join(kept.reasons) for kept in made.keep}
+
+
+def _measured(entry, *values: float | None, metric: str = "val_loss") -> list[Entry]:
+    return [
+        entry(f"m_epoch_{epoch}.pt", metrics={} if value is None else {metric: value})
+        for epoch, value in enumerate(values, 1)
+    ]
+
+
+# The best -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [
+        (
+            "min",
+            {
+                "m_epoch_5.pt": "newest",
+                "m_epoch_4.pt": "best 2 by val_loss (0.118)",
+                "m_epoch_2.pt": "best 2 by val_loss (0.25)",
+            },
+        ),
+        (
+            "max",
+            {
+                "m_epoch_5.pt": "newest, best 2 by val_loss (0.5)",
+                "m_epoch_1.pt": "best 2 by val_loss (0.75)",
+            },
+        ),
+    ],
+)
+def test_the_best(entry, mode, kept) -> None:
+    entries = _measured(entry, 0.75, 0.25, 0.375, 0.118, 0.5)
+    assert _kept(_plan(entries, keep_best=2, metric="val_loss", mode=mode)) == kept
+
+
+def test_of_equals_the_newer_is_better(entry) -> None:
+    made = _plan(_measured(entry, 0.5, 0.5, 0.5, 0.9), keep_best=1, metric="val_loss", mode="min")
+    assert _kept(made) == {"m_epoch_4.pt": "newest", "m_epoch_3.pt": "best 1 by val_loss (0.5)"}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_a_metric_that_is_missing_or_nan_is_kept_and_never_best(entry, mode) -> None:
+    made = _plan(_measured(entry, math.nan, None, 0.5, 0.5), keep_best=1, metric="val_loss", mode=mode)
+    assert _kept(made) == {
+        "m_epoch_4.pt": "newest, best 1 by val_loss (0.5)",
+        "m_epoch_2.pt": "no val_loss",
+        "m_epoch_1.pt": "val_loss is NaN",
+    }
+
+
+@pytest.mark.parametrize(("mode", "infinite"), [("min", -math.inf), ("max", math.inf), ("min", math.inf)])
+def test_what_is_infinite_is_the_worst(entry, mode, infinite) -> None:
+    entries = _measured(entry, infinite, 0.25, 0.75, infinite)
+    for count, worst in ((2, set()), (3, {"m_epoch_4.pt"})):
+        made = _plan(entries, keep_best=count, metric="val_loss", mode=mode)
+        assert {one.entry.name for one in made.keep} == {
+            "m_epoch_4.pt",
+            "m_epoch_3.pt",
+            "m_epoch_2.pt",
+        } | worst
+
+
+def test_loss_is_a_metric(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt", loss=loss) for epoch, loss in ((1, 0.5), (2, 0.25), (3, 1.0))]
+    made = _plan(entries, keep_best=1, metric="loss", mode="min")
+    assert _kept(made) == {"m_epoch_3.pt": "newest", "m_epoch_2.pt": "best 1 by loss (0.25)"}
+
+
+def test_a_metric_that_none_has_is_refused(entry) -> None:
+    entries = [*_measured(entry, 0.5, 0.25), entry("n_epoch_1.pt", loss=1.0, metrics={"acc": 0.5})]
+    with pytest.raises(UsageError) as refusal:
+        plan(group(entries), Policy(keep_best=1, metric="val_los", mode="min"), Protections())
+    assert str(refusal.value) == (
+        "no checkpoint has a metric 'val_los' (there are acc, loss, val_loss; --metrics FILE reads a log)"
+    )
+    with pytest.raises(UsageError, match="none has any"):
+        _plan(_measured(entry, None, None), keep_best=1, metric="val_loss", mode="min")
+
+
+def test_a_metric_that_another_series_has_is_no_mistake(entry) -> None:
+    entries = [*_measured(entry, 0.5, 0.25, 0.75), entry("n_epoch_1.pt"), entry("n_epoch_2.pt")]
+    made = plan(group(entries), Policy(keep_best=1, metric="val_loss", mode="min"), Protections())
+    assert [_kept(one) for one in made.groups] == [
+        {"m_epoch_3.pt": "newest", "m_epoch_2.pt": "best 1 by val_loss (0.25)"},
+        {"n_epoch_2.pt": "newest, no val_loss", "n_epoch_1.pt": "no val_loss"},
+    ]
+
+
+def test_what_lacks_something_is_counted(entry) -> None:
+    entries = _measured(entry, 0.5, None, math.nan, 0.25)
+    policy = Policy(keep_best=1, metric="val_loss", mode="min", keep_every_steps=10, keep_daily=1)
+    assert list(remarks([(one, policy) for one in group(entries)], NOW)) == [
+        "2 of 4 checkpoints have no val_loss; they are kept",
+        "4 of 4 checkpoints have no step; they are kept",
+        "4 of 4 checkpoints have no date that can be believed; they are kept",
+    ]
+    (one,) = group(_measured(entry, 0.5, None))
+    told = list(remarks([(one, Policy(keep_best=1, metric="val_loss", mode="min"))], NOW))
+    assert told == ["1 of 2 checkpoints has no val_loss; it is kept"]
+    assert not list(remarks([(one, Policy(keep_last=1)), (one, None)], NOW))
+
+
+# Steps and epochs -----------------------------------------------------------------------------------
+
+
+def test_every_so_many_steps(entry) -> None:
+    entries = [entry(f"m_step_{step}.pt") for step in (500, 3999, 4000, 4001, 4999)]
+    assert _kept(_plan(entries, keep_every_steps=1000)) == {
+        "m_step_4999.pt": "newest",
+        "m_step_4000.pt": "every 1,000 steps (4,000)",
+        "m_step_3999.pt": "every 1,000 steps (3,999)",
+        "m_step_500.pt": "every 1,000 steps (500)",
+    }
+
+
+def test_what_has_no_step_is_kept(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt", step=step) for epoch, step in ((1, None), (2, 5), (3, 6), (4, 7))]
+    assert _kept(_plan(entries, keep_every_steps=10)) == {
+        "m_epoch_4.pt": "newest",
+        "m_epoch_2.pt": "every 10 steps (5)",
+        "m_epoch_1.pt": "no step",
+    }
+
+
+def test_epochs_with_a_fraction(entry) -> None:
+    entries = [
+        entry(f"m_step_{step}.pt", epoch=epoch, inside=(epoch, step))
+        for step, epoch in enumerate((0.5, 1.0, 1.5, 2.25, 2.5), 1)
+    ]
+    assert _kept(_plan(entries, keep_every_epochs=1)) == {
+        "m_step_5.pt": "newest",
+        "m_step_4.pt": "every epoch (2.25)",
+        "m_step_2.pt": "every epoch (1)",
+        "m_step_1.pt": "every epoch (0.5)",
+    }
+
+
+# Times ----------------------------------------------------------------------------------------------
+
+
+def _dated(entry, *days: float) -> list[Entry]:
+    """Return checkpoints that were saved so many days before now."""
+    return [entry(f"m_epoch_{epoch}.pt", saved_at=NOW - day * DAY) for epoch, day in enumerate(days, 1)]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"keep_within": 7 * DAY}, "within 7d"),
+        ({"keep_daily": 1}, "daily 2026-05-09"),
+        ({"keep_weekly": 1}, "weekly 2026-W19"),
+    ],
+)
+@pytest.mark.parametrize(("wrong", "date"), [(-1, "2026-05-11"), (-29_127, "2106-02-07")])
+def test_a_clock_in_the_future_does_not_make_all_else_old(entry, told, reason, wrong, date) -> None:
+    entries = _dated(entry, 30, 20, 1, wrong)
+    assert _kept(_plan(entries, **told)) == {
+        "m_epoch_4.pt": f"newest, dated in the future ({date})",
+        "m_epoch_3.pt": reason,
+    }
+    entries = _dated(entry, 30, wrong, 20, 1)
+    assert _kept(_plan(entries, **told)) == {
+        "m_epoch_4.pt": f"newest, {reason}",
+        "m_epoch_2.pt": f"dated in the future ({date})",
+    }
+
+
+def test_a_clock_that_was_not_set_makes_nothing_old(entry) -> None:
+    entries = [
+        entry("m_epoch_1.pt", modified=0),
+        entry("m_epoch_2.pt", saved_at=datetime(1980, 1, 1, tzinfo=timezone.utc).timestamp()),
+        *(entry(f"m_epoch_{epoch}.pt", saved_at=NOW - 3 + epoch) for epoch in (3, 4)),
+    ]
+    assert _kept(_plan(entries, keep_within=60)) == {
+        "m_epoch_4.pt": "newest, dated in the future (2026-05-10)",
+        "m_epoch_3.pt": "within 1min",
+        "m_epoch_2.pt": "dated 1980-01-01, by a clock that wasn't set",
+        "m_epoch_1.pt": "dated 1970-01-01, by a clock that wasn't set",
+    }
+
+
+def test_a_date_that_no_calendar_has_is_none(entry) -> None:
+    entries = [*_dated(entry, 3, 2, 1), entry("m_epoch_4.pt", saved_at=1e18)]
+    made = plan(group(entries), Policy(keep_daily=1), Protections())
+    assert _kept(made.groups[0]) == {
+        "m_epoch_4.pt": "newest, dated 1000000000000000000 s after 1970",
+        "m_epoch_3.pt": "daily 2026-05-09",
+    }
+
+
+def test_of_one_moment_the_newer_is_the_newest(entry) -> None:
+    assert _kept(_plan(_dated(entry, 2, 2, 1, 1), keep_daily=2)) == {
+        "m_epoch_4.pt": "newest, daily 2026-05-09",
+        "m_epoch_2.pt": "daily 2026-05-08",
+    }
+
+
+# Names and size -------------------------------------------------------------------------------------
+
+
+def test_names(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 10, 20)]
+    assert _kept(_plan(entries, keep_names=("*_1*.pt", "*0.pt"))) == {
+        "m_epoch_20.pt": "newest, name *0.pt",
+        "m_epoch_10.pt": "name *_1*.pt",
+        "m_epoch_1.pt": "name *_1*.pt",
+    }
+
+
+def test_a_name_may_have_a_newline(entry) -> None:
+    entries = [entry(f"m\n_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
+    assert _kept(_plan(entries, keep_names=("m\n*_1.pt",))) == {
+        "m\n_epoch_3.pt": "newest",
+        "m\n_epoch_1.pt": "name m\n*_1.pt",
+    }
+
+
+def test_names_that_nothing_has_are_refused_where_something_would_go(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2)]
+    with pytest.raises(UsageError, match=r"run/m_epoch_\*\.pt: the policy would keep nothing of it"):
+        _plan(entries, keep_names=("best*",))
+    assert _kept(_plan(entries[:1], keep_names=("best*",))) == {"m_epoch_1.pt": "newest"}
+
+
+def test_the_size_alone_keeps_the_newest_that_fit(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4)]  # 100 bytes each
+    assert _kept(_plan(entries, max_size=250)) == {
+        "m_epoch_4.pt": "newest, fits 250 bytes",
+        "m_epoch_3.pt": "fits 250 bytes",
+    }
+    assert not _plan(entries, max_size=400).remove
+
+
+def test_the_size_limits_what_rules_keep_and_nothing_that_is_protected(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4, 5)]
+    protections = Protections({"run/m_epoch_1.pt": ["pinned"]}, faults={"run/m_epoch_2.pt": "damaged: crc"})
+    made = _plan(entries, keep_last=9, max_size=400, protections=protections)
+    assert _kept(made) == {
+        "m_epoch_5.pt": "newest, last 9",
+        "m_epoch_4.pt": "last 9",
+        "m_epoch_2.pt": "damaged: crc",
+        "m_epoch_1.pt": "last 9, pinned",
+    }
+    assert made.excess is None
+    made = _plan(entries, keep_last=9, max_size=299, protections=protections)
+    assert sorted(_kept(made)) == ["m_epoch_1.pt", "m_epoch_2.pt", "m_epoch_5.pt"]
+    assert made.excess == "300 bytes always stay of it, more than --max-size 299 bytes"
+
+
+def test_bytes_with_two_names_count_once(entry) -> None:
+    file = [Fingerprint("shared", 1, 7, 100, 0, 3)]
+    entries = [
+        entry(f"m_epoch_{epoch}.pt", contents=Contents((*file, Fingerprint("own", 1, 100 + epoch, 10, 0))))
+        for epoch in (1, 2, 3)
+    ]
+    assert not _plan(entries, max_size=130).remove
+    assert [one.name for one in _plan(entries, max_size=129).remove] == ["m_epoch_1.pt"]
+
+
+# Incomplete ones ------------------------------------------------------------------------------------
+
+
+def _cut(entry, epoch: int, modified: int = 0) -> Entry:
+    faults = {"fault": "incomplete: a shard is missing", "is_complete": False, "signature": None}
+    return entry(f"m_epoch_{epoch}.pt", modified=modified, **faults)
+
+
+def test_incomplete_ones_go_where_something_newer_is_intact(entry) -> None:
+    entries = [_cut(entry, 1), entry("m_epoch_2.pt"), _cut(entry, 3), entry("m_epoch_4.pt"), _cut(entry, 5)]
+    protections = Protections({"run/m_epoch_3.pt": ["pinned"]})
+    made = _plan(entries, keep_last=5, incomplete="remove", protections=protections)
+    assert [one.name for one in made.remove] == ["m_epoch_1.pt"]
+    assert not _plan(entries, keep_last=5).remove
+
+
+def test_an_incomplete_one_that_was_written_last_may_be_being_written(entry) -> None:
+    entries = [_cut(entry, 1, modified=100), *(entry(f"m_epoch_{epoch}.pt", modified=99) for epoch in (2, 3))]
+    assert not _plan(entries, keep_last=5, incomplete="remove").remove
+
+
+def test_the_only_ones_stay_though_they_are_incomplete(entry) -> None:
+    assert not _plan([_cut(entry, 1), _cut(entry, 2)], keep_last=1, incomplete="remove").remove
+    entries = [_cut(entry, 1), entry("m_epoch_2.pt")]
+    protections = Protections(faults={"run/m_epoch_2.pt": "damaged: checksum"})
+    assert not _plan(entries, keep_last=1, incomplete="remove", protections=protections).remove
+
+
+# A restarted run ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "told", [{"keep_every_epochs": 100}, {"keep_names": ("*_1.pt",)}, {"max_size": 1}, {"keep_daily": 1}]
+)
+def test_what_a_restarted_run_wrote_last_stays_under_every_rule(entry, told) -> None:
+    start = int(NOW - 100 * DAY) * 10**9
+    hour = 3600 * 10**9
+    entries = [entry(f"m_epoch_{epoch}.pt", modified=start + epoch * hour) for epoch in range(1, 10)]
+    entries[3] = entry("m_epoch_4.pt", modified=start + 50 * hour)
+    kept = _kept(_plan(entries, **told))
+    assert "written last" in kept["m_epoch_4.pt"]
+    assert "newest" in kept["m_epoch_9.pt"]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("best_acc", "m_epoch_2.pt"), ("acc", "m_epoch_3.pt")])
+def test_of_equals_the_newer_is_best_unless_the_metric_is_carried_on(entry, metric: str, best: str) -> None:
+    entries = _measured(entry, 0.1, 0.9, 0.9, 0.2, metric=metric)
+    kept = _kept(_plan(entries, keep_best=1, metric=metric, mode="max"))
+    assert kept == {"m_epoch_4.pt": "newest", best: f"best 1 by {metric} (0.9)"}

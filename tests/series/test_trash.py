@@ -1,0 +1,191 @@
+"""The trash: what a prune puts aside is whole there, in nobody's way, and goes only when it is emptied."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied
+from ckpttool.series import removal
+from ckpttool.series.listing import list_checkpoints
+from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policy
+from ckpttool.series.pruning import Pruned, prune
+from ckpttool.series.trash import empty
+from ckpttool.series.undoing import undo
+from ckpttool.wire.recovering import clear
+
+TRASH = ".ckpttool-trash"
+
+
+def put_aside(directory: Path, keep: int = 2, **told: object) -> Pruned:
+    return prune(
+        Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **told), trash=True
+    )
+
+
+def digests(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("kind", ["short", "trainer", "sharded"])
+def test_what_goes_lies_whole_in_the_trash(kind: str, request: pytest.FixtureRequest) -> None:
+    directory: Path = request.getfixturevalue(kind)
+    before = digests(directory)
+    done = put_aside(directory)
+    assert (done.problems, done.freed_bytes, done.trashed_bytes > 0) == ((), 0, True)
+    assert done.trash is not None
+    aside = digests(directory / TRASH / done.trash / "0")
+    left = {path: data for path, data in digests(directory).items() if not path.startswith(TRASH)}
+    assert (aside | left, aside.keys() & left.keys()) == (before, set())
+    assert len(list_checkpoints(directory).checkpoints) == len(done.plan.groups[0].keep)
+
+
+def test_a_second_prune_has_a_place_of_its_own(short: Path) -> None:
+    first, second = put_aside(short, 3), put_aside(short, 2)
+    assert first.trash != second.trash
+    assert sorted(os.listdir(short / TRASH)) == sorted([str(first.trash), str(second.trash)])
+
+
+def test_nobody_looks_into_it(short: Path, run) -> None:
+    put_aside(short)
+    assert len(list_checkpoints(short, recursive=True).checkpoints) == 2
+    assert run("list", "-r", short).out.count("model_epoch") <= run("list", short).out.count("model_epoch")
+    assert clear(str(short)) == []  # what clears what kills left of conversions leaves it
+    assert len(undo(str(short)).restored) == 2
+
+
+def test_a_fluid_roots_lies_beside_it(files: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / "around" / "run"))
+    before = digests(root)
+    done = put_aside(root)
+    assert sorted(os.listdir(root)) == ["checkpoint_3", "checkpoint_4"]
+    assert sorted(os.listdir(root.parent)) == [f"{TRASH}@run", "run"]
+    assert sorted(os.listdir(root.parent / f"{TRASH}@run" / str(done.trash) / "0")) == [
+        "checkpoint_0",
+        "checkpoint_1",
+        "checkpoint_2",
+    ]
+    assert len(undo(str(root.parent), recursive=True).restored) == 3
+    assert (digests(root), os.listdir(root.parent)) == (before, ["run"])
+
+
+def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, content: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = digests(short)
+    monkeypatch.setattr(removal, "write_atomically", refuse)
+    with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
+        put_aside(short)
+    assert digests(short) == before
+
+
+def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Path, monkeypatch) -> None:
+    run = Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
+
+    def meanwhile(planned: object) -> bool:
+        (run / "ckpt-1.index").write_bytes((run / "ckpt-1.index").read_bytes())
+        (run / "ckpt-2.index").unlink()
+        (run / "ckpt-2.data-00000-of-00001").unlink()
+        return True
+
+    request = Request(directory=str(run), policy=Policy(keep_last=7), depth="quick")
+    done = prune(request, trash=True, confirm=meanwhile)
+    assert [one.message for one in done.problems] == ["not removed: it has changed since the plan was made"]
+    assert (run / "ckpt-1.index").exists()
+    text = (run / "checkpoint").read_text()
+    assert '"ckpt-1"' in text
+    assert '"ckpt-2"' not in text
+
+
+# Emptied --------------------------------------------------------------------------------------------
+
+
+def test_emptied_is_what_records_list(trainer: Path) -> None:
+    nbytes = put_aside(trainer).trashed_bytes
+    planned = empty(str(trainer), dry_run=True)
+    assert (len(planned.removed), planned.freed_bytes) == (2, nbytes)
+    assert (trainer / TRASH).exists()
+    done = empty(str(trainer))
+    assert (done.removed, done.freed_bytes, done.problems) == (planned.removed, nbytes, ())
+    assert not (trainer / TRASH).exists()
+    assert undo(str(trainer)).identity is None
+
+
+def test_only_what_is_older(short: Path) -> None:
+    done = put_aside(short)
+    assert empty(str(short), older_than=3600).removed == ()
+    old = short / TRASH / str(done.trash)
+    assert old.exists()
+    assert len(empty(str(short), older_than=0).removed) == 2
+
+
+def test_what_no_record_lists_is_told_and_left(trainer: Path) -> None:
+    done = put_aside(trainer)
+    place = trainer / TRASH / str(done.trash)
+    notes = place / "0" / "checkpoint-2" / "notes.txt"
+    notes.write_text("precious")
+    (place / "mine.pt").write_text("precious")
+    (trainer / TRASH / "other").mkdir()
+    planned, emptied = empty(str(trainer), dry_run=True), empty(str(trainer))
+    for found in (planned, emptied):
+        assert {one.path for one in found.problems} == {str(notes), str(place / "mine.pt")}
+    assert (notes.read_text(), (place / "mine.pt").read_text()) == ("precious", "precious")
+    assert sorted(path.name for path in place.rglob("*") if path.is_file()) == ["mine.pt", "notes.txt"]
+    assert len(empty(str(trainer)).problems) == 2
+
+
+def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
+    done = put_aside(sharded, 3)
+    place = sharded / TRASH / str(done.trash) / "0"
+    changed = next(place.glob("*-00002-*"))
+    changed.write_bytes(b"another")
+    before = digests(place)
+    emptied = empty(str(sharded))
+    assert (emptied.removed, len(emptied.problems)) == ((), 1)
+    assert "has changed since it was put there" in emptied.problems[0].message
+    assert digests(place) == before
+
+
+def test_a_record_that_can_not_be_understood_keeps_all(short: Path) -> None:
+    done = put_aside(short)
+    record = short / TRASH / str(done.trash) / "record.json"
+    record.write_text(record.read_text().replace("0/model_epoch_7.pth", "0/../../model_epoch_10.pth"))
+    before = digests(short)
+    emptied = empty(str(short))
+    assert "a record that can't be understood" in emptied.problems[0].message
+    assert digests(short) == before
+
+
+def test_a_kill_while_it_is_emptied(sharded: Path, tmp_path: Path, fault) -> None:
+    """Whatever is left is no checkpoint that comes back by halves, and goes with the next emptying."""
+    identity = put_aside(sharded).trash
+    kept = {path: data for path, data in digests(sharded).items() if not path.startswith(TRASH)}
+    for number in range(1, 40, 4):
+        copy = tmp_path / str(number)
+        os.rename(sharded, copy)
+        shutil.copytree(copy, sharded, copy_function=os.link)
+        fault.at(number, SystemExit())
+        with suppress(SystemExit):
+            empty(str(sharded))
+        fault.none()
+        if number % 8 == 1 and (sharded / TRASH / str(identity) / "record.json").exists():
+            undone = undo(str(sharded))
+            problems = [one.message for one in undone.problems]
+            assert all("vanished" in one or "changed" in one for one in problems)
+            assert not list_checkpoints(sharded).problems
+        else:
+            assert not empty(str(sharded)).problems
+            assert digests(sharded) == kept
+        shutil.rmtree(sharded)
+        os.rename(copy, sharded)

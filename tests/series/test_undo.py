@@ -1,0 +1,166 @@
+"""Undo: old names and old pointers, exactly or with what came since; what is in the way loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied
+from ckpttool.formats.tf_state import parse_state
+from ckpttool.series.lock import locked
+from ckpttool.series.merging import merged_state
+from ckpttool.series.moves import Rewrite
+from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policy
+from ckpttool.series.pruning import prune
+from ckpttool.series.undoing import undo
+
+
+def put_aside(directory: Path, keep: int = 2, **told: object) -> str:
+    request = Request(directory=str(directory), policy=Policy(keep_last=keep), depth="quick", **told)
+    return str(prune(request, trash=True).trash)
+
+
+def digests(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def managed(files: Path, tmp_path: Path) -> Path:
+    """Return what a CheckpointManager has written: ten checkpoints, with timestamps."""
+    return Path(shutil.copytree(files / "tensorflow" / "manager", tmp_path / "run"))
+
+
+@pytest.mark.parametrize("kind", ["short", "trainer", "sharded", "managed"])
+def test_all_is_as_it_was(kind: str, request: pytest.FixtureRequest) -> None:
+    directory: Path = request.getfixturevalue(kind)
+    before = digests(directory)
+    put_aside(directory)
+    planned = undo(str(directory), dry_run=True)
+    done = undo(str(directory))
+    assert (done.problems, done.warnings) == ((), ())
+    assert (planned.restored, planned.pointers) == (done.restored, done.pointers)
+    assert digests(directory) == before
+    assert undo(str(directory)).identity is None
+
+
+def test_the_last_one_is_taken_back_first(short: Path) -> None:
+    before = digests(short)
+    first, second = put_aside(short, 3), put_aside(short, 2)
+    assert undo(str(short)).identity == second
+    assert undo(str(short)).identity == first
+    assert digests(short) == before
+
+
+def test_a_state_file_is_merged_with_what_came_since(managed: Path) -> None:
+    put_aside(managed, 3)
+    for end in ("index", "data-00000-of-00001"):
+        shutil.copy(managed / f"ckpt-10.{end}", managed / f"ckpt-11.{end}")
+    text = (managed / "checkpoint").read_text().replace('path: "ckpt-10"', 'path: "ckpt-11"')
+    lines = text.splitlines(keepends=True)
+    lines.insert(4, 'all_model_checkpoint_paths: "ckpt-11"\n')
+    lines.insert(-1, "all_model_checkpoint_timestamps: 99.5\n")
+    (managed / "checkpoint").write_text("".join(lines))
+    was = {str(number): at for number, at in zip(range(1, 11), times(managed / "checkpoint"), strict=False)}
+    assert was
+    done = undo(str(managed))
+    assert done.problems == ()
+    state = parse_state((managed / "checkpoint").read_text())
+    assert state is not None
+    assert state.paths == tuple(f"ckpt-{number}" for number in range(1, 12))
+    assert (state.latest, len(state.timestamps), state.timestamps[-1]) == ("ckpt-11", 11, "99.5")
+    assert list(map(float, state.timestamps[:-1])) == sorted(map(float, state.timestamps[:-1]))
+
+
+def times(path: Path) -> tuple[str, ...]:
+    state = parse_state(path.read_text())
+    return state.timestamps if state is not None else ()
+
+
+def state_file(latest: str, *paths: str, timed: bool = True) -> str:
+    lines = [f'model_checkpoint_path: "{latest}"\n']
+    lines += [f'all_model_checkpoint_paths: "{path}"\n' for path in paths]
+    lines += [f"all_model_checkpoint_timestamps: {path[-1]}.0\n" for path in paths if timed]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("now", "wrote", "was", "restored", "expected"),
+    [
+        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c1 c2", ("c4", "c1", "c2", "c3", "c4")),
+        (("c4", "c3", "c4"), ("c3", "c3"), ("c3", "c1", "c2", "c3"), "c2", ("c4", "c2", "c3", "c4")),
+        (("c4", "c4"), ("c3", "c3"), ("c3", "c1", "c3"), "c1", ("c4", "c1", "c4")),
+        (("s4", "s3", "s4"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2 c3", ("s4", "c3", "s4")),
+        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c2", ("s3", "c2", "s3")),
+        (("s3", "s2", "s3"), ("s3", "s2", "s3"), ("c3", "c2", "c3"), "c3", ("c3", "s2", "c3")),
+    ],
+)
+def test_merging(now, wrote, was, restored, expected) -> None:
+    ours = Rewrite("checkpoint", state_file(*wrote), state_file(*was))
+    assert merged_state(state_file(*now), ours, set(restored.split())) == state_file(*expected)
+    plain = merged_state(state_file(*now, timed=False), ours, set(restored.split()))
+    assert plain == state_file(*expected, timed=False)
+
+
+def test_what_is_in_the_way_is_refused_by_name(short: Path, run) -> None:
+    identity = put_aside(short)
+    (short / "model_epoch_7.pth").write_bytes(b"a new one")
+    answer = run("undo", short)
+    assert answer.status == 1
+    assert f"{short / 'model_epoch_7.pth'}: not taken back: model_epoch_7.pth is in the way" in answer.err
+    assert "1 checkpoint is back" in answer.out
+    assert (short / "model_epoch_7.pth").read_bytes() == b"a new one"
+    (short / "model_epoch_7.pth").unlink()
+    assert undo(str(short)).identity == identity  # once it is out of the way
+    assert not (short / ".ckpttool-trash").exists()
+
+
+def test_a_half_that_was_emptied_does_not_come_back(sharded: Path) -> None:
+    identity = put_aside(sharded, 3)
+    next((sharded / ".ckpttool-trash" / identity / "0").glob("*-00001-*")).unlink()
+    before = digests(sharded)
+    done = undo(str(sharded))
+    assert "vanished" in done.problems[0].message
+    assert (done.restored, digests(sharded)) == ((), before)
+
+
+def test_a_tree_is_taken_back_as_one_command(short: Path, tmp_path: Path) -> None:
+    shutil.copytree(short, tmp_path / "other")
+    before = digests(tmp_path)
+    put_aside(tmp_path, recursive=True)
+    assert len(undo(str(tmp_path), recursive=True).restored) == 4
+    assert digests(tmp_path) == before
+
+
+def test_who_works_there_is_waited_for_by_nobody(short: Path) -> None:
+    put_aside(short)
+    with locked(str(short)), pytest.raises(AccessDenied, match="another ckpttool is changing this directory"):
+        undo(str(short))
+
+
+def test_a_renaming_is_taken_back_with_what_came_since(managed: Path, run) -> None:
+    before = digests(managed)
+    assert run("rename", managed, "--template", "step-{step:05d}", "--yes").status == 0
+    assert "step-00010.index" in os.listdir(managed)
+    text = (managed / "checkpoint").read_text()
+    (managed / "checkpoint").write_text(text + "# seen\n")
+    answer = run("undo", managed, "--json")
+    told = json.loads(answer.out)
+    assert (answer.status, told["schema"], told["command"]) == (0, "ckpttool.undo/1", "rename")
+    assert sorted(one["path"] for one in told["restored"]) == sorted(
+        str(managed / f"ckpt-{number}") for number in range(1, 11)
+    )
+    assert digests(managed) == before
+
+
+def test_nothing_to_take_back(run, tmp_path: Path) -> None:
+    answer = run("undo", tmp_path)
+    assert (answer.status, answer.out, answer.err) == (0, "", f"{tmp_path}: nothing to take back\n")
