@@ -42,4 +42,8 @@ def test_lightning_goes_on(tmp_path: Path) -> None:
     assert told["equal"]
     assert told["best"] in told["after"]
     assert told["link"] in told["after"]
-    assert len(told["after"]) <= 6  # save_top_k is 4; the last one and its link come on top
+    assert told["named"] == ["last.ckpt", "net-e04.ckpt", "net-e05.ckpt"]
+    assert set(told["named"]) <= set(
+        told["after"]
+    )  # it knows nothing of them any more, and leaves them alone
+    assert len(told["after"]) == 6  # save_top_k is 4: what it has replaced goes, as far as it is there

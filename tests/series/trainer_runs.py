@@ -1,4 +1,4 @@
-"""Runs of real trainers that are pruned in between, and continue: each a child of test_trainers.py.
+"""Runs of real trainers that are pruned and renamed in between, and continue: each a child of test_trainers.py.
 
 Usage: ``python trainer_runs.py huggingface|lightning DIRECTORY``. Prints one JSON document.
 """
@@ -29,6 +29,13 @@ def thinned(directory: Path, keep: int) -> list[str]:
 
 def names(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if not name.startswith("."))
+
+
+def renamed(directory: Path, template: str) -> list[str]:
+    """Rename the checkpoints of a directory; return the names that lie there then."""
+    done = ckpttool.rename(ckpttool.RenameRequest(directory=str(directory), template=template))
+    assert done.renames and not done.failed, done
+    return names(directory)
 
 
 def newest(directory: Path) -> str:
@@ -94,7 +101,7 @@ def huggingface(root: Path) -> dict[str, Any]:
 
 
 def lightning(root: Path) -> dict[str, Any]:
-    """Train 6 epochs keeping the 4 best, prune, resume to 9; and the same without interruption."""
+    """Train 6 epochs keeping the 4 best, prune, rename, resume to 9; and the same without interruption."""
     import logging
 
     logging.disable(logging.WARNING)
@@ -145,10 +152,12 @@ def lightning(root: Path) -> dict[str, Any]:
     run = root / "run"
     fitted(run, 6, 4)
     left = thinned(run, 2)
+    named = renamed(run, "net-e{epoch:02d}")
     resumed, callback = fitted(run, 9, 4, newest(run))
     whole, _ = fitted(root / "whole", 9, -1)
     return {
         "left": left,
+        "named": named,
         "after": names(run),
         "best": os.path.basename(callback.best_model_path),
         "link": os.path.basename(os.readlink(run / "last.ckpt")),
