@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
+import traceback
 
 
 def main() -> None:
@@ -15,12 +17,18 @@ def main() -> None:
     gc.disable()
     try:
         from ckpttool.cli import run
+        from ckpttool.cli.streams import fill_gaps
+
+        fill_gaps()
+        gc.enable()
+        gc.set_threshold(100_000, 50, 100)
+        status = run()
     except KeyboardInterrupt:  # later ones are answered by ``run``
-        print("ckpttool: error: interrupted", file=sys.stderr)
+        print("ckpttool: error: interrupted", file=sys.stderr or io.StringIO())
         sys.exit(130)
-    gc.enable()
-    gc.set_threshold(100_000, 50, 100)
-    status = run()
+    except Exception:  # noqa: BLE001 - Python's own status is 1, which means something else here
+        traceback.print_exc(file=sys.stderr or io.StringIO())
+        sys.exit(2)
     gc.freeze()
     sys.exit(status)
 

@@ -16,6 +16,7 @@ import typer.main
 
 from ckpttool.cli.commands import Commands
 from ckpttool.cli.output import say_error
+from ckpttool.cli.streams import Unwritable, discard, streams
 from ckpttool.errors import CheckpointError, UsageError
 
 FOUND_SOMETHING, COULD_NOT, INTERRUPTED = 1, 2, 130
@@ -59,7 +60,12 @@ def _command() -> Callable[..., object]:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status."""
+    """Run the command line and return its exit status; whether stderr can be written has no say in it."""
+    with streams():
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         status = _command()(args=None if arguments is None else [*arguments], standalone_mode=False)
         sys.stdout.flush()
@@ -69,16 +75,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say_error("interrupted")
         return INTERRUPTED
+    except Unwritable as error:
+        discard(sys.stdout)
+        return _failed(error)
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing may be written when Python closes it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return FOUND_SOMETHING
     except _CLICK_ERROR as error:
         return _misused(error)
     except Exception as error:  # noqa: BLE001 - the last resort: a bug of ours is one line too
-        return _failed(
-            error, f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
-        )
+        return _failed(error, _told(error))
 
 
 def _failed(error: Exception, text: str | None = None) -> int:
@@ -86,6 +93,21 @@ def _failed(error: Exception, text: str | None = None) -> int:
         raise error
     say_error(text or str(error))
     return COULD_NOT
+
+
+def _told(error: Exception) -> str:
+    """Return what to say of an error that nobody foresaw."""
+    if isinstance(error, FileNotFoundError) and not _has_directory():
+        return "the working directory is not there any more"
+    return f"internal error: {type(error).__name__}: {error} (CKPTTOOL_DEBUG=1 shows where)"
+
+
+def _has_directory() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _misused(error: Exception) -> int:

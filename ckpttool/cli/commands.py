@@ -10,7 +10,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from ckpttool.cli.grouped import Grouped
+from ckpttool.cli.grouped import Grouped, Plain
 
 if TYPE_CHECKING:
     from typing import Any
@@ -69,5 +69,5 @@ def _made(name: str) -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     function = getattr(import_module(f"ckpttool.cli.{place.module}"), place.function)
-    alone.command(name, cls=Grouped if place.is_grouped else None)(function)
+    alone.command(name, cls=Grouped if place.is_grouped else Plain)(function)
     return typer.main.get_command(alone)

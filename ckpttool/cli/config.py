@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -130,8 +130,22 @@ def read_document(path: str, *, is_named: bool = False) -> Document:
     unknown = sorted(tables.keys() - set(TABLES))
     if unknown:
         allowed = ", ".join(f"[{prefix}{name}]" for name in TABLES)
-        raise UsageError(f"{path}: unknown {prefix}{unknown[0]} (there are {allowed})")
+        if unknown[0] in ("rule", "rules"):
+            allowed = f"a rule is [[{prefix}retention.rule]] or [[{prefix}verify.rule]]"
+        else:
+            allowed = f"there are {allowed}"
+        raise UsageError(f"{path}: unknown {prefix}{unknown[0]} ({allowed})")
     return Document(path, prefix, tables)
+
+
+def suggested(key: str, known: Sequence[str]) -> str:
+    """Return what somebody may have meant by a key that there is not, or else all that there are."""
+    from difflib import get_close_matches
+
+    names = {one.strip("[]").rpartition(".")[2]: one for one in known}
+    if found := get_close_matches(key.replace("_", "-").lower(), names, n=1, cutoff=0.8):
+        return f"did you mean {names[found[0]]}?"
+    return f"there are {', '.join(known)}"
 
 
 def _own_table(path: str, tables: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -203,7 +217,8 @@ def _config(document: Document) -> Config:
         raise document.wrong("verify", f"{told!r:.40} (a table)")
     unknown = sorted(told.keys() - _VERIFY.keys() - {"rule"})
     if unknown:
-        raise document.wrong("verify", f"unknown key {unknown[0]} (there are {', '.join(_VERIFY)}, [[rule]])")
+        there = suggested(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
+        raise document.wrong("verify", f"unknown key {unknown[0]} ({there})")
     try:
         values = {key: _VERIFY[key](told[key], key) for key in _VERIFY if key in told}
     except Wrong as failure:

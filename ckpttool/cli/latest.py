@@ -12,10 +12,14 @@ import typer
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.series import Directory, Null, Recursive, print_paths, say_journals
+from ckpttool.cli.streams import discard
+from ckpttool.errors import UsageError
 from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.series.resuming import Latest
+
+COULD_NOT = 2
 
 _MAX_NAMED = 3
 
@@ -49,7 +53,7 @@ Metrics = Annotated[
     ),
 ]
 Before = Annotated[
-    int | None,
+    str | None,
     typer.Option("--before", metavar="STEP", help="One that was saved before this step.", show_default=False),
 ]
 Wait = Annotated[
@@ -84,7 +88,7 @@ def latest(
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
-    from ckpttool.series.policy import seconds
+    from ckpttool.series.policy import waiting_seconds
     from ckpttool.series.resuming import latest as find_latest
 
     found = find_latest(
@@ -96,17 +100,39 @@ def latest(
         best=best,
         mode=None if mode is None else mode.value,
         metrics=metrics,
-        before=before,
-        wait=seconds(wait),
+        before=_step(before),
+        wait=waiting_seconds(wait),
         tell=_tell_nobody if quiet else _tell,
         jobs=jobs,
     )
     if not quiet:
         _say(found)
-    _print(found, json=json, null=null, quiet=quiet)
+    try:
+        _print(found, json=json, null=null, quiet=quiet)
+        sys.stdout.flush()
+    except BrokenPipeError:  # elsewhere that is 1, which means here that there is none
+        discard(sys.stdout)
+        return COULD_NOT
     if found.entry is None:
         say_error(found.reason or "")
     return int(found.entry is None)
+
+
+def _step(text: str | None) -> int | None:
+    """Return the step that is given; a round one may be written as ``1e5``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text is None:
+        return None
+    try:
+        step = float(text)
+        if step.is_integer() and step >= 0:
+            return int(text) if text.isdecimal() else int(step)
+    except ValueError:
+        pass
+    raise UsageError(f"--before {text}: no step (a whole number from 0 on)")
 
 
 def _tell(text: str) -> None:
@@ -139,4 +165,6 @@ def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
 
         print_json(latest_document(found))
     elif found.entry is not None and not quiet:
+        if found.entry.path.endswith("\n") and not null:
+            say_warning(f"{found.entry.path}: its name ends in a line break, which $(…) takes off (-0 helps)")
         print_paths([found.entry.path], null=null)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ckpttool.cli import retention_options as rules
-from ckpttool.cli.grouped import LOOKED_AT, SHOWN
+from ckpttool.cli.grouped import LOOKED_AT, RULES, SHOWN
 from ckpttool.cli.latest import Depth, Mode
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
 from ckpttool.cli.series import Directory, Null
@@ -82,7 +82,7 @@ KeepBest = Annotated[
         metavar="N",
         help="Keep the N best by --best.",
         show_default=False,
-        rich_help_panel=rules.RULES,
+        rich_help_panel=RULES,
     ),
 ]
 Config = Annotated[
@@ -92,7 +92,7 @@ Config = Annotated[
         metavar="FILE",
         help="Take the rules of this configuration.",
         show_default=False,
-        rich_help_panel=rules.RULES,
+        rich_help_panel=RULES,
     ),
 ]
 

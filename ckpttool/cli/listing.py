@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_warning, width
 from ckpttool.cli.pictures import check_plot, write_picture
-from ckpttool.cli.series import print_paths, say_journals
+from ckpttool.cli.series import called, print_paths, say_journals
 
 if TYPE_CHECKING:
     from ckpttool.series.listing import Listing
@@ -117,7 +117,7 @@ def _show(listing: Listing, directory: str, shown: Shown) -> None:
     elif shown.quiet:
         pass
     elif not listing.checkpoints:
-        say(f"{directory}: no checkpoint")
+        say(f"{called(directory)}: no checkpoint")
     elif shown.null:
         print_paths([one.entry.path for one in listing.checkpoints], null=True)
     else:

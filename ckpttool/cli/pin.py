@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Json, Quiet
-from ckpttool.cli.output import print_json, say_warning
+from ckpttool.cli.output import print_json, say_error, say_warning
 from ckpttool.cli.series import Null, print_paths
 from ckpttool.errors import UsageError
 from ckpttool.render.escape import printable
@@ -16,13 +16,17 @@ from ckpttool.render.escape import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ckpttool.errors import CheckpointError
     from ckpttool.series.pin_files import Pin
     from ckpttool.series.pins import Pinning
+
+COULD_NOT = 2
 
 Paths = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[PATH]...",
+        readable=False,
         help="Checkpoints: a file, a directory, a prefix, an index, a shard, or a link to one.",
         show_default=False,
     ),
@@ -79,20 +83,32 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
+    from ckpttool.series.entry import shown
+    from ckpttool.series.pin_search import fault_of
     from ckpttool.series.pins import pins_below
 
-    pins = {pinned.path: pinned for path in paths for pinned in pins_below(path)}
-    gone = [pinned for pinned in pins.values() if not pinned.is_there]
-    _show(list(pins.values()), json=json, null=null, quiet=quiet)
+    errors: list[CheckpointError] = []
+    found = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
+    gone = [one for one in found.values() if one.name and not one.is_there]
+    faults = [(one, fault) for one in found.values() if one not in gone and (fault := fault_of(one))]
+    void = {(one.path, one.name) for one, _ in faults}
+    pins = {one.path: one for key, one in found.items() if key not in void}
+    _show(list(pins.values()), faults, json=json, null=null, quiet=quiet)
     for pinned in gone if not quiet else ():
         say_warning(f"{pinned.path}: it is pinned, and isn't there (ckpttool unpin takes that back)")
-    return int(bool(gone))
+    for pinned, fault in faults if not quiet else ():
+        say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
+    for error in errors:
+        say_error(str(error))
+    return COULD_NOT if errors else int(bool(gone or faults))
 
 
-def _show(pins: Sequence[Pin], *, json: bool, null: bool, quiet: bool) -> None:
+def _show(
+    pins: Sequence[Pin], faults: Sequence[tuple[Pin, str]], *, json: bool, null: bool, quiet: bool
+) -> None:
     if json:
         from ckpttool.render.json_pin import pin_document
 
-        print_json(pin_document(pins))
+        print_json(pin_document(pins, void=faults))
     elif pins and not quiet:
         print_paths([pinned.path for pinned in pins], null=null)

@@ -58,7 +58,9 @@ def prune(
     from ckpttool.cli.pruning import Manner, explained, pruned
     from ckpttool.cli.retaining import wishes
 
-    wanted = wishes(None if directory is None else str(directory), context.params, config)
+    wanted = wishes(
+        None if directory is None else str(directory), context.params, config, tells_unread=not empty_trash
+    )
     manner = Manner(
         dry_run=dry_run or check,
         check=check,

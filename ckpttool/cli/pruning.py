@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
 import typer
 
+from ckpttool.cli.outcomes import apart, together
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
-from ckpttool.cli.series import say_journals
+from ckpttool.cli.series import called, say_journals
+from ckpttool.cli.unmatched import unmatched_rules
 from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.planning import Planned, Request
+    from ckpttool.series.planning import Planned, Problem, Request
     from ckpttool.series.pruning import Pruned
     from ckpttool.series.retention import GroupPlan
 
@@ -54,6 +57,9 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
     from ckpttool.series.moves import new_identity
 
     requests = wanted.requests()
+    _say_unread(wanted, manner)
+    if wrong := unmatched_rules(wanted, requests):
+        return _refused(wanted, wrong, manner)
     trash = new_identity() if wanted.trash else None
     outcomes: list[Pruned] = []
     failures = 0
@@ -67,12 +73,34 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
             say_error(placed(failure, request.directory))
             continue
         except typer.Abort:
-            _print(outcomes, manner, sys.stderr)
+            _print(apart(outcomes), manner, sys.stderr)
             raise
         outcomes.append(outcome)
         if not outcome.plan.groups and not (manner.quiet or manner.json):
             _say_nothing(request)
     return _told(outcomes, manner, failed=bool(failures))
+
+
+def _say_unread(wanted: Wishes, manner: Manner) -> None:
+    if wanted.unread is not None and not manner.quiet:
+        why = "since a directory or a rule was given (--config reads it)"
+        say(f"{printable(wanted.unread)} is not read, {why}")
+
+
+def _refused(wanted: Wishes, wrong: Sequence[Problem], manner: Manner) -> int:
+    """Say what is wrong with the rules, for which nothing is looked at further, and return the status."""
+    from ckpttool.series.policy import Policies
+    from ckpttool.series.pruning import Pruned
+    from ckpttool.series.retention import Plan
+
+    plan = Plan(wanted.policies or Policies(), ())
+    outcome = Pruned(plan, 0, dry_run=manner.dry_run, problems=tuple(wrong))
+    _say(outcome, quiet=manner.quiet)
+    if manner.json:
+        from ckpttool.render.json_prune import prune_document
+
+        print_json(prune_document(outcome))
+    return 1
 
 
 def placed(failure: Exception, directory: str) -> str:
@@ -109,42 +137,11 @@ def _aside(preview: Pruned) -> Pruned:
     return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
 
 
-def together(outcomes: Sequence[Pruned]) -> Pruned:
-    """Return what became of several directories as one."""
-    first = outcomes[0]
-    if len(outcomes) == 1:
-        return first
-    plan = replace(first.plan, groups=tuple(group for one in outcomes for group in one.plan.groups))
-    freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
-    return replace(
-        first,
-        plan=plan,
-        freed_bytes=0 if first.trash == "" else freed,
-        trash=next((one.trash for one in outcomes if one.trash is not None), None),
-        trashed_bytes=freed if first.trash == "" else sum(one.trashed_bytes for one in outcomes),
-        declined=any(one.declined for one in outcomes),
-        failed={path: why for one in outcomes for path, why in one.failed.items()},
-        problems=tuple(problem for one in outcomes for problem in one.problems),
-        warnings=tuple(_warnings(outcomes)),
-        journals=tuple(path for one in outcomes for path in one.journals),
-        finished=tuple(path for one in outcomes for path in one.finished),
-        put_back=tuple(path for one in outcomes for path in one.put_back),
-    )
-
-
-def _warnings(outcomes: Sequence[Pruned]) -> Iterator[str]:
-    """Yield all warnings once; that no series matches a rule is only true where it is of all directories."""
-    origins = tuple(rule.origin for rule in outcomes[0].plan.policies.rules)
-    for warning in dict.fromkeys(warning for one in outcomes for warning in one.warnings):
-        is_of_rule = warning.startswith(origins) if origins else False
-        if not is_of_rule or all(warning in one.warnings for one in outcomes):
-            yield warning
-
-
 def _told(outcomes: Sequence[Pruned], manner: Manner, *, failed: bool) -> int:
     """Say what came of it; where a directory failed as a whole, stdout stays empty."""
     if not outcomes:
         return 2
+    outcomes = apart(outcomes)
     outcome = together(outcomes)
     _say(outcome, quiet=manner.quiet)
     if failed:
@@ -229,7 +226,8 @@ def _warn(outcome: Pruned) -> None:
 def _say_nothing(request: Request) -> None:
     from ckpttool.series.survey import nothing_in
 
-    say(f"{request.directory}: {nothing_in(request.directory, recursive=request.recursive)}")
+    told = nothing_in(request.directory, recursive=request.recursive)
+    say(f"{called(request.directory)}: {told}")
 
 
 # One of them ----------------------------------------------------------------------------------------
@@ -244,7 +242,10 @@ def explained(wanted: Wishes, path: str, manner: Manner) -> int:
     from ckpttool.series.explaining import explain
     from ckpttool.series.planning import make_plan
 
-    planned = make_plan(_around(wanted, path), progress)
+    request = _around(wanted, path)
+    _say_unread(wanted, manner)
+    wrong = unmatched_rules(wanted, wanted.requests())
+    planned = make_plan(request, progress)
     told = explain(planned, path)
     if manner.json:
         from ckpttool.render.json_prune import explain_document
@@ -254,7 +255,17 @@ def explained(wanted: Wishes, path: str, manner: Manner) -> int:
         from ckpttool.render.text_explain import explain_text
 
         print(explain_text(told, colour=has_colour(sys.stdout)))
-    return 0
+    for problem in wrong:
+        say_error(f"{problem.path}: {problem.message}")
+    return int(bool(wrong))
+
+
+def _is_part(directory: str, place: str) -> bool:
+    """Tell whether a path is a checkpoint in a directory, or lies in one."""
+    from ckpttool.formats.discovery import unit_at
+
+    first, *_ = os.path.relpath(place, directory).split(os.sep)
+    return unit_at(os.path.join(directory, first)) is not None
 
 
 def _around(wanted: Wishes, path: str) -> Request:
@@ -264,9 +275,10 @@ def _around(wanted: Wishes, path: str) -> Request:
     for request in requests:
         if os.path.realpath(request.directory) == os.path.realpath(around):
             return request
-    above = os.path.join(os.path.realpath(around), "")
+    place = os.path.realpath(path)
     for request in requests:
-        if request.recursive and above.startswith(os.path.join(os.path.realpath(request.directory), "")):
+        inside = os.path.join(os.path.realpath(request.directory), "")
+        if place.startswith(inside) and (request.recursive or _is_part(inside, place)):
             return request
     if not wanted.paths:
         return replace(requests[0], directory=around)

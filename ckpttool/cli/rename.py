@@ -12,7 +12,7 @@ import typer
 from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.retention_options import Metrics, Series
-from ckpttool.cli.series import Directory, Recursive, say_journals
+from ckpttool.cli.series import Directory, Recursive, called, say_journals
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool,
     elif quiet:
         return
     elif not renamed.planned.plan.count:
-        say(f"{request.directory}: {nothing_in(request.directory, recursive=request.recursive)}")
+        told = nothing_in(request.directory, recursive=request.recursive)
+        say(f"{called(request.directory)}: {told}")
     elif was_shown and renamed.planned.plan.renamings:
         print(total_line(renamed))
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.errors import UsageError
+from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.series.planning import Request
 from ckpttool.series.policy import Policies, Policy, delete_limit, nbytes, option, seconds, within
 
@@ -38,6 +38,8 @@ class Wishes:
         trash: Whether what goes is kept until the trash is emptied; what failed always is.
         yes: Whether nobody is asked.
         older_than: Of a trash: what has lain there for so many seconds is meant.
+        is_narrowed: Whether the directory is one that stands in place of a configuration's.
+        unread: A configuration that would be read, had nobody given a directory or a rule.
     """
 
     paths: tuple[str, ...] = ()
@@ -46,6 +48,8 @@ class Wishes:
     trash: bool = False
     yes: bool = False
     older_than: int | None = None
+    is_narrowed: bool = False
+    unread: str | None = None
 
     @property
     def recursive(self) -> bool:
@@ -61,14 +65,22 @@ class Wishes:
         if self.policies is None and self.looks.get("failed") is None:
             told = "--keep N keeps the newest N"
             more = "" if self.paths else "; or write a ckpttool.toml with [retention]"
+            if self.unread is not None:
+                more = f"; {self.unread} is not read, since a directory was given: --config reads it"
             raise UsageError(f"no rule says what to keep ({told}{more})")
-        return [
-            Request(directory=path, policies=self.policies, **self.looks)
-            for path in dict.fromkeys(self.paths or (os.curdir,))
-        ]
+        places: dict[str, str] = {}
+        for path in self.paths or (os.curdir,):
+            places.setdefault(os.path.realpath(path), path)
+        return [Request(directory=path, policies=self.policies, **self.looks) for path in places.values()]
 
 
-def wishes(directory: str | None, parameters: Mapping[str, Any], config: str | None = None) -> Wishes:
+def wishes(
+    directory: str | None,
+    parameters: Mapping[str, Any],
+    config: str | None = None,
+    *,
+    tells_unread: bool = False,
+) -> Wishes:
     """Return what is asked for.
 
     A configuration is looked for where neither a directory nor a rule is given; what else the command line
@@ -78,6 +90,7 @@ def wishes(directory: str | None, parameters: Mapping[str, Any], config: str | N
         directory: That of the command line.
         parameters: Its options, by the names of attributes; those that were not given are None or empty.
         config: The configuration that it names.
+        tells_unread: Whether a configuration that is not read is looked for, to tell of it.
 
     Raises:
         UsageError: A value is none that its option or key can have, or two contradict each other.
@@ -100,7 +113,21 @@ def wishes(directory: str | None, parameters: Mapping[str, Any], config: str | N
         trash=said.get("trash", False) or said.get("failed") == "remove",
         yes=said.get("yes", False),
         older_than=given.get("older_than"),
+        is_narrowed=told is not None and directory is not None,
+        unread=_unread() if config is None and told is None and tells_unread else None,
     )
+
+
+def _unread() -> str | None:
+    """Return the configuration with rules that is not read, or None; one that can't be read has none."""
+    from ckpttool.cli.config import find_config, read_document
+
+    try:
+        path = find_config()
+        tables = {} if path is None else read_document(path).tables
+    except (UsageError, CheckpointError):  # nobody asked for it
+        return None
+    return path if "retention" in tables else None
 
 
 def _check_trash(given: Mapping[str, Any], others: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ckpttool.cli.config import Document, read_document
+from ckpttool.cli.config import Document, read_document, suggested
 from ckpttool.cli.rules import Wrong, glob_below, one_text, texts, truth, whole_number
 from ckpttool.errors import UsageError
 from ckpttool.series.policy import PathRule, Policies, Policy, delete_limit, nbytes, seconds, within
@@ -112,7 +112,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
     if not isinstance(told, Mapping):
         raise document.wrong("retention", f"{told!r:.40} (a table)")
     own = {key: value for key, value in told.items() if key != "rule"}
-    said = read_table(document, "retention", own, KEYS, others=("[[rule]]",))
+    said = read_table(document, "retention", own, KEYS, others=(f"[[{document.prefix}retention.rule]]",))
     here = os.path.dirname(path)
     paths = said.get("paths", (os.curdir,))
     said["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
@@ -139,13 +139,21 @@ def _rules(document: Document, told: object) -> Iterator[PathRule]:
         raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
     for number, rule in enumerate(told, 1):
         place = f"retention.rule {number}"
-        keys: Mapping[str, Reader] = {"path": lambda value, key: glob_below(value), **RULES}
+        keys: Mapping[str, Reader] = {"path": lambda value, key: _series_glob(value), **RULES}
         said = read_table(document, place, rule, keys)
         if "path" not in said:
             raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
         glob = said.pop("path")
         origin = f"{document.path}[{document.prefix}{place}]"
         yield PathRule(glob, _policy(document, place, said), origin)
+
+
+def _series_glob(value: object) -> str:
+    """Return a glob of series; a directory's plain name means what lies in it and below."""
+    glob = glob_below(value)
+    last = glob.rpartition("/")[2]
+    is_directory = str(value).endswith("/") or not any(mark in last for mark in "*?[")
+    return f"{glob}/**" if is_directory and last != "**" else glob
 
 
 def read_table(
@@ -163,7 +171,7 @@ def read_table(
     said = {}
     for key, value in table.items():
         if key not in keys:
-            raise document.wrong(place, f"unknown key {key} (there are {', '.join([*keys, *others])})")
+            raise document.wrong(place, f"unknown key {key} ({suggested(key, [*keys, *others])})")
         try:
             said[_attribute(key)] = keys[key](value, key)
         except Wrong as failure:

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpttool.cli.grouped import CARRIED_OUT, LOOKED_AT, SHOWN
+from ckpttool.cli.grouped import CARRIED_OUT, LOOKED_AT, RULES, SHOWN
 from ckpttool.cli.latest import Depth, Mode
-
-RULES = "Rules (what any of them keeps stays)"
 
 
 class Fate(str, enum.Enum):
@@ -49,6 +47,7 @@ Directory = Annotated[
     Path | None,
     typer.Argument(
         metavar="[DIR]",
+        readable=False,
         help="Where the checkpoints lie. [default: what ckpttool.toml names, or .]",
         show_default=False,
     ),
@@ -84,7 +83,9 @@ Incomplete = Annotated[
 Failed = Annotated[
     FailedFate | None,
     _rule(
-        "--failed", "Look for runs that came to nothing: list them, or put them in the trash.", metavar=None
+        "--failed",
+        "Look for runs that came to nothing: list them, or trash all but what is good.",
+        metavar=None,
     ),
 ]
 

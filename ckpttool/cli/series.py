@@ -15,7 +15,9 @@ from ckpttool.cli.output import say_warning
 
 Directory = Annotated[
     Path,
-    typer.Argument(metavar="[DIR]", help="Where the checkpoints lie. [default: .]", show_default=False),
+    typer.Argument(
+        metavar="[DIR]", readable=False, help="Where the checkpoints lie. [default: .]", show_default=False
+    ),
 ]
 Null = Annotated[
     bool,
@@ -35,6 +37,15 @@ def say_journals(journals: Sequence[str]) -> None:
         directory = owner_of(os.path.dirname(path))
         told = "a command was interrupted here; the next that changes it settles it"
         say_warning(f"{directory}: {told} ({shown(path)})")
+
+
+def called(directory: str) -> str:
+    """Return a directory as a message names it."""
+    if os.path.normpath(directory) == os.curdir:
+        return "the current directory"
+    from ckpttool.render.escape import printable
+
+    return printable(directory)
 
 
 def print_paths(paths: Sequence[str], *, null: bool) -> None:

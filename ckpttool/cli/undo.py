@@ -38,7 +38,8 @@ def undo(
         print_json(undo_document(done))
     elif done.identity is None:
         if not quiet:
-            say(f"{directory}: nothing to take back")
+            below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
+            say(f"{directory}: nothing to take back{below}")
     elif not quiet:
         from ckpttool.render.text_undo import undo_text
 

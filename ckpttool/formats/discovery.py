@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 
@@ -16,6 +18,9 @@ OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
 
 _NEVER_ENTERED = frozenset({".git"})
+_INDEX = re.compile(r"(index|weights).*\.json$")
+_LEVELS_ABOVE = 2
+"""How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,9 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
     """Yield the checkpoints at a path: itself, where it is one; else those in the directory.
 
     Directory symlinks are never followed. A file symlink whose target lies in the tree is a pointer, not
-    a second checkpoint.
+    a second checkpoint. A file that an index names, in its directory or above, is a part of what the index
+    stands for, and none either; where several indexes name it, or it lies deeper than its index, it is in
+    ``Unit.shared``.
 
     Raises:
         CheckpointError: The root itself can't be looked at.
@@ -49,7 +56,7 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
     if unit is not None:
         yield unit
     elif os.path.isdir(path):
-        yield from _in_directory(path, path, walk, 0)
+        yield from _in_directory(path, path, walk, 0, frozenset(named_from_above(path)))
 
 
 def unit_at(path: str) -> Unit | None:
@@ -68,28 +75,96 @@ def unit_at(path: str) -> Unit | None:
         return None if unit is None else _with_sidecars(unit)
 
 
-def _in_directory(directory: str, root: str, walk: Walk, depth: int) -> Iterator[Unit]:
+def _in_directory(directory: str, root: str, walk: Walk, depth: int, parts: frozenset[str]) -> Iterator[Unit]:
+    """Yield the checkpoints in a directory; ``parts`` are what indexes above it name."""
     try:
-        entries = {
-            name: entry for name, entry in scan(directory).items() if not _is_excluded(entry.path, root, walk)
-        }
+        everything = {name: entry for name, entry in scan(directory).items() if not _is_ours(name)}
     except CheckpointError as error:
-        walk.on_error(error)
+        _told(walk, error)
         return
-    claimed: set[str] = set()
-    for format in (format for format in formats() if isinstance(format, SetFormat)):
-        for unit in format.units(directory, entries):
-            if claimed.isdisjoint(unit.members):
-                whole = _with_sidecars(unit)
-                claimed.update(whole.members)
-                yield whole
+    entries = {name: entry for name, entry in everything.items() if not _is_excluded(entry.path, root, walk)}
+    sets = sets_in(directory, everything)
+    for unit in sets:
+        passed_over = tuple(name for name in unit.members if name not in entries)
+        if len(passed_over) == len(unit.members) or _is_excluded(unit.path, root, walk):
+            continue
+        own = tuple(name for name in unit.members if name not in passed_over)
+        yield _with_sidecars(replace(unit, members=own, shared=(*unit.shared, *passed_over)))
+    claimed = {name for unit in sets for name in (*unit.members, *unit.shared)}
+    below = parts | {os.path.join(directory, name) for name in claimed if os.sep in name}
     for name, entry in entries.items():
-        if name in claimed or _is_sidecar(name, entries):
+        if name in claimed or entry.path in parts or _is_sidecar(name, entries):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _subdirectory(entry, root, walk, depth)
+            yield from _subdirectory(entry, root, walk, depth, below)
         elif _is_candidate(entry, root) and (found := _looked_at(entry.path, walk)):
             yield found
+
+
+def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
+    """Return the checkpoints of several entries in a directory; what two of them name is no member of either.
+
+    Of two that have the same name, or that one format takes for a part of the other, the first is meant.
+    """
+    found: dict[str, Unit] = {}
+    for format in (format for format in formats() if isinstance(format, SetFormat)):
+        taken = {name for unit in found.values() for name in unit.members}
+        for unit in format.units(directory, entries):
+            if unit.path not in found and not taken.issuperset(unit.members):
+                found[unit.path] = unit
+    pointers = [path for path in found if os.path.islink(path) and _leads_to_another(path, found)]
+    for path in pointers:
+        del found[path]
+    count = Counter(name for unit in found.values() for name in unit.members)
+    anchors = {os.path.basename(unit.path) for unit in found.values()}
+    common = {name for name, times in count.items() if times > 1} - anchors
+    if not common:
+        return list(found.values())
+    parted = (_parted(unit, common) for unit in found.values())
+    return [unit for unit in parted if unit.members]
+
+
+def _leads_to_another(path: str, found: Collection[str]) -> bool:
+    directory, name = os.path.split(path)
+    there, target = os.path.split(os.path.realpath(path))
+    is_beside = target != name and there == os.path.realpath(directory)
+    return is_beside and os.path.join(directory, target) in found
+
+
+def _parted(unit: Unit, common: Collection[str]) -> Unit:
+    shared = tuple(name for name in unit.members if name in common)
+    own = tuple(name for name in unit.members if name not in common)
+    return replace(unit, members=own, shared=(*unit.shared, *shared)) if shared else unit
+
+
+def named_from_above(directory: str) -> dict[str, str]:
+    """Return the paths in a directory that indexes in the directories above it name, with those indexes."""
+    found: dict[str, str] = {}
+    real = above = os.path.realpath(directory)
+    for _ in range(_LEVELS_ABOVE):
+        below, above = above, os.path.dirname(above)
+        if above == below:
+            break
+        try:
+            entries = {name: entry for name, entry in scan(above).items() if _INDEX.search(name)}
+        except CheckpointError:  # nobody may look there
+            break
+        for unit in sets_in(above, entries) if entries else ():
+            for name in unit.shared:
+                path = os.path.join(above, name)
+                if path.startswith(real + os.sep):
+                    found[os.path.join(directory, os.path.relpath(path, real))] = unit.path
+    return found
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED
+
+
+def _told(walk: Walk, error: CheckpointError) -> None:
+    """Tell of what could not be looked at, unless it has gone: a trainer may be at work."""
+    if not isinstance(error, NotFound) or os.path.lexists(error.path):
+        walk.on_error(error)
 
 
 def _with_sidecars(unit: Unit) -> Unit:
@@ -115,31 +190,30 @@ def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
     return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
-def _subdirectory(entry: os.DirEntry[str], root: str, walk: Walk, depth: int) -> Iterator[Unit]:
+def _subdirectory(
+    entry: os.DirEntry[str], root: str, walk: Walk, depth: int, parts: frozenset[str]
+) -> Iterator[Unit]:
     try:
         unit = unit_at(entry.path)
     except CheckpointError as error:
-        walk.on_error(error)
+        _told(walk, error)
         return
     if unit is not None:
         yield unit
     elif walk.recursive and (walk.max_depth is None or depth < walk.max_depth):
-        yield from _in_directory(entry.path, root, walk, depth + 1)
+        yield from _in_directory(entry.path, root, walk, depth + 1, parts)
 
 
 def _looked_at(path: str, walk: Walk) -> Unit | None:
     try:
         return unit_at(path)
     except CheckpointError as error:
-        walk.on_error(error)
+        _told(walk, error)
         return None
 
 
 def _is_excluded(path: str, root: str, walk: Walk) -> bool:
-    name = os.path.basename(path)
-    if name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED:
-        return True
-    relative = os.path.relpath(path, root)
+    name, relative = os.path.basename(path), os.path.relpath(path, root) if walk.exclude else ""
     return any(fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(relative, glob) for glob in walk.exclude)
 
 

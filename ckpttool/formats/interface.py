@@ -207,11 +207,14 @@ class Unit:
         path: How the user would name it.
         members: Names in its directory, of files and directories, that belong to it.
         format: What recognised it; None for a file that has a checkpoint's suffix and other content.
+        shared: Paths below its directory, of what it names and needs besides: what lies deeper, or is
+            another's too. It never goes with the checkpoint.
     """
 
     path: str
     members: tuple[str, ...]
     format: Format | None
+    shared: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:

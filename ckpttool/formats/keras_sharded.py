@@ -20,7 +20,7 @@ from ckpttool.checkpoint import Checkpoint, Producer, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
-from ckpttool.formats.shard_index import read_weight_map, refusal, require_few
+from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
 from ckpttool.report import Finding, error, warning
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
@@ -97,11 +97,16 @@ class KerasSharded(SetFormat):
         for name, entry in entries.items():
             if (match := SHARD.fullmatch(name)) and entry.is_file():
                 stems[match["stem"]].append(name)
+        named: set[str] = set()
         for name, entry in entries.items():
             if (match := INDEX.fullmatch(name)) and entry.is_file():
-                shards = {*stems.pop(match["stem"], ()), *_named(directory, name, entries)}
-                yield Unit(os.path.join(directory, name), (name, *sorted(shards)), self)
-        for stem, shards_left in stems.items():
+                mapped = _mapped(directory, name)
+                shards = {*stems.get(match["stem"], ()), *(file for file in mapped if file in entries)}
+                named.update(shards)
+                path = os.path.join(directory, name)
+                yield Unit(path, (name, *sorted(shards)), self, deeper(mapped))
+        for stem, found in stems.items():
+            shards_left = [name for name in found if name not in named]
             if len(shards_left) > 1:
                 path = os.path.join(directory, f"{stem}.weights.json")
                 yield Unit(path, tuple(sorted(shards_left)), self)
@@ -115,7 +120,7 @@ class KerasSharded(SetFormat):
         stem = match["stem"] if match else ""
         weights = [name for name in probe.entries if name.endswith((".h5", ".keras", ".index", ".json"))]
         others = {name for name in weights if name != found[0] and _stem(name) != stem}
-        others -= set(_named(probe.path, found[0], probe.entries))
+        others -= set(_mapped(probe.path, found[0]))
         return None if others else found[0]
 
 
@@ -124,11 +129,12 @@ def _stem(name: str) -> str | None:
     return match["stem"] if match else None
 
 
-def _named(directory: str, name: str, entries: Entries) -> Iterator[str]:
+def _mapped(directory: str, name: str) -> tuple[str, ...]:
+    """Return the shards that an index names; none where it can't be read."""
     try:
-        yield from (file for file in read_index(os.path.join(directory, name)).files if file in entries)
+        return read_index(os.path.join(directory, name)).files
     except CheckpointError:
-        return
+        return ()
 
 
 def open_set(path: str, index: Index) -> Checkpoint:

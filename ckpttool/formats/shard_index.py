@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sized
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, NotDownloaded
-from ckpttool.formats.interface import HEAD_BYTES
+from ckpttool.formats.interface import HEAD_BYTES, natural
 from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
@@ -162,14 +163,40 @@ def mapped_files(path: str) -> tuple[str, ...]:
         return ()
 
 
-def members(index_path: str, mapped: Iterable[str], entries: Entries) -> list[str]:
-    """Return the shards in a directory that an index names, and those that are named like them."""
+def deeper(mapped: Iterable[str]) -> tuple[str, ...]:
+    """Return the shards that lie in directories below that of the index."""
+    return tuple(name.replace("/", os.sep) for name in mapped if "/" in name)
+
+
+Schemes = Mapping[tuple[str, str], Sequence[str]]
+"""The names of shards, by what those of one set have in common: stem and suffix."""
+
+
+def schemes_of(names: Iterable[str]) -> Schemes:
+    """Return the shards among the names in a directory."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in names:
+        if scheme := _scheme(name):
+            found[scheme].append(name)
+    return found
+
+
+def members(index_path: str, mapped: Iterable[str], names: Collection[str], shards: Schemes) -> list[str]:
+    """Return the shards in a directory that an index names, and those that are named like them.
+
+    Args:
+        index_path: The index.
+        mapped: What it names.
+        names: What lies in the directory.
+        shards: The shards among these.
+    """
     mapped = set(mapped)
     schemes = {scheme for name in mapped if (scheme := _scheme(name))}
     index = INDEX.fullmatch(os.path.basename(index_path))
     if not schemes and index:
         schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
-    return [name for name in entries if name in mapped or _scheme(name) in schemes]
+    alike = (name for scheme in schemes for name in shards.get(scheme, ()))
+    return sorted({*alike, *(name for name in mapped if name in names)}, key=natural)
 
 
 def _scheme(name: str) -> tuple[str, str] | None:

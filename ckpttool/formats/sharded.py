@@ -11,24 +11,27 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.errors import from_os_error
 from ckpttool.formats.carried import ENTRY, restored
-from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import Probe, SetFormat, Unit, natural
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import (
     KINDS,
     SHARD,
     Entries,
     Index,
+    deeper,
     indexes,
     kind_of,
     mapped_files,
     members,
     read_index,
+    schemes_of,
 )
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.training import training_state
@@ -60,12 +63,14 @@ class Sharded(SetFormat):
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         seen: set[str] = set()
+        shards = schemes_of(entries)
         for name, kind in indexes(directory, entries).items():
             if kind == self.name:
                 path = os.path.join(directory, name)
-                found = members(path, mapped_files(path), entries)
+                mapped = mapped_files(path)
+                found = members(path, mapped, entries, shards)
                 seen.update(found)
-                yield Unit(path, (name, *found), self)
+                yield Unit(path, (name, *found), self, deeper(mapped))
         orphans = defaultdict(list)
         for name in entries.keys() - seen:
             match = SHARD.fullmatch(name)
@@ -80,7 +85,7 @@ class Sharded(SetFormat):
         if list(found.values()) != [self.name]:
             return None
         (name,) = found
-        own = set(members(name, (), probe.entries))
+        own = set(members(name, (), probe.entries, schemes_of(probe.entries)))
         others = {other for other in _weights_in(probe.path, probe.entries) if other not in own}
         if others:
             others -= set(mapped_files(os.path.join(probe.path, name)))
@@ -127,7 +132,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
     with Gathered("shard") as shards:
         _add_shards(shards, index, format)
         whole = isinstance(asked, Probe) and asked.is_directory
-        shards.findings += _beside(index, scan(directory or os.curdir), whole)
+        shards.findings += _beside(index, _names_in(directory or os.curdir), whole)
         tensors = tuple(_mapped_tensors(shards, index))
         if shards.complete:
             shards.findings += _check_total(index, tensors)
@@ -216,14 +221,23 @@ def _compare(shards: Gathered, name: str, part: Checkpoint, wanted: set[str]) ->
         shards.findings.append(error("shard-stale", message, name))
 
 
-def _beside(index: Index, entries: Entries, whole: bool) -> Iterator[Finding]:
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError as failure:
+        raise from_os_error(failure, directory) from failure
+
+
+def _beside(index: Index, names: Sequence[str], whole: bool) -> Iterator[Finding]:
     """Yield what lies beside the shards and is none; ``whole`` where the directory was asked for."""
     if index.weight_map is not None:
         named = set(index.files)
-        extra = (name for name in members(index.path, named, entries) if name not in named)
+        stems = tuple({name[: match.end("stem")] for name in named if (match := SHARD.fullmatch(name))})
+        alike = [name for name in names if name.startswith(stems)]
+        extra = (name for name in members(index.path, named, alike, schemes_of(alike)) if name not in named)
         for name in extra:
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
-    for name in entries if whole else ():
+    for name in sorted(names, key=natural) if whole else ():
         if _COMPANION.match(name) and name.endswith(_WEIGHTS):
             yield note("not-part", "it lies beside the shards, and was not looked at", name)
 

@@ -162,6 +162,8 @@ def _listed(directory: str, entries: Entries) -> frozenset[str]:
 def is_old(path: str) -> bool:
     """Tell whether a file is a checkpoint of the first version by its neighbours, however damaged."""
     directory, name = os.path.split(path)
+    if not any(map(os.path.lexists, (path + META, os.path.join(directory, NAME)))):
+        return False
     try:
         entries = scan(directory or os.curdir)
         return name in entries and any(names[0] == name for names in old_tables(directory, entries))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ckpttool.series.entry import Entry
 from ckpttool.series.explaining import Explanation
 from ckpttool.series.planning import Planned, Problem
 from ckpttool.series.pruning import Pruned
@@ -65,11 +66,19 @@ def _group(group: GroupPlan) -> dict[str, Any]:
     return {
         "key": group.key,
         "keep": [{"path": kept.entry.path, "reasons": list(kept.reasons)} for kept in group.keep],
-        "remove": [{"path": entry.path, "bytes": entry.contents.nbytes} for entry in group.remove],
+        "remove": [_removal(entry, group) for entry in group.remove],
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
         "excess": group.excess,
+    }
+
+
+def _removal(entry: Entry, group: GroupPlan) -> dict[str, Any]:
+    return {
+        "path": entry.path,
+        "bytes": entry.contents.nbytes,
+        "unfitting": group.unfitting.get(entry.path),
     }
 
 

@@ -18,6 +18,9 @@ _DIGITS, _LONGEST = 4, 8
 """Digits of a metric that people read, and that a column of them has at most."""
 _OF_PERCENT = 2
 """Decimals where 100 is the largest, and 91.25 may be another."""
+FUTURE = "future"
+_CLOCKS_APART = 60
+"""Seconds by which a file server's clock may be ahead of ours."""
 _AGES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _SHORT = {
     "best_model_checkpoint": "best",
@@ -54,7 +57,9 @@ class Look:
 
 
 def age(seconds: float) -> str:
-    """Return how long ago something was, in its largest unit."""
+    """Return how long ago something was, in its largest unit; what is dated ahead lies in the future."""
+    if seconds <= -_CLOCKS_APART:
+        return FUTURE
     for length, unit in _AGES:
         if seconds >= length:
             return f"{int(seconds // length)} {unit}"

@@ -15,6 +15,8 @@ def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
 
 
 def _lines(explanation: Explanation, colour: bool) -> Iterator[str]:
+    if explanation.asked is not None:
+        yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
     verb = "stays" if explanation.stays else "goes"
     yield styled(f"{printable(explanation.entry.path)} {verb}", "yellow", colour and not explanation.stays)
     place = "; ".join(explanation.place)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ckpttool.render.aligned import aligned, shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.list_cells import (
+    FUTURE,
     Look,
     age_of,
     count,
@@ -84,7 +85,7 @@ def _facts(series: ListedSeries, listing: Listing, look: Look) -> Iterator[str]:
             yield f"{name} {first}" if first == last else f"{name}s {first}–{last}"
     if series.newest is not None:
         age = age_of(series.newest, look)
-        yield "newest just now" if age == "now" else f"newest {age} ago"
+        yield {"now": "newest just now", FUTURE: "newest dated in the future"}.get(age, f"newest {age} ago")
     yield _states(series)
     if listing.best is not None:
         yield _best_fact(series, listing.best)

@@ -89,22 +89,27 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
     rows = _rows(group, verbose)
-    names = max((len(row.name) for row in rows), default=0)
+    names = max((len(row.name) for row in rows if not _is_note(row)), default=0)
     if width is not None:
         reasons = max((len(row.told) for row in rows), default=0)
         names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
-    for row, name in zip(rows, _fitted([row.name for row in rows], names), strict=True):
-        head = f"  {row.verb:<6}  {name:<{names}}  "
+    fitted = iter(_fitted([row.name for row in rows if not _is_note(row)], names))
+    for row in rows:
+        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{next(fitted):<{names}}  ")
         for line in _wrapped(head, row.told, width):
             yield styled(line, "yellow", colour and row.verb == "remove")
 
 
+def _is_note(row: _Row) -> bool:
+    """Tell whether a line is no checkpoint's, but says how many more there are."""
+    return row.name.startswith(_ELLIPSIS)
+
+
 def _fitted(names: Sequence[str], room: int) -> list[str]:
     """Return names as far as there is room: what all of them begin with goes first."""
-    known = [name for name in names if not name.startswith(_ELLIPSIS)]
-    excess = max(map(len, known), default=0) - room
-    if 0 < excess < _shared(known):
-        names = [name if name.startswith(_ELLIPSIS) else _ELLIPSIS + name[excess + 1 :] for name in names]
+    excess = max(map(len, names), default=0) - room
+    if 0 < excess < _shared(names):
+        names = [_ELLIPSIS + name[excess + 1 :] for name in names]
     return [shortened(name, room) for name in names]
 
 
@@ -133,24 +138,31 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
     for reasons, alike in groupby(group.keep, lambda kept: kept.reasons):
         found = [kept.entry for kept in alike]
         told = ", ".join(reasons)
-        rows += _folded("keep", found, [told] * len(found), told, is_long, is_spread)
-    sizes = [file_size(entry.contents.nbytes) for entry in group.remove]
-    total = file_size(sum(entry.contents.nbytes for entry in group.remove))
+        rows += _folded("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    return rows + list(_folded("remove", group.remove, sizes, f"{total} in all", is_long, is_spread))
+    for unfitting, going in groupby(group.remove, lambda entry: group.unfitting.get(entry.path, "")):
+        gone = list(going)
+        sizes = [", ".join(filter(None, (file_size(entry.contents.nbytes), unfitting))) for entry in gone]
+        rows += _folded("remove", gone, sizes, is_long, is_spread)
+    return rows
 
 
 def _folded(
-    verb: str, entries: Sequence[Entry], told: Sequence[str], in_all: str, is_long: bool, is_spread: bool
+    verb: str, entries: Sequence[Entry], told: Sequence[str], is_long: bool, is_spread: bool
 ) -> Iterator[_Row]:
     """Yield the lines of checkpoints that are alike: of many the first few, and the last."""
-    names = [printable(entry.path if is_spread else entry.name) for entry in entries]
-    shown = _FIRST if is_long and len(names) > _ALIKE else len(names)
-    for name, why in zip(names[:shown], told, strict=False):
-        yield _Row(verb, name, printable(why))
-    if rest := len(names) - shown:
-        yield _Row(verb, f"{_ELLIPSIS} {rest - 1:,} more (-v shows them)", "")
-        yield _Row(verb, names[-1], printable(in_all))
+    rows = [
+        _Row(verb, printable(entry.path if is_spread else entry.name), printable(why))
+        for entry, why in zip(entries, told, strict=True)
+    ]
+    if not is_long or len(rows) <= _ALIKE:
+        yield from rows
+        return
+    hidden = entries[_FIRST:-1]
+    size = file_size(sum(entry.contents.nbytes for entry in hidden))
+    yield from rows[:_FIRST]
+    yield _Row(verb, f"{_ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
+    yield rows[-1]
 
 
 def total_line(pruned: Pruned) -> str:
@@ -208,7 +220,8 @@ def empty_text(emptied: Sequence[Emptied]) -> str:
     """Return what emptying the trash of some directories came to, in one line."""
     count = sum(len(one.removed) for one in emptied)
     if not count:
-        return "nothing in the trash"
+        left = sum(one.left_bytes for one in emptied)
+        return f"nothing removed; {file_size(left)} are left in the trash" if left else "nothing in the trash"
     size = file_size(sum(one.freed_bytes for one in emptied))
     if any(one.dry_run for one in emptied):
         return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"

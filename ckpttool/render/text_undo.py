@@ -6,6 +6,7 @@ import os
 
 from ckpttool.render.escape import printable
 from ckpttool.report import counted
+from ckpttool.series.history import moment_of
 from ckpttool.series.undoing import Undone
 
 _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
@@ -13,13 +14,26 @@ _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
 
 def undo_text(done: Undone) -> str:
     """Return a heading, a line for each checkpoint and each pointer, and the total."""
-    moment = (done.identity or "").partition(".")[0]
-    when = f"{moment[:4]}-{moment[4:6]}-{moment[6:8]} {moment[9:11]}:{moment[11:13]}:{moment[13:15]} UTC"
     command = _COMMANDS[done.kind or "trash"]
-    lines = [f"{command} of {when}"]
+    lines = [f"{command} of {moment_of(done.identity or '')}"]
     for one in done.restored:
         was = "from the trash" if done.kind == "trash" else f"was {os.path.basename(one.was)}"
         lines.append(f"  {printable(one.path)}  {printable(was)}")
     lines += [f"  {printable(path)}  rewritten" for path in done.pointers]
-    are = "would be back" if done.dry_run else ("is back" if len(done.restored) == 1 else "are back")
-    return "\n".join([*lines, f"{counted(len(done.restored), 'checkpoint')} {are}"])
+    return "\n".join([*lines, _total(done)])
+
+
+def _total(done: Undone) -> str:
+    count = len(done.restored)
+    if count:
+        are = "would be back" if done.dry_run else ("is back" if count == 1 else "are back")
+        return f"{counted(count, 'checkpoint')} {are}"
+    if done.pointers:
+        said = "would say again what they said" if done.dry_run else "say again what they said"
+        return f"{counted(len(done.pointers), 'pointer')} {said}; no checkpoint had moved"
+    nothing = "nothing would be back" if done.dry_run else "nothing is back"
+    if not done.problems:
+        return f"{nothing}: all is as it was before already"
+    others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
+    why = done.problems[0].message.removeprefix("not taken back: ")
+    return f"{nothing}: {printable(why)}{others}"

@@ -9,7 +9,7 @@ from ckpttool.checkpoint import Granularity
 from ckpttool.series.entry import Entry
 from ckpttool.series.order import Group, in_order
 
-_AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
+AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
 """Averages of weights are for use; a training goes on from the weights themselves."""
 
 Rank = tuple[int, bool, bool]
@@ -41,7 +41,7 @@ def _rank(group: Group) -> Rank:
         level = 0 if newest.granularity is Granularity.FULL else 1
     else:
         level = 2 if newest.granularity is Granularity.PARTIAL else 3
-    return level, is_uncounted, bool(_AVERAGED.search(newest.name))
+    return level, is_uncounted, bool(AVERAGED.search(newest.name))
 
 
 def _merged(groups: Sequence[Group]) -> Iterator[Entry]:

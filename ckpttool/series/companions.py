@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from ckpttool.series.choice import AVERAGED
 from ckpttool.series.entry import Entry
 from ckpttool.series.order import Group
+from ckpttool.series.policy import Policy
 from ckpttool.series.retention import GroupPlan, Plan
+from ckpttool.series.rules import measured
 
 Place = tuple[float | str | None, ...]
 Places = frozenset[Place]
 
 
-def belonging(made: Plan) -> dict[str, list[str]]:
-    """Return why some of what would go stays, by path: what it belongs with stays in a sibling series."""
+def belonging(made: Plan, faults: Collection[str] = ()) -> dict[str, list[str]]:
+    """Return why some of what would go stays, by path: what it belongs with stays in a sibling series.
+
+    Of a run that failed nothing stays for that that is faulty.
+
+    Args:
+        made: The plan.
+        faults: Paths of those in which reading found something wrong.
+    """
     reasons: dict[str, list[str]] = {}
     for members, family in _families([_entries(one) for one in made.groups]):
         keepers = _keepers([(number, made.groups[number]) for number in family])
         for number in members:
             one = made.groups[number]
             goes_whole = made.removes_failed and one.failed is not None
-            for entry in () if goes_whole else one.remove:
+            for entry in one.remove:
+                if goes_whole and (not entry.is_sound or entry.path in faults):
+                    continue
                 kept = keepers.get(entry.fields.position, ())
                 if other := next((other for at, other in kept if at != number), None):
                     reasons[entry.path] = [f"belongs with {other.name}"]
@@ -36,6 +48,41 @@ def _keepers(planned: Sequence[tuple[int, GroupPlan]]) -> Mapping[Place, list[tu
             place = found[kept.entry.fields.position]
             if kept.entry.is_sound and len(place) < 2 and not any(at == number for at, _ in place):
                 place.append((number, kept.entry))
+    return found
+
+
+def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
+    """Return the paths of those that go by the metric of what belongs with them, having none of their own.
+
+    These hold no weights, such as an optimizer, or the average of those that were measured.
+    """
+    metrics = {policy.metric for _, policy in chosen if policy is not None and policy.metric is not None}
+    found: set[str] = set()
+    for members, family in _families([one.entries for one, _ in chosen]) if metrics else ():
+        known = {metric: _measured([(at, chosen[at][0]) for at in family], metric) for metric in metrics}
+        for number in members:
+            one, policy = chosen[number]
+            metric = None if policy is None else policy.metric
+            for entry in () if metric is None else one.entries:
+                others = known[metric].get(entry.fields.position, ()) if metric is not None else ()
+                if _has_none(entry, metric or "") and any(at != number for at in others):
+                    found.add(entry.path)
+    return frozenset(found)
+
+
+def _has_none(entry: Entry, metric: str) -> bool:
+    is_beside = not entry.has_weights or AVERAGED.search(entry.name) is not None
+    return is_beside and entry.is_sound and measured(entry, metric) is None
+
+
+def _measured(series: Sequence[tuple[int, Group]], metric: str) -> Mapping[Place, set[int]]:
+    """Return two of the series that have a metric at a position, by the position."""
+    found: dict[Place, set[int]] = defaultdict(set)
+    for number, one in series:
+        for entry in one.entries:
+            place = found[entry.fields.position]
+            if entry.is_sound and len(place) < 2 and measured(entry, metric) is not None:
+                place.add(number)
     return found
 
 

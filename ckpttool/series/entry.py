@@ -22,6 +22,7 @@ from ckpttool.formats.interface import SIDECARS, Probe, Unit
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.report import Severity, counted
 from ckpttool.series.files import Contents, contents
+from ckpttool.series.needs import needs_of
 
 Number = int | float
 
@@ -51,6 +52,7 @@ class Entry:
         holds_others: Whether other checkpoints lie inside its directory.
         linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
         holds: How much it holds, in words.
+        needs: Paths of what it needs besides files of its own.
         group: Key of the series it belongs to.
     """
 
@@ -75,6 +77,7 @@ class Entry:
     holds_others: bool = False
     linked_bytes: int | None = None
     holds: str = ""
+    needs: tuple[str, ...] = field(default=(), repr=False)
     group: str = ""
 
     @property
@@ -172,6 +175,7 @@ def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
         epoch=fields.epoch,
         step=fields.step,
         saved_at=_seconds(fields.saved_at),
+        needs=needs_of(unit, found, None),
     )
 
 
@@ -209,6 +213,7 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         holds_others=holds_others,
         linked_bytes=_linked_bytes(unit, found),
         holds=_holds(checkpoint),
+        needs=needs_of(unit, found, checkpoint, all=holds_others),
     )
 
 

@@ -27,6 +27,7 @@ from ckpttool.series.rules import (
     number,
     ranked,
     stretches,
+    wished,
 )
 
 
@@ -41,6 +42,7 @@ class Explanation:
         against: What every rule says that doesn't keep it.
         place: Its place in its series: ``7th newest of 12``, and its rank by the policy's metric.
         key: The key of its series.
+        asked: The path that was asked for, where it is a part of the checkpoint, or a link to it.
     """
 
     entry: Entry
@@ -49,6 +51,7 @@ class Explanation:
     against: tuple[str, ...]
     place: tuple[str, ...] = ()
     key: str = ""
+    asked: str | None = None
 
 
 def explain(planned: Planned, path: str) -> Explanation:
@@ -72,16 +75,24 @@ def explain(planned: Planned, path: str) -> Explanation:
     if made.skipped is not None:
         reasons.insert(0, f"its series is left alone: {made.skipped}")
     place = tuple(_place(made.policy, entry, history))
-    return Explanation(entry, stays, tuple(reasons), tuple(against), place, group.key)
+    asked = None if os.path.normpath(path) == os.path.normpath(entry.path) else path
+    return Explanation(entry, stays, tuple(reasons), tuple(against), place, group.key, asked)
 
 
 def _found(planned: Planned, path: str) -> tuple[Group, GroupPlan, Entry]:
-    real = os.path.realpath(path)
+    """Return the checkpoint at a path, or the innermost one that it is a part of."""
+    known: dict[str, tuple[Group, GroupPlan, Entry]] = {}
     for group, made in zip(planned.groups, planned.plan.groups, strict=True):
-        for entry in group.entries:
-            if path == entry.path or real in _places(entry):
-                return group, made, next(one for one in _entries(made) if one.path == entry.path)
-    raise UsageError(f"{path} is none of the checkpoints that were looked at")
+        for entry in _entries(made):
+            for place in _places(entry):
+                known[place] = group, made, entry
+    place = os.path.realpath(path)
+    while place not in known:
+        above = os.path.dirname(place)
+        if above == place:
+            raise UsageError(f"{path} is none of the checkpoints that were looked at")
+        place = above
+    return known[place]
 
 
 def _places(entry: Entry) -> set[str]:
@@ -141,7 +152,11 @@ def _against(
         if name in policy.rules and name in AGAINST and not _keeps(name, policy, history, entry):
             yield AGAINST[name](policy, history, entry)
     if entry.path in drafted(group, policy, planned.protections, planned.now).dropped:
-        yield f"--max-size {size(policy.max_size or 0)}: the oldest go until the rest fits"
+        is_wished = any(one.path == entry.path for one in wished(policy, history))
+        told = (
+            "it doesn't fit, though all else goes first" if is_wished else "the oldest go until the rest fits"
+        )
+        yield f"--max-size {size(policy.max_size or 0)}: {told}"
 
 
 def _keeps(name: str, policy: Policy, history: History, entry: Entry) -> bool:
@@ -154,6 +169,8 @@ def _not_last(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _not_best(policy: Policy, history: History, entry: Entry) -> str:
+    if lacks(entry, policy.metric or "") is not None:
+        return f"no {policy.metric} of its own: it goes by that of what belongs with it"
     place = ranked(policy, history).index(entry) + 1
     value = measured(entry, policy.metric or "")
     told = f"{_ordinal(place, 'best')} by {policy.metric} ({value:.6g})"

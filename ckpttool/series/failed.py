@@ -1,19 +1,84 @@
 """Runs that came to nothing: their newest checkpoint was never finished, or holds weights that are NaN.
 
-Telling costs reading the newest checkpoint of each series, so nobody is told who doesn't ask.
+Telling costs reading the newest checkpoint of each series, so nobody is told who doesn't ask. Where such a
+run is to go, it is read backwards until one is found that is worth keeping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
+from ckpttool.series.companions import with_siblings
 from ckpttool.series.entry import Entry
 from ckpttool.series.order import Group
 from ckpttool.series.pointers import temporary_for
+from ckpttool.series.reading import Progress, read_whole, unseen
 
 STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; a younger one may be about to be finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Runs that came to nothing.
+
+    Attributes:
+        reasons: Why series failed, by their keys.
+        finite: The path of the newest that is intact and finite, by the key of its series.
+        faults: What reading them found wrong, by path.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    finite: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+def failures(
+    groups: Sequence[Group],
+    now: float,
+    *,
+    busy: Collection[str] = (),
+    jobs: int | None = None,
+    goes: bool = False,
+    progress: Progress = unseen,
+) -> Failures:
+    """Return which series failed, with those that were written together with them.
+
+    Args:
+        groups: The series.
+        now: In seconds since 1970.
+        busy: Paths of checkpoints that a writer is at work on.
+        jobs: Number of threads.
+        goes: Whether they are to go, so that it matters what of them is worth keeping.
+        progress: Is told what is read for that.
+    """
+    reasons = with_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
+    if not goes:
+        return Failures(reasons)
+    faults: dict[str, str] = {}
+    found = {one.key: _newest_finite(one, jobs, progress, faults) for one in groups if one.key in reasons}
+    return Failures(reasons, {key: path for key, path in found.items() if path is not None}, faults)
+
+
+def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
+    """Return the path of the newest that is intact and finite.
+
+    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
+    """
+    newest = None
+    for entry in reversed(group.entries):
+        if not entry.is_sound:
+            continue
+        read = read_whole(entry, jobs, progress)
+        if read.fault is not None:
+            faults[entry.path] = read.fault
+        elif read.is_finite:
+            return entry.path
+        else:
+            newest = newest or entry.path
+    return newest
 
 
 def failed_runs(

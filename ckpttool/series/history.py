@@ -31,7 +31,9 @@ from ckpttool.series.moves import (
     reversed_move,
     trash_at,
 )
+from ckpttool.series.owned import not_ours, own_data, require_own
 from ckpttool.series.strictly import text_of
+from ckpttool.series.trash_places import make_place, require_own_trash, tidy
 from ckpttool.wire.atomic import write_atomically
 
 RECORD = "record.json"
@@ -57,6 +59,7 @@ class Record:
         identity: The command's.
         kind: What it did: "trash" or "rename".
         steps: What takes it back, the last first to be done.
+        is_told: Whether somebody was told already that it can't be taken back, as far as it is left.
     """
 
     directory: str
@@ -64,6 +67,12 @@ class Record:
     identity: str
     kind: Kind
     steps: tuple[Step, ...] = ()
+    is_told: bool = False
+
+    @property
+    def has_moves(self) -> bool:
+        """Tell whether checkpoints have moved, and not only what points at them was changed."""
+        return any(step.undoing.moves for step in self.steps)
 
     @property
     def place(self) -> str:
@@ -81,6 +90,12 @@ def homes(directory: str) -> tuple[Home, ...]:
     return Home(directory), beside(directory)
 
 
+def moment_of(identity: str) -> str:
+    """Return when a command was run, as people write it."""
+    when = identity.partition(".")[0]
+    return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
+
+
 def identities(directory: str, home: Home) -> list[str]:
     """Return the identities of the commands that have a place in a trash, the oldest first.
 
@@ -88,6 +103,7 @@ def identities(directory: str, home: Home) -> list[str]:
         CheckpointError: It can't be read.
     """
     trash = os.path.join(home.path, TRASH + home.suffix)
+    require_own_trash(home)
     try:
         with os.scandir(trash) as entries:
             return sorted(
@@ -108,18 +124,21 @@ def read_record(directory: str, home: Home, identity: str) -> Record | None:
         CheckpointError: It can't be read, or isn't one of ours.
     """
     path = os.path.join(trash_at(home, identity), RECORD)
+    require_own_trash(home)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_RECORD)
+        if os.path.lexists(os.path.dirname(path)):
+            require_own(os.path.dirname(path), directory)
+        text = own_data(path, directory, "a record", MAX_RECORD)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
         return _record(json.loads(text), directory, home, identity)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        found = f"a record that can't be understood: {error}"
-        raise DamagedCheckpoint(path, found, expected="move it away to go on") from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, not_ours(error, "a record"), expected="move it away to go on"
+        ) from error
 
 
 def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) -> Record:
@@ -134,13 +153,14 @@ def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) 
     )
     if any(step.undoing.identity != identity or step.undoing.kind != "restore" for step in steps):
         raise ValueError("a step of another command")
-    return Record(directory, home, identity, told["kind"], steps)
+    return Record(directory, home, identity, told["kind"], steps, told.get("told") is True)
 
 
 def write_record(record: Record) -> None:
     """Write a record down, synced to disk; one without a step goes.
 
     Raises:
+        CheckpointError: The trash isn't ours.
         OSError: It can't be written.
     """
     if not record.steps:
@@ -155,9 +175,24 @@ def write_record(record: Record) -> None:
             {"journal": step.journal, "undoing": document(step.undoing, record.directory)}
             for step in record.steps
         ],
+        "told": record.is_told,
     }
-    os.makedirs(record.place, 0o700, exist_ok=True)
+    make_place(record.home, record.identity)
     write_atomically(record.path, json.dumps(told).encode())
+
+
+def without(record: Record, step: Step) -> None:
+    """Take a step out of a record, as that is now; without any, it goes.
+
+    Raises:
+        OSError: It can't be written.
+        CheckpointError: It can't be understood.
+    """
+    found = read_record(record.directory, record.home, record.identity)
+    if found is not None:
+        steps = tuple(one for one in found.steps if one.journal != step.journal)
+        write_record(replace(found, steps=steps))
+    tidy(record.home, record.identity)
 
 
 def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> None:

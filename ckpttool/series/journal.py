@@ -19,15 +19,13 @@ from ckpttool.series.files import Contents
 from ckpttool.series.home import beside, has_serials, home_around, owner_of
 from ckpttool.series.moves import SCHEMA as MOVES_SCHEMA
 from ckpttool.series.moves import Moves, moves_of
-from ckpttool.series.strictly import contents_of, contents_told, name_of, text_of
+from ckpttool.series.owned import not_ours, own_data, require_own
+from ckpttool.series.strictly import contents_of, contents_told, name_of, names_of, text_of
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
 SCHEMA = "ckpttool.journal/1"
 TEMPORARY = ".tmp"
-
-MAX_JOURNAL = 1 << 30
-"""Bytes; ten thousand checkpoints of a thousand files each take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,20 +153,24 @@ def read(path: str) -> Journal | Moves:
     Raises:
         CheckpointError: It can't be read, or isn't one of ours.
     """
+    stage = os.path.dirname(path)
+    directory = owner_of(stage)
+    require_own(stage, directory)
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_JOURNAL)
+        text = own_data(path, directory, "a journal")
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
         told = json.loads(text)
-        if told["schema"] == MOVES_SCHEMA:
-            stage = os.path.dirname(path)
-            return moves_of(told, owner_of(stage), home_around(stage))
-        return _journal(told)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        found, expected = f"a journal that can't be understood: {error}", "move it away to go on"
-        raise DamagedCheckpoint(path, found, expected=expected) from error
+        return (
+            moves_of(told, directory, home_around(stage))
+            if told["schema"] == MOVES_SCHEMA
+            else _journal(told)
+        )
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, not_ours(error, "a journal"), expected="move it away to go on"
+        ) from error
 
 
 def dumps(journal: Journal) -> bytes:
@@ -199,6 +201,6 @@ def _journal(told: Mapping[str, Any]) -> Journal:
 
 
 def _removal(told: Mapping[str, Any]) -> Removal:
-    members = tuple(name_of(name) for name in told["members"])
+    members = names_of(told["members"])
     survivors = tuple(name_of(name) for name in told["survivors"])
     return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ckpttool.errors import UsageError
 from ckpttool.report import counted
 from ckpttool.series.entry import Entry
-from ckpttool.series.moments import PERIODS, doubtful, saved
+from ckpttool.series.moments import PERIODS, undated
 from ckpttool.series.order import Group
 from ckpttool.series.policy import Policy
 from ckpttool.series.rules import lacks, measured
@@ -30,17 +30,27 @@ def require_metrics(chosen: Chosen) -> None:
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
 
-def remarks(chosen: Chosen, now: float | None) -> Iterator[str]:
-    """Yield how many checkpoints a rule keeps because they lack what it asks for."""
+def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
+    """Yield how many checkpoints a rule keeps because they lack what it asks for.
+
+    Args:
+        chosen: The series.
+        now: In seconds since 1970.
+        followers: Paths of those for which the metric of what belongs with them counts.
+    """
     for metric, sound in _by_metric(chosen).items():
-        yield from _told([lacks(entry, metric) is not None for entry in sound], f"no {metric}")
+        own = [entry for entry in sound if entry.path not in followers]
+        yield from _told([lacks(entry, metric) is not None for entry in own], f"no {metric}")
     for count in ("step", "epoch"):
         sound = _sound(chosen, {f"keep_every_{count}s"})
         yield from _told([getattr(entry, count) is None for entry in sound], f"no {count}")
-    sound = _sound(chosen, {*PERIODS, "keep_within"})
-    yield from _told(
-        [doubtful(saved(entry), now) is not None for entry in sound], "no date that can be believed"
-    )
+    lacking = [
+        entry.path in doubts
+        for one in _groups(chosen, {*PERIODS, "keep_within"})
+        for doubts in [undated(_sound_of(one), now)]
+        for entry in _sound_of(one)
+    ]
+    yield from _told(lacking, "no date that can be believed")
 
 
 def _told(lacking: Sequence[bool], what: str) -> Iterator[str]:
@@ -60,8 +70,15 @@ def _by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
 
 def _sound(chosen: Chosen, rules: Collection[str]) -> list[Entry]:
     """Return the sound checkpoints whose policy has any of some rules."""
-    groups = [one for one, policy in chosen if policy is not None and policy.rules.keys() & set(rules)]
-    return [entry for one in groups for entry in one.entries if entry.is_sound]
+    return [entry for one in _groups(chosen, rules) for entry in _sound_of(one)]
+
+
+def _groups(chosen: Chosen, rules: Collection[str]) -> list[Group]:
+    return [one for one, policy in chosen if policy is not None and policy.rules.keys() & set(rules)]
+
+
+def _sound_of(one: Group) -> list[Entry]:
+    return [entry for entry in one.entries if entry.is_sound]
 
 
 def _loss(entry: Entry) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.entry import Entry, shown
 from ckpttool.series.order import GroupBy
-from ckpttool.series.planning import Depth, Problem, Progress, Request, make_plan, read_in_full, unseen
+from ckpttool.series.planning import Depth, Problem, Request, make_plan
 from ckpttool.series.protection import follow
+from ckpttool.series.reading import Progress, read_in_full, unseen
 from ckpttool.series.retention import Plan
 from ckpttool.series.rules import is_carried_on
 from ckpttool.series.survey import survey
@@ -40,7 +41,8 @@ class Listed:
         entry: What is known of it; its fault is what was found wrong, by whatever was read.
         protected: What points at it, or protects it else.
         is_newest: Whether it is the newest sound one of its series.
-        is_best: Whether it is the best sound one of its series, by the metric that was asked for.
+        is_best: Whether it is the best sound one of its series, by the metric that was asked for; what is a
+            series of its own is the best of nothing.
         is_read: Whether every byte of it was read.
         kept: Why a policy would keep it: nothing where it would go; None where no policy was asked for.
     """
@@ -179,7 +181,7 @@ def list_checkpoints(
     for one in found.groups:
         entries = [_read(entry, depth, jobs, progress) for entry in one.entries]
         newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
-        finest = _best(entries, best, mode)
+        finest = _best(entries, best, mode) if len(entries) > 1 else None
         rows = [
             Listed(
                 entry,
@@ -249,17 +251,17 @@ def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
 def _sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
     if sort is None or sort in _ORDERS:
         return None if sort is None else _ORDERS[sort]
-    _check_metric(sort, entries, others=_ORDERS)
+    _check_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
     return lambda entry: entry.metric(sort)
 
 
-def _check_metric(name: str | None, entries: Sequence[Entry], others: Iterable[str] = ()) -> None:
+def _check_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
     """Require that a metric is known of some checkpoint, where there are any."""
     if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
         return
-    known = [*others, *known_metrics(entries)]
-    told = f"there are {', '.join(known)}" if known else "no checkpoint has any"
-    raise UsageError(f"no checkpoint has a metric {name!r} ({told})")
+    known = known_metrics(entries)
+    told = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
+    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{told})")
 
 
 def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> list[Listed]:

@@ -8,39 +8,46 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 
 from ckpttool.formats.tf_state import NAME, CheckpointState, parse_state, state_text
+from ckpttool.series.entry import shown
 from ckpttool.series.moves import Move, Moves, Relink, Rewrite
+from ckpttool.series.planning import Problem
 from ckpttool.series.pointing import text_at
 from ckpttool.series.stage import Changed
 
 
-def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[str]]:
-    """Return moves with what pointers are to say now, and warnings of those that are left as they are.
+def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
+    """Return moves with what pointers are to say now, and which of them are left as they are, and why.
 
     Args:
         directory: The directory that they lie in.
         wanted: What takes a journal back.
         fit: Those of its moves that can be made.
     """
-    warnings: list[str] = []
+    left: list[Problem] = []
     rewrites: list[Rewrite] = []
     for one in wanted.rewrites:
         try:
             found = _merged(directory, wanted, one, fit)
         except (OSError, ValueError, Changed) as failure:
             found = None
-            warnings.append(f"{os.path.join(directory, one.name)}: left as it is: {failure}")
+            left.append(Problem(_shown(directory, one), f"left as it is: {failure}"))
         if found is not None and found.before != found.after:
             rewrites.append(found)
         elif found is not None and found.after != one.after:
             text = "somebody else has written it since; it is left as it is"
-            warnings.append(f"{os.path.join(directory, one.name)}: {text}")
+            left.append(Problem(_shown(directory, one), text))
     relinks: list[Relink] = []
     for link in wanted.relinks:
-        if _leads_to(os.path.join(directory, link.name)) == link.before:
+        now = _leads_to(os.path.join(directory, link.name))
+        if now == link.before:
             relinks.append(link)
-        else:
-            warnings.append(f"{os.path.join(directory, link.name)}: it leads elsewhere; it is left as it is")
-    return replace(wanted, moves=tuple(fit), rewrites=tuple(rewrites), relinks=tuple(relinks)), warnings
+        elif now != link.after:
+            left.append(Problem(_shown(directory, link), "it leads elsewhere; it is left as it is"))
+    return replace(wanted, moves=tuple(fit), rewrites=tuple(rewrites), relinks=tuple(relinks)), left
+
+
+def _shown(directory: str, one: Rewrite | Relink) -> str:
+    return shown(os.path.join(directory, one.name))
 
 
 def _merged(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:

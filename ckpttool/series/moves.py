@@ -205,8 +205,8 @@ def _kind(value: object) -> Kind:
 
 def _move(told: Mapping[str, Any], source: str, target: str) -> Move:
     members = tuple((_member(old, source), _member(new, target)) for old, new in told["members"])
-    if len({old for old, _ in members}) < len(members) or len({new for _, new in members}) < len(members):
-        raise ValueError("two members of one name")
+    if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
+        raise ValueError("no member, or two of one name")
     return Move(text_of(told["path"]), members, contents_of(told, [old for old, _ in members]))
 
 

@@ -8,20 +8,20 @@ left is done to its end by ``recovery``, or else taken back.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.files import opened
-from ckpttool.series.history import forget, note
+from ckpttool.series.history import forget, note, read_record
 from ckpttool.series.home import Home, home_of
-from ckpttool.series.moves import TRASH, Move, Moves, dumps, old_name, trash_at
+from ckpttool.series.moves import Move, Moves, dumps, old_name, trash_at
 from ckpttool.series.placing import Ground, bring, check, has_vanished, leave, restore, withdraw
 from ckpttool.series.pointing import point, point_back, require_pointers
 from ckpttool.series.removal import begin, clear, require_system
 from ckpttool.series.stage import Changed
-from ckpttool.series.trash_places import make_room, tidy
+from ckpttool.series.trash_places import make_room, require_own_trash, tidy
 from ckpttool.wire.atomic import sync_directory
 
 
@@ -60,7 +60,8 @@ def carry_out(directory: str, moves: Moves) -> MoveOutcome:
     fit = _fit(directory, moves, outcome)
     if not (fit.moves or fit.rewrites or fit.relinks):
         return outcome
-    _require_own_trash(home)
+    require_own_trash(home)
+    read_record(directory, home, moves.identity)  # what can't be recorded isn't begun
     stage = begin(directory, dumps(fit, directory), "moved")
     try:
         _carry_out(Course(directory, home, stage, fit), outcome)
@@ -70,12 +71,6 @@ def carry_out(directory: str, moves: Moves) -> MoveOutcome:
         settle(directory, stage)
         raise
     return outcome
-
-
-def _require_own_trash(home: Home) -> None:
-    trash = os.path.join(home.path, TRASH + home.suffix)
-    if os.path.islink(trash):
-        raise AccessDenied(trash, "is a symlink; nothing was moved")
 
 
 def why_not(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
@@ -125,16 +120,32 @@ def _carry_out(course: Course, outcome: MoveOutcome) -> None:
     try:
         try:
             done = course.forward(outcome.failed)
-        except (Changed, OSError) as failure:
+        except (Changed, CheckpointError, OSError) as failure:
             course.back()
-            paths = [move.path for move in course.moves.moves] or [course.directory]
-            outcome.failed |= dict.fromkeys(paths, told(failure))
+            outcome.failed |= _blamed(course, outcome.failed, failure)
         else:
             outcome.moved += [move.path for move in done]
         clear(course.stage)
-    except (Changed, OSError) as failure:
+    except (Changed, CheckpointError, OSError) as failure:
         reason = f"{told(failure)}; the next command that changes it settles what was begun"
         raise AccessDenied(course.directory, reason) from failure
+
+
+def _blamed(course: Course, failed: Mapping[str, str], failure: Exception) -> dict[str, str]:
+    """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
+    paths = [move.path for move in course.moves.moves]
+    culprits = {path: failed[path] for path in paths if path in failed}
+    if len(culprits) != 1:
+        return dict.fromkeys(paths or [course.directory], _named(failure))
+    [(culprit, why)] = culprits.items()
+    others = f"{os.path.basename(culprit)}: {why}; all of them are moved, or none"
+    return {culprit: why} | {path: others for path in paths if path != culprit}
+
+
+def _named(failure: Exception) -> str:
+    """Return why something failed, with the file that it failed at."""
+    name = failure.filename if isinstance(failure, OSError) else None
+    return f"{told(failure)}: {os.path.basename(name)}" if isinstance(name, str) and name else told(failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +194,7 @@ class Course:
             step(ground, move)
         except (Changed, OSError) as failure:
             if self.moves.is_bound:
+                failed[move.path] = _named(failure)
                 raise
             _retreat(ground, move)
             failed[move.path] = told(failure)
@@ -257,4 +269,4 @@ def told(failure: Exception) -> str:
         if failure.errno == errno.EXDEV:
             return "its new place is on another file system"
         return from_os_error(failure, "").reason
-    return str(failure)
+    return failure.reason if isinstance(failure, CheckpointError) else str(failure)

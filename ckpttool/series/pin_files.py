@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.formats.tf_prefix import INDEX
 from ckpttool.series.entry import shown
-from ckpttool.series.home import beside, has_serials, home_of
+from ckpttool.series.home import home_of
 from ckpttool.series.pointers import MAX_STATE, PINS
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.tomledit import changed_strings
@@ -72,7 +74,9 @@ def read(file: str) -> str:
         CheckpointError: It can't be read.
     """
     try:
-        with open(file, "rb") as opened:
+        with open(file, "rb", opener=_without_waiting) as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise DamagedCheckpoint(shown(file), "the pins can't be read: it is no regular file")
             content = opened.read(MAX_STATE + 1)
         if len(content) > MAX_STATE:
             raise DamagedCheckpoint(shown(file), "the pins can't be read: no list of names is so long")
@@ -85,6 +89,11 @@ def read(file: str) -> str:
         raise _unreadable(file, error) from error
     except OSError as error:
         raise from_os_error(error, file) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; of a pipe nobody waits for the other end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write(file: str, text: str) -> None:
@@ -109,32 +118,30 @@ def file_for(directory: str) -> str:
     return os.path.join(home.path if home.suffix else directory, PINS)
 
 
-def files_for(directory: str) -> list[str]:
-    """Return the files that may pin what lies in a directory."""
-    places = directory, beside(directory).path
-    return [file for place in places if os.path.lexists(file := os.path.join(place, PINS))]
-
-
-def around(directory: str) -> Iterator[Pin]:
-    """Yield the pins of a Fluid root, which are in the directory around it."""
-    if has_serials(directory):
-        file = os.path.join(beside(directory).path, PINS)
-        for one in pins_in(file, read(file)):
-            if _lies_in(one.path, directory):
-                yield replace(one, path=shown(os.path.join(directory, os.path.basename(one.path))))
-
-
-def _lies_in(path: str, directory: str) -> bool:
-    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(directory)
-
-
 def names_in(text: str) -> list[str]:
     """Return what is pinned, as it stands in a file.
 
     Raises:
-        ValueError: It is no TOML, or no list of names.
+        ValueError: It is no TOML, or no list of names; or such a list stands where nobody would look for it.
     """
-    names = parse_toml(text).get(KEY, [])
+    tables = parse_toml(text)
+    if (place := _misplaced(tables)) is not None:
+        raise ValueError(f"{place} means nothing; {KEY} is what pins, above all tables")
+    names = tables.get(KEY, [])
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise ValueError(f"{KEY} is no list of names")
     return names
+
+
+def _misplaced(tables: Mapping[str, object]) -> str | None:
+    """Return a key that was meant to pin: misspelt, or below a table."""
+    for key in tables:
+        if key != KEY and (key.lower().startswith("pin") or get_close_matches(key.lower(), [KEY], 1, 0.8)):
+            return key
+    tasks = [(key, value) for key, value in tables.items() if isinstance(value, dict)]
+    while tasks:
+        path, table = tasks.pop()
+        if KEY in table:
+            return f"{path}.{KEY}"
+        tasks += [(f"{path}.{key}", value) for key, value in table.items() if isinstance(value, dict)]
+    return None

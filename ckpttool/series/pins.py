@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
@@ -22,15 +23,14 @@ from ckpttool.series.lock import BUSY, locked
 from ckpttool.series.pin_files import (
     KEY,
     Pin,
-    around,
     changed_text,
     file_for,
-    files_for,
     names_in,
     pins_in,
     read,
     write,
 )
+from ckpttool.series.pin_search import files_for, pins_above
 from ckpttool.series.pointers import PINS
 from ckpttool.series.recovery import settle_all
 from ckpttool.series.spelling import Place, named, place_of
@@ -78,6 +78,7 @@ def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
             text = read(file)
             known = list(pins_in(file, text))
             new = [one for one in found if not any(_means(one, pinned) for pinned in known)]
+            new = [one for one in new if not _files_with(one)]
             new = list({one.path: one for one in new}.values())
             if new:
                 write(file, changed_text(file, text, added=[_name_in(file, one) for one in new]))
@@ -96,7 +97,7 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     places = [_named_or_pinned(path) for path in given]
     files: dict[str, list[Place]] = defaultdict(list)
     for place in places:
-        for file in files_for(place.directory):
+        for file in _files_with(place):
             files[file].append(place)
     changed: list[str] = []
     for file, found in files.items():
@@ -111,24 +112,49 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
     return replace(_done(files, places, changed), settled=settled)
 
 
-def pins_below(directory: str | os.PathLike[str]) -> tuple[Pin, ...]:
-    """Return all pins in a directory tree; no link is followed.
+def _raised(error: CheckpointError) -> None:
+    raise error
+
+
+def pins_below(
+    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raised
+) -> tuple[Pin, ...]:
+    """Return all pins of what lies in a directory tree; no link is followed.
+
+    Args:
+        directory: The directory.
+        on_error: Told of lists and directories that can't be read; without it they are raised.
 
     Raises:
-        CheckpointError: The directory, or a list of pins, can't be read.
+        CheckpointError: The directory can't be read.
     """
     root = bare(os.fspath(directory))
     try:
         os.scandir(root).close()
     except OSError as error:
         raise from_os_error(error, root) from error
-    found = list(around(root))
-    for parent, names, files in os.walk(root):
+    found: list[Pin] = []
+
+    def add(pins: Callable[[], Iterable[Pin]]) -> None:
+        try:
+            found.extend(pins())
+        except CheckpointError as error:
+            on_error(error)
+
+    def tell(error: OSError) -> None:
+        on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
+
+    add(lambda: list(pins_above(root)))
+    for parent, names, _ in os.walk(root, onerror=tell):
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
-        if PINS in files:
-            file = os.path.join(parent, PINS)
-            found += pins_in(file, read(file))
+        file = os.path.join(parent, PINS)
+        if os.path.lexists(file):
+            add(partial(_pins_of, file))
     return tuple(found)
+
+
+def _pins_of(file: str) -> list[Pin]:
+    return list(pins_in(file, read(file)))
 
 
 def repinned(text: str, renamed: Mapping[str, str]) -> str:
@@ -227,10 +253,19 @@ def _named_or_pinned(path: str) -> Place:
         return named(path)
     except CheckpointError:
         gone = place_of(bare(path))
-        for file in files_for(gone.directory):
-            if any(_means(gone, pinned) for pinned in pins_in(file, read(file))):
-                return gone
+        if _files_with(gone):
+            return gone
         raise
+
+
+def _files_with(place: Place) -> list[str]:
+    """Return the lists that pin a checkpoint: the one beside it, and those above.
+
+    Raises:
+        CheckpointError: One can't be read.
+    """
+    lists = {file: _pins_of(file) for file in files_for(place.directory)}
+    return [file for file, pins in lists.items() if any(_means(place, pinned) for pinned in pins)]
 
 
 def _require_text(places: Iterable[Place]) -> None:

@@ -5,35 +5,30 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from shlex import quote
-from typing import Any, Literal
+from typing import Literal
 
-from ckpttool.errors import CheckpointError, UsageError, from_os_error
-from ckpttool.report import Severity, counted
-from ckpttool.series.companions import belonging, with_siblings
+from ckpttool.errors import UsageError, from_os_error
+from ckpttool.report import counted
+from ckpttool.series.companions import belonging, followers
+from ckpttool.series.copies import copies
 from ckpttool.series.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
 from ckpttool.series.entry import Entry, shown
-from ckpttool.series.failed import failed_runs
+from ckpttool.series.failed import Failures, failures
 from ckpttool.series.home import serial_around
 from ckpttool.series.lacking import remarks
 from ckpttool.series.order import Group, GroupBy
 from ckpttool.series.policy import Policies, Policy, delete_limit
 from ckpttool.series.protection import WRITING, Pointed, follow
-from ckpttool.series.retention import NO_RULE, Plan, Protections, plan
+from ckpttool.series.reading import Progress, read_in_full, unseen
+from ckpttool.series.retention import NO_RULE, Kept, Plan, Protections, plan
 from ckpttool.series.strictly import is_name
 from ckpttool.series.survey import Survey, bare, survey
 
-FULL_CHECKS = ("structure", "checksum", "values")
-"""What intact means; what loading a checkpoint could run has no say in it."""
-
 Depth = Literal["quick", "full"]
 Failed = Literal["list", "remove"]
-Advance = Callable[[int], None]
-Progress = Callable[[str, int], AbstractContextManager[Advance]]
-"""Told what is read now and how many bytes that takes; gives back what is told of each part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +114,6 @@ class Planned:
     now: float | None = None
 
 
-def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
-    """Return a progress that nobody sees."""
-    return nullcontext(lambda nbytes: None)
-
-
 def make_plan(request: Request, progress: Progress = unseen, known: Survey | None = None) -> Planned:
     """Return what a policy does to a directory; nothing on disk is changed.
 
@@ -140,12 +130,20 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     root = require_directory(request.directory)
     found = _surveyed(root, request, known)
     now = time.time()
-    faults: dict[str, str] = {}
-    checked: set[str] = set()
     pointed = follow(root, found.groups)
-    failed = _failed(request, found, pointed, now)
+    failed = _failed(request, found, pointed, now, progress)
+    faults, checked = dict(failed.faults), set(failed.finite.values())
+    if faults:
+        pointed = follow(root, found.groups, faults)
+    following = followers([(one, wanted.of(one)) for one in found.groups])
     while True:
-        protections = replace(_protections(request, found, pointed, faults), **failed)
+        protections = replace(
+            _protections(request, found, pointed, faults),
+            failed=failed.reasons,
+            finite=failed.finite,
+            removes_failed=request.failed == "remove",
+            followers=following,
+        )
         try:
             made, protections = _with_companions(found, wanted, protections, now)
         except UsageError as error:
@@ -161,8 +159,11 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
             pointed = follow(root, found.groups, faults)
     _require_few(made, found, request.max_delete)
     chosen = [(one, planned.policy) for one, planned in zip(found.groups, made.groups, strict=True)]
-    warnings = (*found.warnings, *remarks(chosen, now), *_unmatched(wanted, found))
+    warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
+    warnings = (*warnings, *copies(found.groups))
     problems = tuple(_problems(found, made, faults))
+    if request.depth == "full":
+        made = _as_read(made, {*checked, *faults})
     return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
 
 
@@ -172,20 +173,35 @@ def _with_companions(
     """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
     while True:
         made = plan(found.groups, wanted, protections, now=now)
-        reasons = belonging(made)
+        reasons = belonging(made, protections.faults)
         if not reasons:
             return made, protections
         told = {path: [*protections.reasons.get(path, ()), *more] for path, more in reasons.items()}
         protections = replace(protections, reasons={**protections.reasons, **told})
 
 
-def _failed(request: Request, found: Survey, pointed: Pointed, now: float) -> dict[str, Any]:
-    """Return what of the protections is about failed runs, where somebody asked for them."""
+def _as_read(made: Plan, read: Collection[str]) -> Plan:
+    """Return a plan that calls nothing the newest without saying so where it was not read."""
+    groups = tuple(
+        replace(one, keep=tuple(_as_looked_at(kept, read) for kept in one.keep)) for one in made.groups
+    )
+    return replace(made, groups=groups)
+
+
+def _as_looked_at(kept: Kept, read: Collection[str]) -> Kept:
+    if kept.entry.path in read or "newest" not in kept.reasons:
+        return kept
+    told = ("newest (not read)" if one == "newest" else one for one in kept.reasons)
+    return replace(kept, reasons=tuple(told))
+
+
+def _failed(request: Request, found: Survey, pointed: Pointed, now: float, progress: Progress) -> Failures:
+    """Return what failed, where somebody asked for that."""
     if request.failed is None:
-        return {}
+        return Failures()
     busy = {path for path, why in pointed.reasons.items() if any(one.startswith(WRITING) for one in why)}
-    failed = failed_runs(found.groups, now, busy=busy, jobs=request.jobs)
-    return {"failed": with_siblings(found.groups, failed), "removes_failed": request.failed == "remove"}
+    goes = request.failed == "remove"
+    return failures(found.groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
 
 
 def _require_few(made: Plan, found: Survey, limit: str | None) -> None:
@@ -279,20 +295,9 @@ def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:
                 yield kept.entry
 
 
-def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = unseen) -> str | None:
-    """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
-    from ckpttool.ops.verify import verify
-
-    try:
-        with progress(entry.name, entry.nbytes) as advance:
-            verdict = verify(entry.unit, only=FULL_CHECKS, jobs=jobs, advance=advance)
-    except CheckpointError as failure:
-        return f"unreadable: {failure.reason}"
-    if verdict.is_valid:
-        return None
-    errors = [one for one in verdict.findings if one.severity is Severity.ERROR]
-    where = f"{errors[0].where}: " if errors and errors[0].where else ""
-    return f"damaged: {where}{errors[0].message}" if errors else "damaged"
+def _is_there(entry: Entry) -> bool:
+    """Tell whether any of a checkpoint is still there: its writer may have removed it meanwhile."""
+    return any(os.path.lexists(os.path.join(entry.directory, name)) for name in entry.unit.members)
 
 
 def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
@@ -304,5 +309,6 @@ def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[
         if one.skipped not in (None, NO_RULE):
             yield Problem(one.key, f"left alone: {one.skipped}")
         for kept in one.keep:
-            if fault := kept.entry.fault or faults.get(kept.entry.path):
+            fault = kept.entry.fault or faults.get(kept.entry.path)
+            if fault and _is_there(kept.entry):
                 yield Problem(kept.entry.path, f"{fault}; it is kept")

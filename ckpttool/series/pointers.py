@@ -13,10 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckpttool.formats import tf_state
-from ckpttool.formats.fluid_siblings import SERIAL
-from ckpttool.series.home import OWNER, beside, has_serials
 from ckpttool.series.order import Group
-from ckpttool.wire.tomltext import parse_toml
 
 PINS = ".ckpttool.toml"
 
@@ -42,14 +39,12 @@ class Pointer:
         holder: The file that names it.
         target: What it names, as it stands there; None where it can't be read.
         formats: The formats that it can mean, where only some write such a file.
-        is_exact: Whether it means what is at that place, and nothing of the same name elsewhere.
     """
 
     reason: str
     holder: str
     target: str | None
     formats: frozenset[str] | None = None
-    is_exact: bool = False
 
     @property
     def directory(self) -> str:
@@ -97,32 +92,6 @@ def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:
         yield Pointer("best_model_checkpoint", path, best)
 
 
-def _pins(directory: str, names: Names) -> Iterator[Pointer]:
-    """What somebody pinned: noted beside it, or beside the directory that it lies in."""
-    if PINS in names:
-        for pointer in _pins_in(os.path.join(directory, PINS)):
-            inner = os.path.dirname(os.path.normpath(pointer.target or ""))
-            if not inner or not has_serials(os.path.join(directory, inner)):
-                yield pointer
-    if any(SERIAL.fullmatch(name) for name in names):
-        around = beside(directory)
-        root, file = around.suffix.removeprefix(OWNER), os.path.join(around.path, PINS)
-        if os.path.lexists(file):
-            for pointer in _pins_in(file):
-                if pointer.target is None or os.path.dirname(os.path.normpath(pointer.target)) == root:
-                    yield pointer
-
-
-def _pins_in(path: str) -> Iterator[Pointer]:
-    text = _text(path, MAX_STATE)
-    try:
-        pinned = None if text is None else parse_toml(text).get("pinned", [])
-    except ValueError:
-        pinned = None
-    for name in pinned if isinstance(pinned, list) else [None]:
-        yield Pointer("pinned", path, name if isinstance(name, str) else None, is_exact=True)
-
-
 def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
     """TensorFlow's ``checkpoint``: what it names as the latest; of all others it only keeps a list.
 
@@ -142,7 +111,7 @@ def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
         yield Pointer("latest", path, target)
 
 
-READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _pins, _tensorflow)
+READERS: tuple[Reader, ...] = (_latest, _megatron, _trainer_state, _tensorflow)
 
 
 def _text(path: str, limit: int) -> str | None:

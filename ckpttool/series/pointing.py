@@ -1,14 +1,20 @@
-"""Makes pointers say what goes with a move, and say again what they said; what others wrote stays."""
+"""Makes pointers say what goes with a move, and say again what they said; what others wrote stays.
+
+Everything happens below open directories, never through a symlink: what lies behind one is nobody's pointer.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
+from ckpttool.series.files import opened
 from ckpttool.series.moves import Moves, Relink, Rewrite
-from ckpttool.series.stage import Changed
-from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_directory
+from ckpttool.series.stage import Changed, status_of
+from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_opened
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""
@@ -18,21 +24,28 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOWS_NOTHING
 _READ = os.O_RDONLY | _FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 
 
-def text_at(path: str) -> str | None:
+def text_at(path: str, place: int | None = None) -> str | None:
     """Return what a small file says, bytes that are no UTF-8 as surrogates; None where there is none.
+
+    Args:
+        path: The file.
+        place: An open directory that the path starts at.
 
     Raises:
         Changed: It is no file, or too large.
         OSError: It can't be read.
     """
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = os.open(path, _READ, dir_fd=place)
     except FileNotFoundError:
         return None
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Changed(f"{os.path.basename(path)} is no file")
-        data = file.read(MAX_TEXT + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_TEXT + 1)
+    finally:
+        os.close(descriptor)
     if len(data) > MAX_TEXT:
         raise Changed(f"{os.path.basename(path)} is larger than a pointer")
     return data.decode("utf-8", "surrogateescape")
@@ -42,16 +55,16 @@ def require_pointers(directory: str, moves: Moves) -> None:
     """Require that all pointers say what they said when the plan was made.
 
     Raises:
-        Changed: One does not.
+        Changed: One does not, or lies behind a symlink.
         OSError: One can't be read.
     """
-    inside = _Inside(directory, moves)
-    for one in moves.rewrites:
-        if text_at(inside.path_of(one.name)) != one.before:
-            raise Changed(f"{one.name} has changed since the plan was made")
-    for link in moves.relinks:
-        if _target(inside.path_of(link.name)) != link.before:
-            raise Changed(f"{link.name} has changed since the plan was made")
+    with _inside(directory, moves) as inside:
+        for one in moves.rewrites:
+            if inside.text(one.name) != one.before:
+                raise Changed(f"{one.name} has changed since the plan was made")
+        for link in moves.relinks:
+            if inside.target(link.name) != link.before:
+                raise Changed(f"{link.name} has changed since the plan was made")
 
 
 def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
@@ -65,18 +78,16 @@ def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) ->
             or one of the new, is left as it is.
 
     Raises:
-        Changed: One says something else than it did when the plan was made.
+        Changed: One says something else than it did when the plan was made, or lies behind a symlink.
         OSError: One can't be written.
     """
-    inside = _Inside(directory, moves)
-    for one in _creations_first(moves.rewrites):
-        path = inside.path_of(one.name)
-        if not (is_late and _is_settled(moves, text_at(path), (one.before, one.after))):
-            _say(path, one, stage, inside.path_of(_like(moves.rewrites, one)))
-    for link in moves.relinks:
-        path = inside.path_of(link.name)
-        if not (is_late and _is_settled(moves, _target(path), (link.before, link.after))):
-            _lead(path, link, stage)
+    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+        for one in _creations_first(moves.rewrites):
+            if not (is_late and _is_settled(moves, inside.text(one.name), (one.before, one.after))):
+                _say(inside, one, scratch, _like(moves.rewrites, one))
+        for link in moves.relinks:
+            if not (is_late and _is_settled(moves, inside.target(link.name), (link.before, link.after))):
+                _lead(inside, link, scratch)
 
 
 def is_turned(directory: str, moves: Moves) -> bool:
@@ -85,18 +96,12 @@ def is_turned(directory: str, moves: Moves) -> bool:
     Raises:
         OSError: One can't be read.
     """
-    inside = _Inside(directory, moves)
-    kept = [one for one in moves.rewrites if one.after is not None]
-    texts = ((_text_or_none(inside.path_of(one.name)), one.before) for one in kept)
-    links = ((_target(inside.path_of(one.name)), one.before) for one in moves.relinks)
-    return moves.is_bound and all(now != before for now, before in (*texts, *links))
-
-
-def _text_or_none(path: str) -> str | None:
-    try:
-        return text_at(path)
-    except Changed:
-        return None
+    with _inside(directory, moves) as inside:
+        kept = [one for one in moves.rewrites if one.after is not None]
+        return moves.is_bound and not (
+            any(inside.says(one.name, one.before) for one in kept)
+            or any(inside.leads(one.name, one.before) for one in moves.relinks)
+        )
 
 
 def _is_settled(moves: Moves, text: str | None, known: tuple[str | None, str | None]) -> bool:
@@ -115,44 +120,124 @@ def point_back(directory: str, moves: Moves, stage: str) -> None:
     Raises:
         OSError: One can't be written.
     """
-    inside = _Inside(directory, moves)
-    for link in reversed(moves.relinks):
-        path = inside.path_of(link.name)
-        if _target(path) == link.after:
-            _lead(path, Relink(link.name, link.after, link.before), stage)
     turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
-    for one in _creations_first(turned):
-        path = inside.path_of(one.name)
-        if _says(path, one.before):
-            _say(path, one, stage, inside.path_of(_like(turned, one)))
+    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+        for link in reversed(moves.relinks):
+            if inside.leads(link.name, link.after):
+                _lead(inside, Relink(link.name, link.after, link.before), scratch)
+        for one in _creations_first(turned):
+            if inside.says(one.name, one.before):
+                _say(inside, one, scratch, _like(turned, one))
 
 
 class _Inside:
     """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
 
-    def __init__(self, directory: str, moves: Moves) -> None:
-        self._directory = directory
+    def __init__(self, home: int, moves: Moves) -> None:
+        self._home = home
         self._old = {new: old for one in moves.moves for old, new in one.members}
         self._is_within = moves.source == moves.target
 
-    def path_of(self, name: str) -> str:
-        path = os.path.join(self._directory, name)
+    @contextmanager
+    def around(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory that a pointer lies in, and yield it with the pointer's name there.
+
+        Raises:
+            Changed: It lies behind a symlink.
+            OSError: There is no such directory, or it can't be opened.
+        """
+        above, base = os.path.split(self._path_of(name))
+        with _opened_below(above, self._home, name) as place:
+            yield place, base
+
+    def text(self, name: str) -> str | None:
+        """Return what a pointer says; None where there is none.
+
+        Raises:
+            Changed: It is no file, or lies behind a symlink.
+            OSError: It can't be read.
+        """
+        try:
+            with self.around(name) as (place, base):
+                return text_at(base, place)
+        except FileNotFoundError:
+            return None
+
+    def target(self, name: str) -> str | None:
+        """Return where a symlink leads; None where there is none.
+
+        Raises:
+            Changed: It lies behind another symlink.
+        """
+        try:
+            with self.around(name) as (place, base):
+                return os.readlink(base, dir_fd=place)
+        except OSError:  # it has gone, or is no symlink any more
+            return None
+
+    def says(self, name: str, text: str | None) -> bool:
+        """Tell whether there is such a pointer, and it says something.
+
+        Raises:
+            OSError: It can't be read.
+        """
+        try:
+            return self.text(name) == text
+        except Changed:
+            return False
+
+    def leads(self, name: str, target: str) -> bool:
+        """Tell whether there is such a symlink, and it leads somewhere."""
+        try:
+            return self.target(name) == target
+        except Changed:
+            return False
+
+    def _path_of(self, name: str) -> str:
         first, _, rest = name.partition(os.sep)
-        if rest and self._is_within and first in self._old and not os.path.lexists(path):
-            return os.path.join(self._directory, self._old[first], rest)
-        return path
+        if rest and self._is_within and first in self._old and not self._stands(name):
+            return os.path.join(self._old[first], rest)
+        return name
+
+    def _stands(self, name: str) -> bool:
+        above, base = os.path.split(name)
+        try:
+            with opened(above, self._home) as place:
+                return status_of(base, place) is not None
+        except FileNotFoundError:
+            return False
+        except OSError:  # something stands there that can't be looked into
+            return True
+
+
+@contextmanager
+def _inside(directory: str, moves: Moves) -> Iterator[_Inside]:
+    with opened(directory) as home:
+        yield _Inside(home, moves)
+
+
+@contextmanager
+def _writing(stage: str) -> Iterator[int]:
+    around, name = os.path.split(stage)
+    with opened(around or os.curdir) as home, opened(name, home) as scratch:
+        yield scratch
+
+
+@contextmanager
+def _opened_below(path: str, home: int, name: str) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(opened(path, home))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise Changed(f"{name} lies behind a symlink, or in what is no directory") from error
+            raise
+        yield place
 
 
 def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """Return rewrites so that an index is new somewhere before it goes elsewhere."""
     return sorted(rewrites, key=lambda one: (one.after is None, one.before is not None))
-
-
-def _says(path: str, text: str | None) -> bool:
-    try:
-        return text_at(path) == text
-    except Changed:
-        return False
 
 
 def _like(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
@@ -164,73 +249,69 @@ def _like(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
     return next((other.name for other in near if other.after is None), one.name)
 
 
-def _say(path: str, one: Rewrite, stage: str, like: str) -> None:
-    now = text_at(path)
+def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
+    now = inside.text(one.name)
     if now == one.after:
         return
     if now != one.before:
         raise Changed(f"{one.name} has changed since the plan was made")
-    if one.after is None:
-        os.unlink(path)
-    else:
-        temporary = _temporary(stage)
-        is_part = like != path or os.sep in one.name
-        _write(temporary, one.after.encode("utf-8", "surrogateescape"), like, keeps_time=is_part)
-        if one.before is None:
-            _bring(temporary, path, one.name)
+    with inside.around(one.name) as (place, name):
+        if one.after is None:
+            os.unlink(name, dir_fd=place)
         else:
-            os.replace(temporary, path)
-    sync_directory(os.path.dirname(path) or os.curdir)
+            temporary = _temporary()
+            is_part = like != one.name or os.sep in one.name
+            descriptor = os.open(temporary, _CREATE, 0o666, dir_fd=scratch)
+            with open(descriptor, "wb") as file, inside.around(like) as (near, other):
+                file.write(one.after.encode("utf-8", "surrogateescape"))
+                file.flush()
+                _make_like(descriptor, near, other, keeps_time=is_part)
+                os.fsync(descriptor)
+            if one.before is None:
+                _bring(scratch, temporary, place, name)
+            else:
+                os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        sync_opened(place)
 
 
-def _temporary(stage: str) -> str:
-    return os.path.join(stage, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
+def _temporary() -> str:
+    return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
 
 
-def _write(path: str, data: bytes, like: str, *, keeps_time: bool) -> None:
-    """Write a new file, with the mode and the owner of the one that it replaces.
+def _make_like(descriptor: int, place: int, name: str, *, keeps_time: bool) -> None:
+    """Give a new file the mode and the owner of the one that it replaces.
 
     A part of a checkpoint keeps its time, too, which tells when that was saved.
     """
-    with open(os.open(path, _CREATE, 0o666), "wb") as file:
-        file.write(data)
-        file.flush()
-        adopt(file.fileno(), like)
-        if keeps_time and os.path.lexists(like):
-            status = os.lstat(like)
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        os.fsync(file.fileno())
+    adopt(descriptor, name, place)
+    status = status_of(name, place)
+    if keeps_time and status is not None:
+        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _bring(temporary: str, path: str, name: str) -> None:
+def _bring(scratch: int, temporary: str, place: int, name: str) -> None:
     """Give a new file its name, unless there is one of this name."""
     try:
-        os.link(temporary, path)
+        os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
     except FileExistsError as error:
         raise Changed(f"{name} has come to exist since the plan was made") from error
     except OSError:  # a file system without hard links
-        if os.path.lexists(path):
+        if status_of(name, place) is not None:
             raise
-        os.rename(temporary, path)
+        os.rename(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
     else:
-        os.unlink(temporary)
+        os.unlink(temporary, dir_fd=scratch)
 
 
-def _target(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:  # it has gone, or is no symlink any more
-        return None
-
-
-def _lead(path: str, link: Relink, stage: str) -> None:
+def _lead(inside: _Inside, link: Relink, scratch: int) -> None:
     """Make a symlink lead elsewhere, without a moment in which there is none."""
-    now = _target(path)
+    now = inside.target(link.name)
     if now == link.after:
         return
     if now != link.before:
         raise Changed(f"{link.name} has changed since the plan was made")
-    temporary = _temporary(stage)
-    os.symlink(link.after, temporary)
-    os.replace(temporary, path)
-    sync_directory(os.path.dirname(path) or os.curdir)
+    temporary = _temporary()
+    with inside.around(link.name) as (place, name):
+        os.symlink(link.after, temporary, dir_fd=scratch)
+        os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        sync_opened(place)

@@ -22,11 +22,14 @@ Incomplete = Literal["keep", "remove"]
 _UNITS = {"y": 366 * 86400, "mo": 31 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(
     r"(?:(?P<y>\d{1,3})y)?(?:(?P<mo>\d{1,4})mo)?(?:(?P<w>\d{1,5})w)?(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,6})h)?"
-    r"(?:(?P<m>\d{1,6})m(?:in)?)?(?:(?P<s>\d{1,9})s?)?",
+    r"(?:(?P<m>\d{1,6})m(?:in)?)?(?:(?P<s>\d{1,9})s)?",
     re.ASCII,
 )
+_BARE = re.compile(r"(?:.*[a-z])?0*(\d{1,18})", re.ASCII)
+_SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _BARE_MINUTES = re.compile(r"[0-9]m(?!o|in)")
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?))?B?", re.ASCII)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?)B?|B)", re.ASCII)
+_NO_UNIT = re.compile(r"\d{1,18}(?:\.\d{1,9})?", re.ASCII)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
@@ -50,7 +53,8 @@ class Policy:
         keep_within: What is at most so many seconds older than the newest of its series stays.
         keep_names: Globs of names that stay.
         max_size: A limit in bytes for all that stays of a series. The oldest that only rules keep go until
-            the rest fits. Without another rule, the newest that fit stay.
+            the rest fits; what ``keep_best`` or ``keep_names`` asks for goes last. Without another rule, the
+            newest that fit stay.
         incomplete: Whether incomplete ones go that are older than the newest intact one.
     """
 
@@ -97,6 +101,11 @@ class Policy:
     def rules(self) -> dict[str, Any]:
         """Return the rules that were given, by name, with what belongs to them."""
         return dict(_given(self))
+
+    @property
+    def limits_alone(self) -> bool:
+        """Tell whether the limit of size is the only rule."""
+        return self.rules.keys() - {"incomplete"} == {"max_size"}
 
 
 @lru_cache
@@ -177,17 +186,34 @@ def option(name: str) -> str:
 
 
 def seconds(duration: str) -> int:
-    """Return the seconds of a duration such as ``7d12h``, ``90m``, ``2w``, ``6mo``, ``1y`` or ``30``.
+    """Return the seconds of a duration such as ``7d12h``, ``90min``, ``2w``, ``6mo``, ``1y``, or of ``0``.
 
     ``m`` are minutes. A month counts as 31 days and a year as 366: rather too long than too short.
 
     Raises:
+        UsageError: It is none, or a number has no unit.
+    """
+    told = duration.strip()
+    if told == "0":
+        return 0
+    match = _DURATION.fullmatch(told)
+    if match is not None and any(match.groups()):
+        return sum(int(match[unit] or 0) * nominal for unit, nominal in _UNITS.items())
+    if (bare := _BARE.fullmatch(told)) is not None and _DURATION.fullmatch(f"{told}s"):
+        number, where = bare[1], "" if bare[1] == told else f"{told}: "
+        units = f"{number}s, {number}min, {number}h or {number}d"
+        raise UsageError(f"{where}{number} of what? (such as {units})")
+    raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90min or 2w)")
+
+
+def waiting_seconds(duration: str) -> int:
+    """Return the seconds of a duration for ``--wait``, where a number alone is of seconds.
+
+    Raises:
         UsageError: It is none.
     """
-    match = _DURATION.fullmatch(duration.strip())
-    if match is None or not any(match.groups()):
-        raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90m or 30)")
-    return sum(int(match[unit] or 0) * nominal for unit, nominal in _UNITS.items())
+    told = duration.strip()
+    return int(told) if _SECONDS.fullmatch(told) else seconds(told)
 
 
 def within(duration: str) -> int:
@@ -202,16 +228,21 @@ def within(duration: str) -> int:
 
 
 def nbytes(size: str) -> int:
-    """Return the bytes of a size such as ``200GB``, ``1.5TiB`` or ``500000000``.
+    """Return the bytes of a size such as ``200GB``, ``1.5TiB`` or ``4096B``, or of ``0``.
 
-    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; the ``B`` may be left out.
+    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; behind such a letter the ``B`` may be left out.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is none, or has no unit.
     """
-    match = _SIZE.fullmatch(size.strip())
+    told = size.strip()
+    if told == "0":
+        return 0
+    if _NO_UNIT.fullmatch(told):
+        raise UsageError(f"{told} of what? (such as {told}B, {told}MB or {told}GB)")
+    match = _SIZE.fullmatch(told)
     if match is None:
-        raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 500000000)")
+        raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
     number, unit, binary = match.groups()
     return int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[(unit or "").lower()])
 
@@ -261,4 +292,4 @@ def size(nbytes: int) -> str:
             if not rest and tenths >= 10:
                 whole, tenth = divmod(tenths, 10)
                 return f"{whole:,}.{tenth} {unit}" if tenth else f"{whole:,} {unit}"
-    return f"{nbytes:,} bytes"
+    return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"

@@ -9,13 +9,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.formats.tf_prefix import INDEX
 from ckpttool.naming import is_named_best, parse_name
 from ckpttool.series.entry import Entry, shown
+from ckpttool.series.meaning import Index, Meaning, exists
+from ckpttool.series.needs import named_above, places, places_of_all
+from ckpttool.series.notes import is_note, said
 from ckpttool.series.order import Group
-from ckpttool.series.pointers import READERS, Names, Pointer, from_newest, names_in, noted_name, temporary_for
+from ckpttool.series.pin_search import follow_pins
+from ckpttool.series.pointers import READERS, Names, Pointer, from_newest, names_in, temporary_for
 
 WRITING = "being written"
+PART_OF = "a part of"
 
 _NEVER_ENTERED = frozenset({".git"})
 _STALE_SECONDS = 3600
@@ -42,47 +46,6 @@ class Pointed:
             self.reasons[entry.path].append(reason)
             if holder is not None:
                 self.holders[entry.path, reason] = shown(holder)
-
-
-class Index:
-    """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        real = {directory: os.path.realpath(directory) for directory in {one.directory for one in entries}}
-        self._nearby: dict[tuple[str, str], bool] = {}
-        self.by_place: dict[str, Entry] = {}
-        self.by_name: dict[tuple[str, str], Entry] = {}
-        self.by_base: dict[str, list[Entry]] = defaultdict(list)
-        for entry in entries:
-            for name in {entry.name, *entry.unit.members}:
-                self.by_place[os.path.join(real[entry.directory], name)] = entry
-                self.by_name[entry.directory, name] = entry
-                self.by_base[name].append(entry)
-
-    def at(self, path: str) -> Entry | None:
-        """Return the checkpoint at a path, or around it."""
-        place = os.path.realpath(path)
-        while place not in self.by_place:
-            above = os.path.dirname(place)
-            if above == place:
-                return None
-            place = above
-        return self.by_place[place]
-
-    def is_nearby(self, directory: str, name: str) -> bool:
-        """Tell whether a name lies where a run that was moved as a whole may have it: in a sibling."""
-        above = os.path.normpath(os.path.join(directory, os.pardir))
-        if (above, name) not in self._nearby:
-            inside = [one.path for one in names_in(above).values() if one.is_dir(follow_symlinks=False)]
-            places = [above, *inside]
-            self._nearby[above, name] = any(_exists(os.path.join(place, name)) for place in places)
-        return self._nearby[above, name]
-
-    def named(self, name: str, directory: str) -> list[Entry]:
-        """Return the checkpoints of a name: those in a directory, or else anywhere."""
-        if (directory, name) in self.by_name:
-            return [self.by_name[directory, name]]
-        return list(self.by_base.get(name, ()))
 
 
 class Series:
@@ -126,12 +89,14 @@ def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None 
         names = names_in(directory)
         for pointer in (found for read in READERS for found in read(directory, names)):
             _apply(pointed, pointer, index, series.meant(pointer, directory))
-        _notes(pointed, names, index, directory)
         _temporaries(pointed, names, index, directory)
+    _notes(pointed, root, index, series.by_directory)
+    follow_pins(pointed, root, groups, index)
     for one in groups:
         for pointer in from_newest(one, faults or {}):
             _apply(pointed, pointer, index, [one])
     _symlinks(pointed, root, index, series)
+    _needed(pointed, root, index, [entry for one in groups for entry in one.entries])
     for entry in (entry for one in groups for entry in one.entries):
         if is_named_best(entry.name):
             pointed.protect(entry, "named best")
@@ -144,51 +109,45 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[G
         for group in meant:
             pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
         return
-    if pointer.is_exact:
-        _apply_exactly(pointed, pointer, pointer.target, index, meant)
-        return
     name = os.path.basename(pointer.target.rstrip("/\\").replace("\\", "/"))
     places = [os.path.join(pointer.directory, pointer.target), pointer.target]
     found = index.named(name, pointer.directory)
-    found += [entry for place in places if _exists(place) and (entry := index.at(place)) is not None]
+    found += [entry for place in places if exists(place) and (entry := index.at(place)) is not None]
     for one in found:
         pointed.protect(one, pointer.reason, pointer.holder)
-    if not found and not any(map(_exists, places)) and not index.is_nearby(pointer.directory, name):
+    if not found and not any(map(exists, places)) and not index.is_nearby(pointer.directory, name):
         for group in meant:
             lost = f"{pointer.reason} is {pointer.target}, which isn't there"
             pointed.skipped[group.key] = f"{shown(pointer.holder)}: {lost}"
 
 
-def _apply_exactly(
-    pointed: Pointed, pointer: Pointer, target: str, index: Index, meant: Collection[Group]
-) -> None:
-    place = os.path.join(pointer.directory, target)
-    try:
-        found = index.by_place.get(os.path.realpath(place)) or (index.at(place) if _exists(place) else None)
-    except ValueError:  # a NUL in it
-        found = None
-    if found is not None:
-        pointed.protect(found, pointer.reason, pointer.holder)
-    elif not _exists(place):
-        for group in meant:
-            lost = f"{pointer.reason} is {target}, which isn't there (ckpttool unpin takes that back)"
-            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {lost}"
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
-    except ValueError:  # a NUL in it
-        return False
-
-
-def _notes(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
-    """Protect what a small text, whatever it is called, consists of the name of: ``best.txt``."""
-    for name, file in names.items():
-        if (directory, name) not in index.by_name and (noted := noted_name(file)) is not None:
-            entry = index.by_name.get((directory, noted))
-            if entry is not None:
+def _notes(pointed: Pointed, root: str, index: Index, directories: Collection[str]) -> None:
+    """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
+    meaning = Meaning(index)
+    for directory in _noted_in(root, index, directories):
+        for name, file in names_in(directory).items():
+            if (directory, name) in index.by_name or not is_note(name):
+                continue
+            text = said(file)
+            for entry in meaning.of(text, directory, name) if text is not None else ():
                 pointed.protect(entry, name, file.path)
+
+
+def _noted_in(root: str, index: Index, directories: Collection[str]) -> Iterator[str]:
+    """Yield the directories in which notes are looked for: the one above, and all that were looked at."""
+    yield os.path.join(root, os.pardir)
+    yield root
+    if any(directory != root for directory in directories):
+        yield from _directories_below(root, index)
+
+
+def _directories_below(directory: str, index: Index) -> Iterator[str]:
+    for name, entry in sorted(names_in(directory).items()):
+        if entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+            if (directory, name) not in index.by_name:
+                yield entry.path
+            if (directory, name) not in index.by_name or index.holds_others(entry.path):
+                yield from _directories_below(entry.path, index)
 
 
 def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
@@ -224,12 +183,33 @@ def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
     for link in [*beside, *_links_below(root)]:
-        entry = index.at(link)
+        found = list(filter(None, map(index.around, list(places(link))[1:])))
         reason = f"symlink {os.path.basename(link)}"
-        if entry is not None and not _lies_in(link, entry):
-            pointed.protect(entry, reason, link)
-        elif entry is None and not _exists(link):
+        for entry in found:
+            if not _lies_in(link, entry):
+                pointed.protect(entry, reason, link)
+        if not found and not exists(link):
             _dangling(pointed, link, index, series)
+
+
+def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry]) -> None:
+    """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
+    deeper: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        for place in places_of_all(entry.needs):
+            other = index.around(place)
+            if other is not None and other is not entry:
+                pointed.protect(other, f"{PART_OF} {entry.name}")
+        for name in entry.unit.shared:
+            if os.sep in name:
+                deeper[os.path.realpath(os.path.join(entry.directory, name))].append(entry)
+    for sharers in deeper.values():
+        if len(sharers) == 1:
+            pointed.protect(sharers[0], "has parts elsewhere")
+    for place, holder in named_above(root).items():
+        other = index.around(place)
+        if other is not None:
+            pointed.protect(other, f"{PART_OF} {os.path.basename(holder)}", holder)
 
 
 def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None:

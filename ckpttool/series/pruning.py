@@ -15,15 +15,15 @@ from ckpttool.series.home import owner_of
 from ckpttool.series.journal import Journal, Removal, waiting
 from ckpttool.series.lock import BUSY, locked
 from ckpttool.series.moves import new_identity
+from ckpttool.series.needs import named_above, named_beside, needing, places_of_all
 from ckpttool.series.planning import (
     Planned,
     Problem,
-    Progress,
     Request,
     make_plan,
     require_directory,
-    unseen,
 )
+from ckpttool.series.reading import Progress, unseen
 from ckpttool.series.recovery import Settled, settle_all
 from ckpttool.series.removal import Outcome, remove
 from ckpttool.series.retention import GroupPlan, Kept, Plan
@@ -108,7 +108,7 @@ def prune(
         if planned.plan.removals and not confirm(planned):
             result = replace(result, declined=True)
         elif planned.plan.removals:
-            result = _carried_out(locks, planned, new_identity() if trash is True else trash or None)
+            result = _carried_out(locks, root, planned, new_identity() if trash is True else trash or None)
     return _with_settled(result, settled)
 
 
@@ -163,14 +163,15 @@ def _places(planned: Planned) -> list[str]:
     return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
 
 
-def _carried_out(locks: _Locks, planned: Planned, identity: str | None) -> Pruned:
+def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = Outcome()
     intended = _by_directory(planned.plan.groups)
+    needed = {**named_above(root), **_needed(planned.plan.groups)}
     for directory, parts in intended.items():
         try:
             locks.hold(directory)
-            removals = _removals(parts, total)
+            removals = _removals(directory, parts, needed, total)
             if identity is None:
                 outcome = remove(directory, _journal(directory, removals))
             else:
@@ -202,18 +203,37 @@ def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan
     return found
 
 
-def _removals(parts: Sequence[tuple[GroupPlan, Sequence[Entry]]], total: Outcome) -> list[Removal]:
-    """Return what is to be removed; a series whose survivors have changed is left alone."""
+def _needed(groups: Sequence[GroupPlan]) -> dict[str, str]:
+    """Return the places of what those that stay need besides their own, with who needs it."""
+    staying = (kept.entry for one in groups for kept in one.keep)
+    return {place: entry.path for entry in staying for place in places_of_all(entry.needs)}
+
+
+def _removals(
+    directory: str,
+    parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
+    needed: Mapping[str, str],
+    total: Outcome,
+) -> list[Removal]:
+    """Return what is to be removed; a series whose survivors have changed is left alone.
+
+    Whatever the plan says, nothing goes of which something that stays needs a file.
+    """
     removals: list[Removal] = []
+    going = [entry.path for _, entries in parts for entry in entries]
+    needed = {**named_beside(directory, going), **needed}
     for one, entries in parts:
         survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
         for entry in entries:
-            if changed is None:
+            who = needing(directory, entry.contents, needed)
+            if changed is not None:
+                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+            elif who is not None:
+                total.failed[entry.path] = f"{os.path.basename(who)}, which stays, needs a part of it"
+            else:
                 beside = [kept for kept in survivors if kept.directory == entry.directory]
                 removals.append(_removal(entry, beside))
-            else:
-                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
     return removals
 
 

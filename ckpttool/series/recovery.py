@@ -6,12 +6,13 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckpttool.errors import AccessDenied, DamagedCheckpoint
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.home import home_around
 from ckpttool.series.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
 from ckpttool.series.moves import Moves
 from ckpttool.series.moving import Course, told
+from ckpttool.series.owned import require_own
 from ckpttool.series.removal import clear
 from ckpttool.series.stage import (
     Changed,
@@ -72,6 +73,7 @@ def settle(directory: str, path: str) -> Settled:
     """
     settled = Settled()
     journal_path = os.path.join(path, JOURNAL)
+    require_own(path, directory)
     try:
         found = read(journal_path) if os.path.lexists(journal_path) else Journal(())
         if isinstance(found, Moves):
@@ -97,10 +99,12 @@ def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> 
         try:
             done = {move.path for move in course.forward(failed)}
             why = ""
-        except (Changed, OSError) as failure:
+        except (Changed, CheckpointError, OSError) as failure:
             course.back()
             done, why = set(), f" ({told(failure)})"
-    except (Changed, OSError) as failure:
+            if not moves.moves:
+                settled.moved.append(f"{directory}: {doing}; nothing was changed{why}")
+    except (Changed, CheckpointError, OSError) as failure:
         reason = f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {path}"
         settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
         return False
@@ -159,11 +163,17 @@ def _clear_shared(stage: Stage, number: int, settled: Settled) -> None:
 
 
 def _finished(stage: Stage, place: int, removal: Removal) -> bool:
-    """Finish a removal, if a part is lost already or it is whole and still wanted; tell whether it was."""
+    """Finish a removal that lost a part in its stage already, or is whole and still wanted.
+
+    What is lost while nothing lies in the stage was never removed by us, and says nothing of the rest.
+
+    Returns:
+        Whether it is finished.
+    """
     states = [_states(file, place, stage.home) for file in removal.contents.files]
-    is_lost = any(not found for found in states)
-    is_whole = all(True in found for found in states)
     has_begun = any(status_of(name, place) is not None for name in removal.members)
+    is_lost = not any(states) or (has_begun and not all(states))
+    is_whole = all(True in found for found in states)
     is_wanted = has_begun and all(status_of(name, stage.home) for name in removal.survivors)
     if not is_lost and not (is_whole and is_wanted):
         return False

@@ -21,6 +21,7 @@ from ckpttool.series.files import opened
 from ckpttool.series.home import home_of
 from ckpttool.series.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
 from ckpttool.series.lock import FULL
+from ckpttool.series.owned import MAX_BYTES
 from ckpttool.series.stage import Changed, Gone, Stage, places, unlink_file
 from ckpttool.wire.atomic import sync_directory, write_atomically
 
@@ -238,6 +239,9 @@ def begin(directory: str, journal: bytes, done: str) -> str:
         NoRoom: The disk is too full; nothing was changed.
         AccessDenied: It can't be written; nothing was changed.
     """
+    if len(journal) > MAX_BYTES:
+        reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
+        raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
     around, suffix = home_of(directory)
     path = os.path.join(around, f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}")
     try:

@@ -15,7 +15,7 @@ from ckpttool.series.home import serial_around
 from ckpttool.series.new_paths import Moved
 from ckpttool.series.planning import Problem, require_directory
 from ckpttool.series.pointers import PINS, names_in
-from ckpttool.series.protection import follow
+from ckpttool.series.protection import PART_OF, WRITING, follow
 from ckpttool.series.renaming import RenamePlan, plan_names
 from ckpttool.series.renaming_doubts import doubts
 from ckpttool.series.renaming_steps import Step, steps
@@ -89,7 +89,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     }
     for path, reasons in follow(root, found.groups).reasons.items():
         for reason in reasons:
-            if reason.startswith("being written"):
+            if reason.startswith((WRITING, PART_OF)):
                 left.setdefault(path, reason)
     _require_known(template, [entry for entry in entries if entry.path not in left])
     scene = Scene(root, entries, links_around(root))
@@ -103,6 +103,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     renamed = [(one.entry, one.name) for one in plan.renamings]
     warnings += [*looked_for(renamed), *best_inside(entries, [entry for entry, _ in renamed])]
     warnings += doubts(plan.renamings, template)
+    warnings += _unknown(template, [entry for entry in entries if entry.path not in left])
     count = follows.count
     return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
 
@@ -113,14 +114,28 @@ def _require_known(template: Template, entries: Sequence[Entry]) -> None:
     Raises:
         UsageError: None has it.
     """
-    known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
-    known |= {"loss" for entry in entries if entry.metric("loss") is not None}
+    known = _known(entries)
     for one in template.fields:
         if entries and one.name not in FIELDS and one.name not in known and not one.is_optional:
             told = ", ".join((*FIELDS, *sorted(known)))
             raise UsageError(
                 f"template {template.text!r}: no checkpoint has a field {one.name} (there are {told})"
             )
+
+
+def _unknown(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield the metrics that a template leaves out of every name, since no checkpoint has them."""
+    known = _known(entries)
+    for one in template.fields:
+        if entries and one.name not in FIELDS and one.name not in known:
+            told = ", ".join((*FIELDS, *sorted(known)))
+            what = f"no checkpoint has a field {one.name}, which is left out of every name"
+            yield f"{one.shown} of the template: {what} (there are {told})"
+
+
+def _known(entries: Sequence[Entry]) -> set[str]:
+    known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
+    return known | {"loss" for entry in entries if entry.metric("loss") is not None}
 
 
 def _planned(

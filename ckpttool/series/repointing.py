@@ -40,9 +40,10 @@ class Following:
 
     @property
     def count(self) -> int:
-        """Return how many texts and links these are; what is written anew under a new name is one."""
-        rewrites = (one for found in self.rewrites.values() for one in found if one.after is not None)
-        return sum(1 for _ in rewrites) + sum(map(len, self.relinks.values()))
+        """Return how many texts and links these are; an index or a manifest belongs to what it names."""
+        rewrites = (one for found in self.rewrites.values() for one in found)
+        kept = sum(1 for one in rewrites if None not in (one.before, one.after))
+        return kept + sum(map(len, self.relinks.values()))
 
     @property
     def homes(self) -> list[str]:
@@ -109,6 +110,7 @@ def following(scene: Scene, moved: Moved) -> Following:
     for directory in scene.directories:
         names = {name: one for name, one in names_in(directory).items() if (directory, name) not in members}
         _beside(found, directory, names, moved, edits[directory])
+    _above(found, scene, moved)
     for entry in scene.entries:
         if entry.name in moved.at(entry.directory) or edits[entry.directory]:
             for name in entry.unit.members:
@@ -116,6 +118,14 @@ def following(scene: Scene, moved: Moved) -> Following:
     for link, target in scene.links.items():
         _link(found, scene, link, target, moved)
     return found
+
+
+def _above(found: Following, scene: Scene, moved: Moved) -> None:
+    """Add what lies beside the root, and names what lies in it."""
+    real = os.path.realpath(scene.root)
+    above = os.path.dirname(real)
+    if above != real:
+        _beside(found, above, names_in(above), moved, {})
 
 
 def _beside(

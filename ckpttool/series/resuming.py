@@ -9,20 +9,28 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckpttool.errors import NotFound, UsageError
-from ckpttool.report import counted
-from ckpttool.series.choice import newest_first, tiers
+from ckpttool.series.choice import newest_first
 from ckpttool.series.entry import Entry, shown
-from ckpttool.series.planning import Depth, Problem, read_in_full
+from ckpttool.series.planning import Depth, Problem
 from ckpttool.series.pointers import temporary_for
+from ckpttool.series.reading import read_in_full
+from ckpttool.series.resuming_doubts import (
+    blind,
+    hopeless,
+    measure,
+    newer,
+    require_merely_missing,
+    unmeasured,
+    unseen,
+    warnings,
+    why_none,
+)
 from ckpttool.series.rules import is_carried_on
-from ckpttool.series.survey import Survey, nothing_in, survey
+from ckpttool.series.survey import Survey, survey
 from ckpttool.series.unfinished import GONE_SECONDS, markers, unfinished
 from ckpttool.series.waiting import MOMENTS, SYSTEM, Clock, Tell, Unsettled, Watch
 
 Mode = Literal["min", "max"]
-
-_MAX_RIVALS = 3
-"""More names than that nobody reads in one line."""
 
 NO_STEP = "no step is known of it"
 
@@ -98,7 +106,7 @@ def latest(
 
     Raises:
         UsageError: A metric without a mode, or a mode without a metric.
-        CheckpointError: The directory can't be looked at.
+        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be.
     """
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
@@ -116,18 +124,35 @@ def latest(
     watch = Watch(wait, tell, clock)
     refused: frozenset[str] = frozenset()
     while True:
-        search = _Search(directory, wanted, clock.time(), refused)
-        try:
-            found, unsettled = search.look()
-        except NotFound as error:
-            found, unsettled = Latest(None, f"{error.path}: {error.reason}"), []
-        if wait and watch.wait(unsettled):
+        search = _Search(directory, wanted, clock.time(), refused, frozenset(watch.writing))
+        look = search.look()
+        if wait and watch.wait([*look.unsettled, *watch.grown(look.quiet)]):
             continue
+        found, unsettled = look.found, [*look.unsettled, *look.quiet]
         changing = {one.path for one in watch.still_changing(unsettled)} - refused
         if changing:
             refused |= changing
             continue
+        if found.entry is None and look.unseen:
+            raise blind(os.fspath(directory), look.unseen)
         return replace(found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a directory came to.
+
+    Attributes:
+        found: The answer.
+        unsettled: What may become a better one.
+        quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
+        unseen: What nobody could look at, and why.
+    """
+
+    found: Latest
+    unsettled: Sequence[Unsettled] = ()
+    quiet: Sequence[Unsettled] = ()
+    unseen: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,40 +163,60 @@ class _Search:
     wanted: Wanted
     now: float
     refused: frozenset[str]
+    writing: frozenset[str] = frozenset()
 
-    def look(self) -> tuple[Latest, list[Unsettled]]:
+    def look(self) -> _Look:
         """Return the answer, and what may become a better one.
 
         Raises:
             CheckpointError: The directory can't be looked at.
         """
         wanted = self.wanted
-        found = survey(
-            self.directory,
-            recursive=wanted.recursive,
-            exclude=wanted.exclude,
-            max_depth=wanted.max_depth,
-            metrics=wanted.metrics,
+        try:
+            found = survey(
+                self.directory,
+                recursive=wanted.recursive,
+                exclude=wanted.exclude,
+                max_depth=wanted.max_depth,
+                metrics=wanted.metrics,
+            )
+        except NotFound as error:
+            require_merely_missing(os.fspath(self.directory))
+            return _Look(Latest(None, f"{error.path}: {error.reason}"))
+        chosen, passed = self._choice(found)
+        told = {entry.path for entry, _ in passed}
+        without_hope = [(one, one.fault) for one in hopeless(found) if one.path not in told and one.fault]
+        unsettled = list(self._unsettled(found, chosen, passed, without_hope))
+        if chosen is not None:
+            passed += without_hope
+            passed += newer(found, chosen, wanted.before) if wanted.best is None else ()
+        return _Look(
+            self._answer(found, chosen, passed),
+            [one for one in unsettled if self._is_recent(one)],
+            [one for one in unsettled if not self._is_recent(one)],
+            unseen(found, passed),
         )
-        errors = [Problem(shown(error.path), error.reason) for error in found.errors]
+
+    def _choice(self, found: Survey) -> tuple[Entry | None, list[tuple[Entry, str]]]:
+        """Return the first that nothing is wrong with, and what came before it, with its fault."""
         passed: list[tuple[Entry, str]] = []
-        chosen = None
         for entry in self._candidates(found):
             fault = self._fault(entry)
             if fault is None:
-                chosen = entry
-                break
+                return entry, passed
             passed.append((entry, fault))
-        told = {entry.path for entry, _ in passed}
-        hopeless = [(one, one.fault) for one in _hopeless(found) if one.path not in told and one.fault]
-        unsettled = list(self._unsettled(found, chosen, passed, hopeless))
-        passed += hopeless if chosen is not None else []
+        return None, passed
+
+    def _answer(self, found: Survey, chosen: Entry | None, passed: Sequence[tuple[Entry, str]]) -> Latest:
+        wanted = self.wanted
+        errors = [Problem(shown(error.path), error.reason) for error in found.errors]
         problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
         if chosen is None:
-            why = _why_none(found, wanted)
-            return Latest(None, why, problems, found.remarks, found.journals), unsettled
-        warnings = (*found.remarks, *_warnings(found, chosen, wanted.best), *_unmeasured(found, wanted.best))
-        return Latest(chosen, None, problems, warnings, found.journals), unsettled
+            why = why_none(found, recursive=wanted.recursive, best=wanted.best, before=wanted.before)
+            return Latest(None, why, problems, found.remarks, found.journals)
+        doubts = warnings(found, chosen, wanted.best, {entry.path for entry, _ in passed})
+        told = (*found.remarks, *doubts, *unmeasured(found, wanted.best))
+        return Latest(chosen, None, problems, told, found.journals)
 
     def _candidates(self, found: Survey) -> Iterator[Entry]:
         """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
@@ -211,84 +256,51 @@ class _Search:
         found: Survey,
         chosen: Entry | None,
         passed: Sequence[tuple[Entry, str]],
-        hopeless: Sequence[tuple[Entry, str]],
+        without_hope: Sequence[tuple[Entry, str]],
     ) -> Iterator[Unsettled]:
         """Yield what a writer may still be at that would come before the one that was chosen."""
         told = set()
-        unmeasured = [(one, one.fault) for one in found.entries if self.wanted.best and one.fault]
-        for entry, fault in (*passed, *hopeless, *unmeasured):
+        no_value = [(one, one.fault) for one in found.entries if self.wanted.best and one.fault]
+        for entry, fault in (*passed, *without_hope, *no_value):
             is_waited_for = fault.startswith(("incomplete", "damaged", "being written"))
-            if is_waited_for and entry.path not in told and self._may_come(entry.step, entry.modified_ns):
+            if is_waited_for and entry.path not in told and self._may_come(entry.step):
                 told.add(entry.path)
                 yield _unsettled(entry, fault)
-        if chosen is not None and self._age(chosen.modified_ns) < 2 * MOMENTS:
+        if chosen is not None and self._is_young(chosen):
             yield _unsettled(chosen, "it was changed a moment ago", is_whole=True)
         for one in markers(found, self.wanted.exclude):
-            if one.path not in told and self._may_come(one.fields.step, one.modified_ns):
+            if one.path not in told and self._may_come(one.fields.step):
                 directory, name = os.path.split(one.path)
                 seen = one.contents.files
-                yield Unsettled(one.path, "being written", directory or os.curdir, (name,), seen)
+                yield Unsettled(
+                    one.path,
+                    "being written",
+                    directory or os.curdir,
+                    (name,),
+                    seen,
+                    modified_ns=one.modified_ns,
+                )
 
-    def _may_come(self, step: int | None, modified_ns: int) -> bool:
-        is_wanted = self.wanted.before is None or step is None or step < self.wanted.before
-        return is_wanted and self._age(modified_ns) < GONE_SECONDS
+    def _is_young(self, entry: Entry) -> bool:
+        return self._age(entry.modified_ns) < GONE_SECONDS or entry.path in self.writing
+
+    def _may_come(self, step: int | None) -> bool:
+        return self.wanted.before is None or step is None or step < self.wanted.before
+
+    def _is_recent(self, one: Unsettled) -> bool:
+        return self._age(one.modified_ns) < (2 * MOMENTS if one.is_whole else GONE_SECONDS)
 
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9
 
 
 def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
-    return Unsettled(entry.path, why, entry.directory, entry.unit.members, entry.contents.files, is_whole)
-
-
-def measure(entry: Entry, metric: str) -> float | None:
-    """Return a metric's value where it is known and a number, infinite ones included."""
-    value = entry.metrics.get(metric, entry.loss if metric == "loss" else None)
-    return None if value is None or math.isnan(value) else value
-
-
-def _hopeless(found: Survey) -> Iterator[Entry]:
-    """Yield series of which nothing is sound, from the newest on: nobody can tell that they are older."""
-    for one in found.groups:
-        if not any(entry.is_sound for entry in one.entries):
-            yield from reversed(one.entries)
-
-
-def _warnings(found: Survey, chosen: Entry, best: str | None) -> tuple[str, ...]:
-    """Return what is doubtful about a choice: the order of its series, and other series as good."""
-    warnings = [warning for one in found.groups if one.key == chosen.group for warning in one.warnings]
-    keys = {entry.path: entry.group for entry in found.entries if not entry.holds_others}
-    rivals = [[one for one in tier if one.key in keys.values()] for tier in tiers(found.groups)]
-    for tier in rivals:
-        if best is None and len(tier) > 1 and any(one.key == chosen.group for one in tier):
-            others = sorted({one.key for one in tier} - {chosen.group})
-            told = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
-            warnings.append(f"{len(tier)} series compete; {chosen.group} was chosen over {told}")
-    return tuple(warnings)
-
-
-def _unmeasured(found: Survey, best: str | None) -> Iterator[str]:
-    sound = [entry for entry in found.entries if entry.is_sound and not entry.holds_others]
-    count = sum(best is not None and measure(entry, best) is None for entry in sound)
-    if count:
-        yield f"{found.root}: {count:,} of {counted(len(sound), 'checkpoint')} without a metric {best!r}"
-
-
-def _why_none(found: Survey, wanted: Wanted) -> str:
-    count = len(found.entries)
-    if not count:
-        return f"{found.root}: {nothing_in(found.root, recursive=wanted.recursive)}"
-    sound = [entry for entry in found.entries if entry.is_sound]
-    if wanted.best is not None and sound and all(measure(one, wanted.best) is None for one in sound):
-        return f"{found.root}: no checkpoint with a metric {wanted.best!r}{_known_metrics(sound)}"
-    if wanted.before is not None and sound:
-        return f"{found.root}: no intact checkpoint before step {wanted.before}"
-    if count == 1:
-        return f"{found.root}: its only checkpoint is not intact"
-    return f"{found.root}: none of {count:,} checkpoints is intact"
-
-
-def _known_metrics(entries: Sequence[Entry]) -> str:
-    names = sorted({name for entry in entries for name in entry.metrics})
-    names += ["loss"] if "loss" not in names and any(one.loss is not None for one in entries) else []
-    return f" (there is {', '.join(names)})" if names else ""
+    return Unsettled(
+        entry.path,
+        why,
+        entry.directory,
+        entry.unit.members,
+        entry.contents.files,
+        is_whole,
+        entry.modified_ns,
+    )

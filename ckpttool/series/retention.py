@@ -15,9 +15,10 @@ from ckpttool.series.entry import Entry
 from ckpttool.series.lacking import require_metrics
 from ckpttool.series.order import Group, by_other_count, in_order
 from ckpttool.series.policy import Policies, Policy, size
-from ckpttool.series.rules import RULES, History
+from ckpttool.series.rules import RULES, History, wished
 
 NO_RULE = "no rule of the configuration is for it"
+FINITE = "newest of a failed run that is intact and finite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class Protections:
         doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
         faults: What reading checkpoints in full found wrong, by their paths.
         failed: Why a whole series failed, by its key.
-        removes_failed: Whether such a series goes, but for what has a reason here.
+        removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
+        finite: The newest of such a series that is intact and finite, by its key: it stays, too.
+        followers: Paths of those for which the metric of what belongs with them counts.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
     """
 
@@ -40,6 +43,8 @@ class Protections:
     doubts: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     removes_failed: bool = False
+    finite: Mapping[str, str] = field(default_factory=dict)
+    followers: Collection[str] = frozenset()
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -63,6 +68,7 @@ class GroupPlan:
         policy: What it was planned by; None where there is no rule for it.
         failed: Why it is a failed run, where these are looked for.
         excess: Why it takes more than its limit of size.
+        unfitting: Of what goes for want of room alone, which rules keep it, and what it doesn't fit; by path.
     """
 
     key: str
@@ -72,6 +78,7 @@ class GroupPlan:
     policy: Policy | None = None
     failed: str | None = None
     excess: str | None = None
+    unfitting: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +134,7 @@ def plan(
 
 def _planned(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> GroupPlan:
     failed = protections.failed.get(group.key)
-    if failed is not None and protections.removes_failed:
-        made = Draft({entry.path: list(protections.reasons.get(entry.path, ())) for entry in group.entries})
-    elif policy is None:
+    if policy is None and not (failed is not None and protections.removes_failed):
         made = Draft({entry.path: [NO_RULE] for entry in group.entries})
     else:
         made = drafted(group, policy, protections, now)
@@ -142,9 +147,8 @@ def _planned(group: Group, policy: Policy | None, protections: Protections, now:
         remove = ()
     kept = newest_first if not remove else (entry for entry in newest_first if not made.goes(entry))
     keep = tuple(Kept(entry, tuple(made.reasons[entry.path])) for entry in kept)
-    return GroupPlan(
-        group.key, keep, remove, skipped, policy, failed, made.excess if skipped is None else None
-    )
+    excess, unfitting = (made.excess, made.unfitting(policy)) if skipped is None else (None, {})
+    return GroupPlan(group.key, keep, remove, skipped, policy, failed, excess, unfitting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,13 @@ class Draft:
         """Tell whether a checkpoint goes."""
         return entry.path in self.dropped or not self.reasons[entry.path]
 
+    def unfitting(self, policy: Policy | None) -> dict[str, str]:
+        """Return which rules keep what the limit of size doesn't, by path, unless it is the only rule."""
+        if policy is None or policy.max_size is None or policy.limits_alone:
+            return {}
+        told = f"doesn't fit {size(policy.max_size)}"
+        return {path: ", ".join([*self.reasons[path], told]) for path in sorted(self.dropped)}
+
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
     """Return what the rules see of a series: its intact checkpoints, in their order.
@@ -174,11 +185,11 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults]
     ordered = in_order(intact)[0] if len(intact) < len(sound) else intact
-    return History(ordered[::-1], now)
+    return History(ordered[::-1], now, protections.followers)
 
 
-def drafted(group: Group, policy: Policy, protections: Protections, now: float | None) -> Draft:
-    """Return what a policy says of a series.
+def drafted(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> Draft:
+    """Return what a policy says of a series; no policy keeps nothing but what always stays.
 
     Raises:
         UsageError: No rule would keep anything of it.
@@ -187,11 +198,12 @@ def drafted(group: Group, policy: Policy, protections: Protections, now: float |
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     history = history_of(group, protections, now)
     intact = history.intact
-    always = newest_of(newest_first, history)
-    ruled = _ruled(policy, history)
+    goes_whole = protections.removes_failed and group.key in protections.failed
+    always = _finite_of(group, protections) if goes_whole else newest_of(newest_first, history)
+    ruled = {} if policy is None else _ruled(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
-    kept_faults = {path: fault for path, fault in faults.items() if fault is not None}
-    if policy.incomplete == "remove" and intact:
+    kept_faults = {} if goes_whole else {path: fault for path, fault in faults.items() if fault is not None}
+    if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
         for path in _left_behind(newest_first, intact[0]) - protected:
             del kept_faults[path]
     reasons = {
@@ -203,12 +215,21 @@ def drafted(group: Group, policy: Policy, protections: Protections, now: float |
         )
         for entry in newest_first
     }
-    if intact and not ruled and not all(reasons.values()):
+    follows = any(path in protections.followers for path in faults)
+    if intact and not (ruled or goes_whole or follows) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
-    if policy.max_size is None:
+    if policy is None or policy.max_size is None:
         return Draft(reasons)
-    staying = [entry for entry in newest_first if reasons[entry.path]]
-    return Draft(reasons, *_fitted(staying, {*always, *kept_faults, *protected}, policy.max_size))
+    held = {*always, *kept_faults, *protected}
+    staying = {entry.path: entry for entry in reversed(newest_first) if reasons[entry.path]}
+    last = [entry.path for entry in wished(policy, history)]
+    in_turn = [*(path for path in staying if path not in last), *last]
+    return Draft(reasons, *_fitted([staying[path] for path in in_turn], held, policy.max_size))
+
+
+def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
+    path = protections.finite.get(group.key)
+    return {} if path is None else {path: [FINITE]}
 
 
 def _listed(
@@ -250,14 +271,14 @@ def _left_behind(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
 
 
 def _fitted(staying: Sequence[Entry], held: Collection[str], limit: int) -> tuple[frozenset[str], str | None]:
-    """Return what goes, the oldest first, until the rest takes no more than a limit; or why it can't."""
+    """Return what goes, one in turn, until the rest takes no more than a limit; or why it can't."""
     names: dict[tuple[int, int], int] = defaultdict(int)
     for file in (file for entry in staying for file in entry.contents.files):
         names[file.device, file.inode] += 1
     sizes = {(file.device, file.inode): file.size for entry in staying for file in entry.contents.files}
     total = sum(sizes.values())
     dropped = set()
-    for entry in reversed(staying):
+    for entry in staying:
         if total <= limit:
             break
         if entry.path not in held:

@@ -7,7 +7,7 @@ stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ckpttool.series.entry import Entry
-from ckpttool.series.moments import PERIODS, doubtful, saved
+from ckpttool.series.moments import PERIODS, saved, undated
 from ckpttool.series.order import written_last
 from ckpttool.series.policy import Policy, duration, size
 
@@ -40,10 +40,12 @@ class History:
     Attributes:
         intact: Its intact checkpoints, the newest first.
         now: In seconds since 1970: what is dated later has no date. None believes every date.
+        followers: Paths of those for which the metric of what belongs with them counts.
     """
 
     intact: Sequence[Entry]
     now: float | None = None
+    followers: Collection[str] = ()
 
     @cached_property
     def written_last(self) -> Sequence[Entry]:
@@ -51,18 +53,14 @@ class History:
         return written_last(self.intact[::-1])
 
     @cached_property
-    def _times(self) -> Sequence[tuple[Entry, float, str | None]]:
-        times = [(entry, saved(entry)) for entry in self.intact]
-        return [(entry, seconds, doubtful(seconds, self.now)) for entry, seconds in times]
+    def _doubts(self) -> Mapping[str, str]:
+        return undated(self.intact, self.now)
 
     @cached_property
     def dated(self) -> Sequence[Dated]:
         """Return those with a date that can be believed, the newest first."""
-        return [
-            Dated(seconds, datetime.fromtimestamp(seconds), entry)
-            for entry, seconds, doubt in self._times
-            if doubt is None
-        ]
+        times = [(saved(entry), entry) for entry in self.intact if entry.path not in self._doubts]
+        return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
 
     @cached_property
     def by_time(self) -> Sequence[Dated]:
@@ -72,7 +70,8 @@ class History:
     @property
     def undated(self) -> Told:
         """Yield what has no date that can be believed: nobody knows that it is old."""
-        return ((entry, doubt) for entry, _, doubt in self._times if doubt is not None)
+        doubts = ((entry, self._doubts.get(entry.path)) for entry in self.intact)
+        return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
 
 
 Rule = Callable[[Policy, History], Told]
@@ -84,17 +83,27 @@ def _last(policy: Policy, history: History) -> Told:
     for entry in history.intact[:count]:
         yield entry, f"last {count}"
     for entry in history.written_last[:count]:
-        yield entry, "written last"
+        yield entry, f"last {count} by time"
 
 
 def _best(policy: Policy, history: History) -> Told:
-    """Keep the best, and what nobody can compare."""
+    """Keep the best, and what nobody can compare; what follows another stays where that stays."""
     metric, count = policy.metric or "", policy.keep_best
     for entry in ranked(policy, history)[:count]:
         yield entry, f"best {count} by {metric} ({measured(entry, metric):.6g})"
     for entry in history.intact:
-        if (unmeasured := lacks(entry, metric)) is not None:
+        unmeasured = lacks(entry, metric)
+        if unmeasured is not None and not (
+            entry.path in history.followers and measured(entry, metric) is None
+        ):
             yield entry, unmeasured
+
+
+def wished(policy: Policy, history: History) -> list[Entry]:
+    """Return what ``keep_best`` and ``keep_names`` ask for, what one would least miss first."""
+    named = {entry.path: entry for entry, _ in reversed(list(_names(policy, history)))}
+    best = ranked(policy, history)[: policy.keep_best] if policy.keep_best else []
+    return [*(entry for entry in reversed(best) if entry.path not in named), *named.values()]
 
 
 def ranked(policy: Policy, history: History) -> list[Entry]:
@@ -197,7 +206,7 @@ def _names(policy: Policy, history: History) -> Told:
 
 def _size(policy: Policy, history: History) -> Told:
     """Keep all, where the size alone limits how many: what doesn't fit goes afterwards."""
-    if not policy.rules.keys() & RULES.keys() - {"max_size"}:
+    if policy.limits_alone:
         for entry in history.intact:
             yield entry, f"fits {size(policy.max_size or 0)}"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ckpttool.errors import CheckpointError, NotACheckpoint
-from ckpttool.formats import formats, unrecognised
+from ckpttool.formats import formats, tf_state
 from ckpttool.formats.discovery import Walk, discover, unit_at
-from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import SetFormat, Unit, scan
 from ckpttool.formats.tf_prefix import INDEX
 from ckpttool.report import counted
 from ckpttool.series.entry import shown
@@ -75,9 +75,12 @@ def _real(path: str) -> str:
 
 def _unit(path: str) -> Unit:
     unit = _set_with(path) or unit_at(path)
-    if unit is None:
+    if unit is not None:
+        return _around(unit)
+    whole = _around(Unit(path, (os.path.basename(path),), None))
+    if whole.path == path or not os.path.lexists(path):
         raise _none_at(path)
-    return _around(unit)
+    return whole
 
 
 def _none_at(path: str) -> CheckpointError:
@@ -85,8 +88,9 @@ def _none_at(path: str) -> CheckpointError:
     if count:
         told = f"{count} or more checkpoints" if count == _ENOUGH else counted(count, "checkpoint")
         return NotACheckpoint(path, f"holds {told}, and is none itself", expected="name one of them")
-    with Probe(path) as probe:
-        return unrecognised(probe)
+    if os.path.basename(path) == tf_state.NAME and os.path.isfile(path):
+        return NotACheckpoint(path, "only names checkpoints", expected="name one of them")
+    return NotACheckpoint(path, "no checkpoint, and no part of one")
 
 
 def _set_with(path: str) -> Unit | None:
@@ -115,6 +119,8 @@ def _around(unit: Unit) -> Unit:
         if around is None or around.format is None:
             continue
         is_beside = level == 0 and not os.path.isdir(unit.path)
+        if unit.format is None and not is_beside and around.format.name not in _WITH_DIRECTORIES:
+            continue  # a directory in a run's own is none of its parts
         if is_beside or around.format.takes_in or around.format.name in _WITH_DIRECTORIES:
             path = at if os.path.isabs(unit.path) else os.path.relpath(at)
             unit = replace(around, path=path)

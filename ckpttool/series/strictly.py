@@ -19,9 +19,11 @@ def text_of(value: object) -> str:
 
     Raises:
         TypeError: It is none.
+        ValueError: No file could hold it.
     """
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
+    value.encode("utf-8", "surrogateescape")
     return value
 
 
@@ -29,7 +31,7 @@ def text_or_none(value: object) -> str | None:
     """Return a text, or None.
 
     Raises:
-        TypeError: It is neither.
+        TypeError, ValueError: It is neither.
     """
     return None if value is None else text_of(value)
 
@@ -43,6 +45,20 @@ def count_of(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no number")
     return value
+
+
+def names_of(values: object) -> tuple[str, ...]:
+    """Return one or more names, each of which stands once.
+
+    Raises:
+        TypeError, ValueError: They are something else.
+    """
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is no list")
+    names = tuple(map(name_of, values))
+    if not names or len(set(names)) < len(names):
+        raise ValueError("no member, or two of one name")
+    return names
 
 
 def name_of(value: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats import unrecognised
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Probe, Unit, scan
@@ -130,7 +130,8 @@ def _is_checkpoint(path: str, walk: Walk) -> bool:
     try:
         return unit_at(path) is not None
     except CheckpointError as error:
-        walk.on_error(error)
+        if not isinstance(error, NotFound) or os.path.lexists(path):  # else it has just gone
+            walk.on_error(error)
         return False
 
 
@@ -139,7 +140,10 @@ def _subdirectories(unit: Unit) -> list[str]:
     takes_in = unit.format is not None and unit.format.takes_in
     if takes_in or not stat.S_ISDIR(_mode(unit.path)):
         return []
-    entries = scan(unit.path).values()
+    try:
+        entries = scan(unit.path).values()
+    except NotFound:  # it has just gone
+        return []
     return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.series.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
+from ckpttool.series.entry import shown
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.history import RECORD, Record, Step, homes, identities, read_record, write_record
 from ckpttool.series.home import Home, home_of
@@ -78,7 +80,8 @@ class Emptied:
         freed_bytes: How many bytes that freed.
         dry_run: Whether nothing was changed.
         problems: What lies there that no record lists, or is not as it was, and is left.
-        warnings: What became of an interrupted command.
+        warnings: What became of an interrupted command, and which directory is a copy.
+        left_bytes: How many bytes lie in the trash that records list, and are left as they have changed.
     """
 
     removed: tuple[str, ...] = ()
@@ -86,6 +89,7 @@ class Emptied:
     dry_run: bool = False
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
+    left_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -95,7 +99,9 @@ class _Emptying:
     dry_run: bool
     removed: list[str] = field(default_factory=list)
     freed: int = 0
+    left: int = 0
     problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def empty(
@@ -123,8 +129,9 @@ def empty(
     with locked(directory):
         settled = settle_all(directory)
         emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
+        emptying.warnings += settled.moved
         _empty(directory, older_than, emptying)
-    return replace(_emptied(emptying), warnings=tuple(settled.moved))
+    return _emptied(emptying)
 
 
 def _exists(home: Home) -> bool:
@@ -132,7 +139,14 @@ def _exists(home: Home) -> bool:
 
 
 def _emptied(emptying: _Emptying) -> Emptied:
-    return Emptied(tuple(emptying.removed), emptying.freed, emptying.dry_run, tuple(emptying.problems))
+    return Emptied(
+        tuple(emptying.removed),
+        emptying.freed,
+        emptying.dry_run,
+        tuple(emptying.problems),
+        tuple(emptying.warnings),
+        emptying.left,
+    )
 
 
 def _empty(directory: str, older_than: int | None, emptying: _Emptying) -> None:
@@ -171,18 +185,25 @@ def _emptied_step(record: Record, step: Step, emptying: _Emptying) -> Step:
     """Remove what a step would put back; return it with what could not be removed."""
     if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
         return replace(step, undoing=replace(step.undoing, moves=()))
+    moves = as_copied(record.directory, step.undoing)
+    if is_of_copy(moves, step.undoing):
+        emptying.warnings.append(f"{shown(record.directory)}: {COPIED}")
+    elif has_lost_times(record.directory, moves):
+        emptying.warnings.append(f"{shown(record.directory)}: {LOST_TIMES}")
     left: list[Move] = []
     with opened(record.place) as place:
-        for move in step.undoing.moves:
+        for move in moves.moves:
+            path = shown(os.path.join(record.directory, os.path.basename(move.path)))
             try:
                 freed = _removed(place, move, dry_run=emptying.dry_run)
             except (Changed, OSError) as failure:
-                emptying.problems.append(Problem(move.path, f"left in {record.place}: {told(failure)}"))
+                emptying.problems.append(Problem(path, f"left in {shown(record.place)}: {told(failure)}"))
+                emptying.left += move.contents.nbytes
                 left.append(move)
             else:
-                emptying.removed.append(move.path)
+                emptying.removed.append(path)
                 emptying.freed += freed
-    return replace(step, undoing=replace(step.undoing, moves=tuple(left)))
+    return replace(step, undoing=replace(moves, moves=tuple(left)))
 
 
 def _removed(place: int, move: Move, *, dry_run: bool) -> int:

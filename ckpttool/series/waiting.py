@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ckpttool.errors import CheckpointError
@@ -69,6 +69,7 @@ class Unsettled:
         members: Its names there.
         seen: Its files, as they were when that was told.
         is_whole: Whether it can be read as it is, and was only changed a moment ago.
+        modified_ns: When its newest file was changed, in nanoseconds since 1970, by its server's clock.
     """
 
     path: str
@@ -77,6 +78,7 @@ class Unsettled:
     members: tuple[str, ...]
     seen: State
     is_whole: bool = False
+    modified_ns: int = 0
 
     @property
     def moments(self) -> float:
@@ -104,6 +106,8 @@ class Watch:
         self._told: set[str] = set()
         self._since: dict[str, tuple[State, float]] = {}
         self._changed: set[str] = set()
+        self.writing: set[str] = set()
+        self._has_glimpsed = False
         self.waited_for: list[Unsettled] = []
         self.waited = 0.0
 
@@ -131,6 +135,18 @@ class Watch:
                 break
         self.waited += self.clock.monotonic() - started
         return True
+
+    def grown(self, quiet: Sequence[Unsettled]) -> list[Unsettled]:
+        """Return what changes though its time says that nobody is at it: a server's clock may be behind.
+
+        The first time it takes a moment; whoever is known to write then is waited for like all others.
+        """
+        is_first, self._has_glimpsed = not self._has_glimpsed, True
+        if quiet and is_first and self.left > 0:
+            before = {one.path: one.seen for one in quiet}
+            self.clock.sleep(min(MOMENTS, self.left))
+            self.writing.update(one.path for one in quiet if _state(one) != before[one.path])
+        return [replace(one, why=f"{one.why}, and it changes") for one in quiet if one.path in self.writing]
 
     def still_changing(self, unsettled: Iterable[Unsettled]) -> list[Unsettled]:
         """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""

@@ -45,12 +45,18 @@ def sync_directory(directory: str | os.PathLike[str]) -> None:
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing on this file system
-            raise
+        sync_opened(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_opened(directory: int) -> None:
+    """Make what was renamed in an open directory durable, where the file system can."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing there
+            raise
 
 
 def _fill(descriptor: int, data: bytes) -> None:
@@ -59,10 +65,16 @@ def _fill(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def adopt(descriptor: int, target: str) -> None:
-    """Give an open file the mode and the owner of the one that it replaces."""
+def adopt(descriptor: int, target: str, directory: int | None = None) -> None:
+    """Give an open file the mode and the owner of the one that it replaces, but no right to run as the owner.
+
+    Args:
+        descriptor: The file.
+        target: The path of the other.
+        directory: An open directory that the path starts at.
+    """
     try:
-        old = os.lstat(target)
+        old = os.lstat(target) if directory is None else os.lstat(target, dir_fd=directory)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(old.st_mode) or not hasattr(os, "fchmod"):
@@ -71,7 +83,7 @@ def adopt(descriptor: int, target: str) -> None:
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
         with suppress(PermissionError):  # only root may give files away
             os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
 
 
 def _discard(temporary: str) -> None:

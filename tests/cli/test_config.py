@@ -195,10 +195,15 @@ def test_room_is_left_for_other_commands() -> None:
         ("[verify", "ckpttool.toml: no TOML: Expected"),
         ("a = " + "[" * 5000, "ckpttool.toml: no TOML: "),
         ("[prune]", "ckpttool.toml: unknown prune (there are [verify], [retention], [naming])"),
+        ("[[rule]]", "ckpttool.toml: unknown rule (a rule is [[retention.rule]] or [[verify.rule]])"),
+        (
+            "[verify]\nfast = 1",
+            "ckpttool.toml[verify]: unknown key fast (there are paths, exclude, strict, [[",
+        ),
         ("verify = 1", "ckpttool.toml[verify]: 1 (a table)"),
         (
             "[verify]\npath = 1",
-            "ckpttool.toml[verify]: unknown key path (there are paths, exclude, strict, [[rule]])",
+            "ckpttool.toml[verify]: unknown key path (did you mean paths?)",
         ),
         ("[verify]\npaths = 'a'", "ckpttool.toml[verify]: paths is 'a' (a list of at least one text)"),
         ("[verify]\npaths = []", "ckpttool.toml[verify]: paths is [] (a list of at least one text)"),

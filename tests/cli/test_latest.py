@@ -184,6 +184,26 @@ def test_before_a_step(run, steps: Path) -> None:
 
 
 @pytest.mark.framework
+def test_a_round_step(run, steps: Path) -> None:
+    assert run("latest", steps, "--before", "5e1").out == "steps/step_40.pt\n"
+
+
+@pytest.mark.parametrize("step", ["-5", "1.5", "soon", "inf", ""])
+def test_what_is_no_step(run, series: Path, step: str) -> None:
+    message = f"--before {step}: no step (a whole number from 0 on)"
+    assert run("latest", series, f"--before={step}") == (2, "", f"ckpttool: error: {message}\n")
+
+
+def test_a_name_that_a_shell_would_cut_is_told(run, series: Path) -> None:
+    os.rename(series / "model_epoch_10.pth", series / "model_epoch_11.pth")
+    (series / "model_epoch_11.pth").rename(series / "model_epoch_11\n")
+    status, out, err = run("latest", series, "--exclude", "*.pth")
+    assert (status, out) == (0, "run/model_epoch_11\n\n")
+    assert "its name ends in a line break, which $(…) takes off (-0 helps)" in err
+    assert run("latest", series, "--exclude", "*.pth", "-0") == (0, "run/model_epoch_11\n\0", "")
+
+
+@pytest.mark.framework
 def test_the_best_of_equal_ones_is_the_newest_and_what_is_no_number_comes_last(run, steps: Path) -> None:
     best = ["--best", "val_loss", "--mode", "min"]
     counted = "ckpttool: warning: steps: 2 of 5 checkpoints without a metric 'val_loss'\n"

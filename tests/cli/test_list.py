@@ -353,12 +353,39 @@ def test_what_is_damaged_is_not_the_best(run, measured: Path) -> None:
     assert [one["epoch"] for one in found["checkpoints"] if one["best"]] == [3]
 
 
-@pytest.mark.parametrize("option", [["--sort"], ["--mode", "min", "--best"]])
-def test_a_metric_that_none_has(run, measured: Path, option: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--sort"], "there is nothing 'bleu' to sort by (epoch, step, age, size, name; metrics: "),
+        (["--mode", "min", "--best"], "no checkpoint has a metric 'bleu' (metrics: "),
+    ],
+)
+def test_a_metric_that_none_has(run, measured: Path, option: list[str], told: str) -> None:
     status, out, err = run("list", measured, *option, "bleu")
     assert (status, out) == (2, "")
-    assert err.startswith("ckpttool: error: no checkpoint has a metric 'bleu' (there are ")
-    assert {"loss", "val_acc"} <= set(re.findall(r"\w+", err))
+    assert err.startswith(f"ckpttool: error: {told}")
+    assert {"loss", "val_acc"} <= set(re.findall(r"\w+", err.removeprefix(told)))
+
+
+def test_what_is_alone_is_the_best_of_nothing(run, measured: Path, tmp_path: Path) -> None:
+    first = sorted(measured.iterdir())[0]
+    (tmp_path / "alone").mkdir()
+    shutil.copy(first, tmp_path / "alone")
+    asked = ["--best", "val_acc", "--mode", "max"]
+    (one,) = json.loads(run("list", tmp_path / "alone", *asked, "--json").out)["checkpoints"]
+    assert "val_acc" in one["metrics"]
+    assert one["best"] is False
+    assert "best" not in run("list", tmp_path / "alone", *asked).out.split()
+
+
+def test_what_is_dated_ahead_lies_in_the_future(run, measured: Path) -> None:
+    for path in measured.iterdir():
+        os.utime(path, (4e9, 4e9))
+    (heading,) = (
+        line for line in run("list", measured, "--grouped").out.splitlines() if "checkpoints," in line
+    )
+    assert "newest dated in the future, " in heading
+    assert run("list", measured).out.count("  future  ") == len(list(measured.iterdir()))
 
 
 @pytest.mark.parametrize("given", [["--best", "loss"], ["--mode", "min"]])

@@ -53,6 +53,42 @@ def test_what_is_pinned(run, series: Path) -> None:
     )
 
 
+def test_entries_that_pin_nothing_are_no_pins(run, series: Path) -> None:
+    Path(".ckpttool.toml").write_text(f'pinned = ["{NAME}", "run", ""]\n')
+    status, out, err = run("pin", "-l")
+    assert (status, out) == (1, f"{NAME}\n")
+    holds = "which is no checkpoint: holds 10 checkpoints, and is none itself"
+    assert err == (
+        f"ckpttool: warning: .ckpttool.toml: pinned has 'run', {holds}\n"
+        "ckpttool: warning: .ckpttool.toml: pinned has '', which is no name\n"
+    )
+    document = json.loads(run("pin", "-l", "--json").out)
+    assert document["pinned"] == [NAME]
+    assert document["void"] == [
+        {"file": ".ckpttool.toml", "name": "run", "why": holds},
+        {"file": ".ckpttool.toml", "name": "", "why": "which is no name"},
+    ]
+
+
+def test_what_can_not_be_read_is_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("pin", NAME)
+    Path("other").mkdir()
+    Path("other/.ckpttool.toml").write_text("pinned = 3\n")
+    status, out, err = run("pin", "-l")
+    assert (status, out) == (2, f"{NAME}\n")
+    assert err.startswith("ckpttool: error: other/.ckpttool.toml: the pins can't be read: ")
+    real = os.scandir
+
+    def refuse(path: str | int) -> object:
+        if isinstance(path, str) and os.path.basename(path) == "other":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    Path("other/.ckpttool.toml").unlink()
+    assert run("pin", "-l") == (2, f"{NAME}\n", "ckpttool: error: other: permission denied\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -93,7 +93,10 @@ def test_json(run, series: Path) -> None:
         {"path": "run/model_epoch_10.pth", "reasons": ["newest", "last 9"]},
         {"path": "run/model_epoch_9.pth", "reasons": ["last 9"]},
     ]
-    assert (group["remove"], group["skipped"]) == ([{"path": "run/model_epoch_1.pth", "bytes": 4065}], None)
+    assert (group["remove"], group["skipped"]) == (
+        [{"path": "run/model_epoch_1.pth", "bytes": 4065, "unfitting": None}],
+        None,
+    )
 
 
 @pytest.mark.parametrize(("harm", "word"), [(_cut, "incomplete"), (_flip, "damaged")])
@@ -161,7 +164,7 @@ def test_it_descends_only_where_asked(run, series: Path) -> None:
     assert run("prune", ".", "--keep", 2) == (
         0,
         "",
-        ".: no checkpoint in it; 10 below (-r descends)\n",
+        "the current directory: no checkpoint in it; 10 below (-r descends)\n",
     )
     assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
@@ -293,7 +296,7 @@ def test_names_are_escaped(run, series: Path) -> None:
     [
         ([], "no rule says what to keep (--keep N keeps the newest N)"),
         (["--keep", 0], "--keep 0 would keep nothing (at least 1)"),
-        (["--keep", 2, "--min-age", "soon"], "--min-age: no duration: 'soon' (such as 7d12h, 90m or 30)"),
+        (["--keep", 2, "--min-age", "soon"], "--min-age: no duration: 'soon' (such as 7d12h, 90min or 2w)"),
     ],
 )
 def test_usage(run, series: Path, options: list[object], said: str) -> None:

@@ -216,20 +216,101 @@ def test_what_was_not_asked_about_is_shown_all_the_same(
     assert status == 0
     assert out.endswith(
         "runs/b/model_epoch_*.pth\n"
-        "  keep    model_epoch_2.pth  newest, last 2\n"
+        "  keep    model_epoch_2.pth  newest (not read), last 2\n"
         "  keep    model_epoch_1.pth  last 2\n"
         "\n"
         "removed 8 of 12 checkpoints, 33 kB freed\n"
     )
 
 
-def test_a_rule_that_no_series_has_is_a_warning(run, project: Path) -> None:
+def test_where_no_series_has_a_rule_nothing_goes(run, project: Path) -> None:
     rule = "[[retention.rule]]\npath = 'runs/{}/**'\nkeep-last = 1\n".format
     configure(TWO + rule("b"))
     assert run("prune", "-n").err == ""
     configure(TWO + rule("b") + rule("c"))
-    said = "ckpttool: warning: ckpttool.toml[retention.rule 2]: no series matches 'runs/c/**'\n"
-    assert run("prune", "-n").err == said
+    place = "ckpttool.toml[retention.rule 2]"
+    message = "no series matches 'runs/c/**'; nothing was removed"
+    for option in ("-n", "-q", "--yes"):
+        assert run("prune", option) == (1, "", f"ckpttool: error: {place}: {message}\n")
+    status, out, _ = run("prune", "--json")
+    found = json.loads(out)
+    assert (status, found["errors"]) == (1, [{"path": place, "message": message}])
+    assert (found["schema"], found["groups"], found["freed_bytes"]) == ("ckpttool.prune/1", [], 0)
+    status, out, err = run("prune", "--explain", "runs/a/model_epoch_3.pth")
+    assert (status, out.splitlines()[0]) == (1, "runs/a/model_epoch_3.pth goes")
+    assert err == f"ckpttool: error: {place}: {message}\n"
+    assert len(epochs("a") + epochs("b")) == 20
+
+
+def test_a_rule_of_a_directory_that_is_not_there_stops_no_other(run, project: Path) -> None:
+    rule = "[[retention.rule]]\npath = '{}/**'\nkeep-last = 1\n".format
+    configure("[retention]\npaths = ['runs/a', 'runs/c']\nkeep-last = 2\n" + rule("runs/c"))
+    status, out, err = run("prune")
+    assert (status, out, epochs("a")) == (2, "", [9, 10])
+    assert err.startswith("ckpttool: error: runs/c: no such file or directory\n")
+    configure("[retention]\npaths = ['runs/b', 'runs/c']\nkeep-last = 2\n" + rule("runz"))
+    assert run("prune", "-q").status == 1
+    assert len(epochs("b")) == 10
+
+
+def test_a_named_directory_needs_no_rules_of_others(run, project: Path) -> None:
+    rule = "[[retention.rule]]\npath = '{}'\nkeep-last = 1\n".format
+    configure(TWO + rule("runs/b/**") + rule("**/fold_*"))
+    assert run("prune", "--config", "ckpttool.toml", "runs/a").status == 0
+    assert (epochs("a"), len(epochs("b"))) == ([9, 10], 10)
+    configure(TWO + rule("runs/b/x*"))
+    status, out, err = run("prune", "--config", "ckpttool.toml", "runs/b")
+    assert (status, out, len(epochs("b"))) == (1, "", 10)
+    assert "no series matches 'runs/b/x*'" in err
+
+
+@pytest.mark.parametrize("glob", ["runs/b", "runs/b/", "./runs/b", "runs/?/"])
+def test_a_directory_s_name_means_what_lies_in_it_and_below(run, project: Path, glob: str) -> None:
+    shutil.copytree(Path("runs/b"), Path("runs/b/deep/er"))
+    configure(f"{TWO}recursive = true\n[[retention.rule]]\npath = '{glob}'\nkeep-last = 5\n")
+    assert run("prune").status == 0
+    assert (epochs("b"), epochs("b/deep/er")) == ([6, 7, 8, 9, 10],) * 2
+    assert epochs("a") == ([6, 7, 8, 9, 10] if "?" in glob else [9, 10])
+
+
+def test_a_glob_of_names_stays_one(run, project: Path) -> None:
+    shutil.copytree(Path("runs/a"), Path("runs/b/model_epoch_x/deep"))
+    configure(f"{TWO}recursive = true\n[[retention.rule]]\npath = 'runs/b/*'\nkeep-last = 5\n")
+    assert run("prune").status == 0
+    assert (len(epochs("b")), len(epochs("b/model_epoch_x/deep"))) == (5, 2)
+
+
+def test_directories_that_overlap_count_once(run, project: Path) -> None:
+    (project / "link").symlink_to("runs")
+    configure(
+        "[retention]\npaths = ['runs/b', 'runs', 'link', 'runs/../runs']\nrecursive = true\nkeep-last = 2\n"
+    )
+    status, out, err = run("prune", "-n")
+    assert (status, err) == (0, "")
+    assert out.endswith("\n\nwould remove 16 of 20 checkpoints and free 65 kB\n")
+    assert out.count("runs/b/model_epoch_*.pth") == 1
+    found = json.loads(run("prune", "-n", "--json").out)
+    assert [len(one["remove"]) for one in found["groups"]] == [8, 8]
+    assert found["freed_bytes"] == sum(
+        removed["bytes"] for one in found["groups"] for removed in one["remove"]
+    )
+    assert run("prune").out.endswith("\n\nremoved 16 of 20 checkpoints, 65 kB freed\n")
+    assert (epochs("a"), epochs("b")) == ([9, 10], [9, 10])
+
+
+def test_one_that_is_not_read_is_told(run, project: Path) -> None:
+    configure("[retention]\nkeep-last = 1\n")
+    said = "ckpttool.toml is not read, since a directory or a rule was given (--config reads it)\n"
+    assert run("prune", "runs/a", "--keep", 9, "-n").err == said
+    assert run("prune", "-r", "--keep", 9, "-n").err == said
+    assert run("prune", "runs/a", "--keep", 9, "-n", "-q").err == ""
+    assert run("prune", "--explain", "runs/a/model_epoch_3.pth", "--keep", 9).err == said
+    unread = "ckpttool.toml is not read, since a directory was given: --config reads it"
+    told = f"ckpttool: error: no rule says what to keep (--keep N keeps the newest N; {unread})\n"
+    assert run("prune", "runs/a") == (2, "", told)
+    assert run("prune", "runs/a", "--config", "ckpttool.toml", "-n").err == ""
+    configure("[verify]\n")
+    assert run("prune", "runs/a", "--keep", 9, "-n").err == ""
 
 
 def test_one_command_has_one_trash(run, project: Path) -> None:

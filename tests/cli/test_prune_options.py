@@ -170,6 +170,14 @@ def test_options_stand_in_groups(run) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("given", [["--keep", 3, "--keep", 2], ["--keep-last", 3, "--keep=2"]])
+@pytest.mark.parametrize("command", ["prune", "list"])
+def test_of_a_rule_given_twice_none_wins(run, series: Path, command: str, given: list[object]) -> None:
+    told = "ckpttool: error: --keep was given twice (give it once)\n"
+    assert run(command, series, *given) == (2, "", told)
+    assert len(_epochs(series)) == 10
+
+
 # The recipes ----------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text("utf-8")
@@ -195,4 +203,4 @@ def test_the_recipes_are_understood(options: str, tmp_path: Path, monkeypatch: p
 
 
 def test_there_are_recipes() -> None:
-    assert (len(_COMMANDS), len(_CELLS)) == (_BLOCKS.count("ckpttool prune"), PAGE.count("| `--")) == (14, 13)
+    assert (len(_COMMANDS), len(_CELLS)) == (_BLOCKS.count("ckpttool prune"), PAGE.count("| `--")) == (14, 14)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -39,17 +40,17 @@ def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def test_of_a_long_series_the_first_few_are_shown(run, long: Path) -> None:
     out = run("prune", long, "--keep", 2, "-n").out
     size = os.path.getsize(long / LONG.format(1))
-    each, total = f"{size} B", f"{98 * size / 1000:.0f} kB in all"
+    each = f"{size} B"
     gone = [f"  remove  {LONG.format(epoch)}  {each}" for epoch in (98, 97, 96, 95, 94)]
     assert out.splitlines() == [
         "run/resnet50_imagenet_finetuned_epoch=*.npz",
         f"  keep    {LONG.format(100)}  newest, last 2",
         f"  keep    {LONG.format(99)}  last 2",
         *gone,
-        "  remove  … 92 more (-v shows them)",
-        f"  remove  {LONG.format(1)}  {total}",
+        f"  remove  … 92 more, {92 * size / 1000:.0f} kB (-v shows them)",
+        f"  remove  {LONG.format(1)}  {each}",
         "",
-        f"would remove 98 of 100 checkpoints and free {total.removesuffix(' in all')}",
+        f"would remove 98 of 100 checkpoints and free {98 * size / 1000:.0f} kB",
     ]
     shown = run("prune", long, "--keep", 2, "-n", "-v").out
     assert shown.count("\n  remove  resnet50") == 98
@@ -58,18 +59,41 @@ def test_of_a_long_series_the_first_few_are_shown(run, long: Path) -> None:
 
 def test_of_many_that_stay_for_one_reason_the_first_few_are_shown(run, long: Path) -> None:
     (long / "best").symlink_to(LONG.format(60))
+    size = os.path.getsize(long / LONG.format(1))
     lines = run("prune", long, "--keep", 90, "-n").out.splitlines()
     kept = [line for line in lines if line.startswith("  keep")]
     assert kept == [
         f"  keep    {LONG.format(100)}  newest, last 90",
         *(f"  keep    {LONG.format(epoch)}  last 90" for epoch in (99, 98, 97, 96, 95)),
-        "  keep    … 33 more (-v shows them)",
+        f"  keep    … 33 more, {33 * size / 1000:.2g} kB (-v shows them)",
         f"  keep    {LONG.format(61)}  last 90",
         f"  keep    {LONG.format(60)}  last 90, symlink best",
         *(f"  keep    {LONG.format(epoch)}  last 90" for epoch in (59, 58, 57, 56, 55)),
-        "  keep    … 43 more (-v shows them)",
+        f"  keep    … 43 more, {43 * size / 1000:.2g} kB (-v shows them)",
         f"  keep    {LONG.format(11)}  last 90",
     ]
+
+
+def test_how_many_more_there_are_widens_no_column(run, tmp_path: Path) -> None:
+    for epoch in range(40):
+        np.savez(tmp_path / f"e{epoch}.npz", w=np.zeros(2), epoch=epoch)
+    lines = run("prune", tmp_path, "--keep", 1, "-n").out.splitlines()
+    assert lines[1] == "  keep    e39.npz  newest, last 1"
+    assert lines[2].startswith("  remove  e38.npz  ")
+    assert lines[7].startswith("  remove  … 33 more, ")
+
+
+def test_what_a_rule_keeps_and_does_not_fit_is_told(run, series: Path) -> None:
+    rules = ["--keep-best", 2, "--metric", "loss", "--mode", "max", "--max-size", "9kB"]
+    lines = run("prune", series, *rules, "-n").out.splitlines()
+    (told,) = (line for line in lines if "model_epoch_2.pth" in line)
+    assert re.fullmatch(
+        r"  remove  model_epoch_2\.pth   4\.1 kB, best 2 by loss \(.*\), doesn't fit 9 kB", told
+    )
+    removed = json.loads(run("prune", series, *rules, "-n", "--json").out)["groups"][0]["remove"]
+    told = {Path(one["path"]).stem: one["unfitting"] for one in removed}
+    assert told.pop("model_epoch_2").endswith(", doesn't fit 9 kB")
+    assert set(told.values()) == {None}
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 140])
@@ -148,15 +172,27 @@ def test_failed_runs_are_listed(run, search: Path) -> None:
     assert [group["policy"] for group in document["groups"]] == [None, None]
 
 
-def test_failed_runs_go_into_the_trash_whole(run, search: Path) -> None:
-    size = sum(path.stat().st_size for path in search.glob("b/*"))
-    status, out, err = run("prune", search, "-r", "--failed", "remove", "--keep", 3)
+@pytest.mark.parametrize(("rules", "left"), [([], [2]), (["--keep", 3], [1, 2])])
+def test_failed_runs_go_into_the_trash_but_for_what_is_good(
+    run, search: Path, rules: list[object], left: list[int]
+) -> None:
+    sizes = {epoch: (search / "b" / f"model_epoch_{epoch}.npz").stat().st_size for epoch in (1, 2, 3)}
+    status, out, err = run("prune", search, "-r", "--failed", "remove", *rules)
     assert (status, err) == (0, "")
-    told = f"{size} B (ckpttool undo search/b takes it back, --empty-trash frees it)"
-    assert out.endswith(f"\nmoved 3 of 6 checkpoints to the trash, {told}\n")
-    assert sorted(path.parent.name for path in search.glob("*/*.npz")) == ["a", "a", "a"]
+    gone = [size for epoch, size in sizes.items() if epoch not in left]
+    told = f"{sum(gone)} B (ckpttool undo search/b takes it back, --empty-trash frees it)"
+    assert out.endswith(f"\nmoved {len(gone)} of 6 checkpoints to the trash, {told}\n")
+    assert [epoch for epoch in sizes if (search / "b" / f"model_epoch_{epoch}.npz").exists()] == left
+    assert len(list(search.glob("a/*.npz"))) == 3
     assert run("undo", search / "b").status == 0
     assert len(list(search.glob("b/*.npz"))) == 3
+
+
+def test_a_failed_run_without_anything_good_goes_whole(run, search: Path) -> None:
+    for epoch in (1, 2):
+        shutil.copy(search / "b" / "model_epoch_3.npz", search / "b" / f"model_epoch_{epoch}.npz")
+    assert run("prune", search, "-r", "--failed", "remove", "-q").status == 0
+    assert sorted(path.parent.name for path in search.glob("*/*.npz")) == ["a", "a", "a"]
 
 
 # Limits ---------------------------------------------------------------------------------------------
@@ -224,6 +260,21 @@ def test_only_what_is_looked_at_can_be_explained(run, series: Path) -> None:
     said = "ckpttool: error: run/model_epoch_4.pth lies in none of the directories that are looked at: .\n"
     assert run("prune", ".", "--keep", 3, "--explain", "run/model_epoch_4.pth") == (2, "", said)
     assert run("prune", ".", "-r", "--keep", 3, "--explain", "run/model_epoch_4.pth").status == 0
+
+
+def test_a_part_and_a_link_are_explained_by_their_checkpoint(
+    run, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (2, 4):
+        shutil.copytree(
+            files / "safetensors" / "trainer" / "checkpoint-4", tmp_path / f"hf/checkpoint-{step}"
+        )
+    (tmp_path / "best").symlink_to("hf/checkpoint-2")
+    for path in ("hf/checkpoint-2/model.safetensors", "best"):
+        out = run("prune", "hf", "--keep", 1, "--explain", path).out
+        out = run("prune", "hf", "--keep", 1, "--explain", path).out
+        assert out.startswith(f"{path} belongs to hf/checkpoint-2\nhf/checkpoint-2 "), out
 
 
 # The trash ------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ def test_nothing_there(run, series: Path) -> None:
     assert run("rename", ".", "-t", TEMPLATE) == (
         0,
         "",
-        "ckpttool: .: no checkpoint in it; 3 below (-r descends)\n"[10:],
+        "the current directory: no checkpoint in it; 3 below (-r descends)\n",
     )
     answer = run("rename", ".", "-t", TEMPLATE, "-r")
     assert (answer.status, answer.out.splitlines()[0]) == (0, "run")

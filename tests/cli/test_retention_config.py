@@ -126,10 +126,12 @@ def test_rules_of_series() -> None:
     assert found.policies == Policies(Policy(keep_last=3), rules, ".")
 
 
-def test_numbers_stand_for_seconds_bytes_and_counts() -> None:
-    found = told("[retention]\nkeep-within = 60\nmax-size = 5000\nmin-age = 0\nmax-delete = 10\n")
-    assert found.policies == Policies(Policy(keep_within=60, max_size=5000))
+def test_a_number_is_a_count_and_nothing_else() -> None:
+    found = told("[retention]\nkeep-last = 1\nmin-age = 0\nmax-delete = 10\n")
     assert (found.said["min_age"], found.said["max_delete"]) == (0, "10")
+    for key in ("keep-within", "max-size", "min-age"):
+        with pytest.raises(UsageError, match=rf"^ckpttool.toml\[retention\]: {key}: 60"):
+            told(f"[retention]\n{key} = 60\n")
 
 
 def test_a_project_has_the_same_table() -> None:
@@ -167,6 +169,14 @@ def test_a_file_may_say_nothing_of_it() -> None:
     [
         ("retention = 3", "ckpttool.toml[retention]: 3 (a table)"),
         ("[retention]\nkeep = 3", "ckpttool.toml[retention]: unknown key keep (there are keep-last,"),
+        (
+            "[retention]\nkeep_daily = 3",
+            "ckpttool.toml[retention]: unknown key keep_daily (did you mean keep-daily?)",
+        ),
+        (
+            "[[retention.rules]]",
+            "ckpttool.toml[retention]: unknown key rules (did you mean [[retention.rule]]?)",
+        ),
         ("[retention]\nkeep-last = 0", "ckpttool.toml[retention]: keep-last is 0 (a whole number of"),
         ("[retention]\nkeep-last = true", "ckpttool.toml[retention]: keep-last is true (a whole number of"),
         ("[retention]\nmode = 'most'", "ckpttool.toml[retention]: mode is 'most' (min or max)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.series.companions import belonging
+from ckpttool.series.companions import belonging, followers
 from ckpttool.series.doubt import (
     CONTRADICTED,
     METRICS_ALONE,
@@ -16,6 +16,7 @@ from ckpttool.series.doubt import (
     doubt,
     untrained,
 )
+from ckpttool.series.lacking import remarks
 from ckpttool.series.order import group
 from ckpttool.series.policy import Policy
 from ckpttool.series.retention import Protections, plan
@@ -168,6 +169,42 @@ def test_a_survivor_keeps_what_belongs_with_it(entry) -> None:
         "run/optim_2.pt": ["belongs with model_2.pt"],
     }
     assert _stays(entry, kinds, "") == {}
+
+
+def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> None:
+    values = {1: 0.5, 2: 0.1, 3: 0.4, 4: 0.3}
+    entries = [
+        entry(f"{kind}_epoch_{epoch}.pt", signature=kind, **told)
+        for epoch, value in values.items()
+        for kind, told in {
+            "model": {"metrics": {"val_loss": value}, "has_weights": True},
+            "ema": {"has_weights": True},
+            "optim": {},
+            "other": {"has_weights": True},
+        }.items()
+    ]
+    groups = group(entries)
+    policy = Policy(keep_best=1, metric="val_loss", mode="min")
+    following = followers([(one, policy) for one in groups])
+    assert {path.split("_")[0] for path in following} == {"run/ema", "run/optim"}
+    assert len(following) == 8
+    chosen = [(one, policy) for one in groups]
+    assert list(remarks(chosen, None, following)) == ["4 of 8 checkpoints have no val_loss; they are kept"]
+    assert not followers([(one, Policy(keep_last=1)) for one in groups])
+    groups = group(one for one in entries if not one.name.startswith("other"))
+    protections = Protections(followers=following)
+    kept = belonging(plan(groups, policy, protections))
+    assert kept == {
+        "run/ema_epoch_2.pt": ["belongs with model_epoch_2.pt"],
+        "run/optim_epoch_2.pt": ["belongs with model_epoch_2.pt"],
+    }
+    made = plan(groups, policy, Protections(kept, followers=following))
+    left = {one.key: [two.entry.fields.epoch for two in one.keep] for one in made.groups}
+    assert left == {
+        "run/ema_epoch_*.pt": [4, 2],
+        "run/model_epoch_*.pt": [4, 2],
+        "run/optim_epoch_*.pt": [4, 2],
+    }
 
 
 def test_series_of_different_lengths_are_strangers(entry) -> None:

@@ -52,7 +52,7 @@ BAD = {
 def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
     path = tmp_path / "journal.json"
     path.write_text(text)
-    with pytest.raises(DamagedCheckpoint, match="a journal that can't be understood"):
+    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
         read(str(path))
 
 

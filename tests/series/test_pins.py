@@ -118,6 +118,24 @@ def test_a_file_in_a_directory_that_is_no_checkpoint_itself(series: Path, files:
     assert pinned(series) == ["saved"]
 
 
+@pytest.mark.parametrize("name", ["trainer_state.json", "notes.txt"])
+def test_any_file_in_a_trainers_directory_means_the_whole(trainer: Path, name: str) -> None:
+    (trainer / "checkpoint-2" / "notes.txt").write_text("notes")
+    pin([trainer / "checkpoint-2" / name])
+    assert pinned(trainer) == ["checkpoint-2"]
+
+
+def test_a_part_of_a_fluid_serial_means_the_whole(root: Path) -> None:
+    pin([root / "checkpoint_3" / "__model__"])
+    assert pinned(root.parent) == ["fluid/checkpoint_3"]
+
+
+def test_a_list_of_checkpoints_is_none(manager: Path) -> None:
+    with pytest.raises(NotACheckpoint) as error:
+        pin([manager / "checkpoint"])
+    assert error.value.reason == "only names checkpoints (name one of them)"
+
+
 def test_pins_of_a_fluid_root_lie_beside_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = set(os.listdir(root))
     other = Path(shutil.copytree(root, root.parent / "other"))

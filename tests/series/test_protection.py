@@ -114,6 +114,8 @@ def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> Non
     (series / name).write_text("model_epoch_12.pth")
     assert (_reasons(series), _skipped(series)) == ({}, {})
     (series / name).write_text("the best is\nmodel_epoch_3.pth")
+    assert _reasons(series) == {"model_epoch_3.pth": [name]}
+    (series / name).write_text("the best is not my_model_epoch_3.pth, nor model_epoch_3.pth2")
     assert _reasons(series) == {}
 
 
@@ -231,4 +233,7 @@ def test_min_age(series: Path) -> None:
         os.utime(series / f"model_epoch_{epoch}.pth", ns=(0, epoch))
     request = Request(directory=str(series), policy=Policy(keep_last=1), min_age=60, depth="quick")
     (one,) = make_plan(request).plan.groups
-    assert [kept.reasons for kept in one.keep] == [("newest", "last 1"), ("written last", "too young")]
+    assert [kept.reasons for kept in one.keep] == [
+        ("newest", "last 1"),
+        ("written last", "last 1 by time", "too young"),
+    ]

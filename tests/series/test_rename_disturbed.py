@@ -94,15 +94,16 @@ def test_a_checkpoint_itself_is_no_directory_of_some(trainer: Path) -> None:
         renamed(trainer / "checkpoint-4", "{run}-{step}")
 
 
-def test_what_holds_a_link_to_another_keeps_its_name(trainer: Path) -> None:
+def test_what_another_holds_a_link_to_keeps_its_name(trainer: Path) -> None:
     shared = trainer / "checkpoint-10" / "model.safetensors"
     shared.unlink()
     shared.symlink_to("../checkpoint-8/model.safetensors")
     done = renamed(trainer, "{run}-s{step:06d}")
     assert [(os.path.basename(one.path), one.message) for one in done.problems] == [
-        ("checkpoint-10", "left alone: a symlink in it leads to a checkpoint that gets another name")
+        ("checkpoint-8", "left alone: a part of checkpoint-10")
     ]
-    assert os.readlink(shared) == "../checkpoint-s000008/model.safetensors"
+    shared = trainer / "checkpoint-s000010" / "model.safetensors"
+    assert os.readlink(shared) == "../checkpoint-8/model.safetensors"
     assert shared.exists()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +21,7 @@ from ckpttool.series.failed import failed_runs
 from ckpttool.series.order import GroupBy, group
 from ckpttool.series.planning import Planned, Request, make_plan
 from ckpttool.series.policy import PathRule, Policies, Policy
-from ckpttool.series.retention import NO_RULE, Protections, plan
+from ckpttool.series.retention import FINITE, NO_RULE, Protections, plan
 
 
 def _planned(directory: Path, **told: object) -> Planned:
@@ -164,7 +166,7 @@ def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
     size = (series / "model_epoch_10.pth").stat().st_size
     assert len(_removed(planned)) == 9
     (problem,) = planned.problems
-    assert problem.message == f"{_size(size)} always stay of it, more than --max-size 1 bytes"
+    assert problem.message == f"{_size(size)} always stay of it, more than --max-size 1 byte"
 
 
 def _size(number: int) -> str:
@@ -212,14 +214,118 @@ def test_a_failed_run_goes_but_for_what_is_protected(diverged: Path) -> None:
     planned = _planned(diverged, recursive=True, failed="remove", depth="full")
     bad, good = planned.plan.groups
     assert [one.name for one in bad.remove] == ["m_epoch_3.pt", "m_epoch_1.pt"]
-    assert [kept.reasons for kept in bad.keep] == [("pinned",)]
+    assert [kept.reasons for kept in bad.keep] == [(FINITE, "pinned")]
     assert (good.remove, good.skipped) == ((), NO_RULE)
-    (diverged / "bad" / ".ckpttool.toml").unlink()
-    assert len(_removed(_planned(diverged, recursive=True, failed="remove", depth="full"))) == 3
+
+
+@pytest.mark.parametrize("depth", ["quick", "full"])
+def test_a_failed_run_keeps_its_newest_finite_one(diverged: Path, depth) -> None:
+    told = {"recursive": True, "failed": "remove", "depth": depth}
+    assert _removed(_planned(diverged, **told)) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+    (diverged / "bad" / "m_epoch_2.pt").write_bytes(_flipped(diverged / "bad" / "m_epoch_2.pt"))
+    planned = _planned(diverged, **told)
+    assert _removed(planned) == ["m_epoch_2.pt", "m_epoch_3.pt"]
+    assert [kept.reasons for kept in planned.plan.groups[0].keep] == [(FINITE,)]
+    assert explain(planned, str(diverged / "bad" / "m_epoch_1.pt")).reasons == (FINITE,)
+
+
+def _flipped(path: Path) -> bytes:
+    """Return what lies in a file that torch wrote, with another value of a weight."""
+    raw = path.read_bytes()
+    at = raw.index(struct.pack("<ff", 1.0, 0.5))
+    return raw[:at] + struct.pack("<f", 7.0) + raw[at + 4 :]
+
+
+def test_a_failed_run_that_was_never_finite_goes_whole(diverged: Path) -> None:
+    for epoch in (1, 2):
+        shutil.copy2(diverged / "bad" / "m_epoch_3.pt", diverged / "bad" / f"m_epoch_{epoch}.pt")
+    bad, _ = _planned(diverged, recursive=True, failed="remove", depth="full").plan.groups
+    assert (len(bad.remove), bad.keep) == (3, ())
+
+
+def test_where_all_hold_infinities_the_newest_intact_one_counts(diverged: Path) -> None:
+    import torch
+
+    for epoch, last in ((1, 0.5), (2, 0.25), (3, float("nan"))):
+        state = {"mask": torch.tensor([float("-inf"), 0.0]), "fc.weight": torch.tensor([[last]])}
+        torch.save({"epoch": epoch, "model": state}, diverged / "bad" / f"m_epoch_{epoch}.pt")
+    assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+    state = {"mask": torch.tensor([1.0, 0.0]), "fc.weight": torch.tensor([[0.125]])}
+    torch.save({"epoch": 1, "model": state}, diverged / "bad" / "m_epoch_1.pt")
+    assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_2.pt", "m_epoch_3.pt"]
+
+
+def test_a_rule_keeps_what_it_asks_for_of_a_failed_run_too(diverged: Path) -> None:
+    told = {"recursive": True, "failed": "remove", "policy": Policy(keep_every_epochs=1)}
+    bad, good = _planned(diverged, **told).plan.groups
+    assert [(one.entry.name, one.reasons) for one in bad.keep] == [
+        ("m_epoch_2.pt", (FINITE, "every epoch (2)")),
+        ("m_epoch_1.pt", ("every epoch (1)",)),
+    ]
+    assert [one.name for one in bad.remove] == ["m_epoch_3.pt"]
+    assert not good.remove
+
+
+def test_a_job_that_was_killed_in_mid_save_keeps_what_it_had(diverged: Path) -> None:
+    newest = diverged / "good" / "m_epoch_3.pt"
+    newest.write_bytes(newest.read_bytes()[:500])
+    os.utime(newest, (1_700_000_000, 1_700_000_000))
+    planned = _planned(diverged / "good", failed="remove", policy=Policy(keep_last=1))
+    (one,) = planned.plan.groups
+    assert [(kept.entry.name, kept.reasons) for kept in one.keep] == [("m_epoch_2.pt", (FINITE, "last 1"))]
+
+
+def test_what_belongs_with_the_newest_finite_one_stays_with_it(diverged: Path) -> None:
+    import torch
+
+    run = diverged / "good"
+    for epoch in (1, 2, 3):
+        moments = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+        torch.save(moments, run / f"optim_epoch_{epoch}.pt")
+    newest = run / "m_epoch_3.pt"
+    newest.write_bytes(newest.read_bytes()[:500])
+    os.utime(newest, (1_700_000_000, 1_700_000_000))
+    planned = _planned(run, failed="remove")
+    left = {kept.entry.name: kept.reasons for one in planned.plan.groups for kept in one.keep}
+    assert left == {
+        "m_epoch_2.pt": (FINITE,),
+        "optim_epoch_3.pt": (FINITE,),
+        "optim_epoch_2.pt": ("belongs with m_epoch_2.pt",),
+    }
+
+
+# What was not read ----------------------------------------------------------------------------------
+
+
+def test_what_was_not_read_is_not_called_the_newest_without_saying_so(diverged: Path) -> None:
+    told = {"recursive": True, "policy": Policy(keep_last=9), "depth": "full"}
+    bad, good = _planned(diverged, **told).plan.groups
+    assert next(kept.reasons for kept in bad.keep) == ("newest (not read)", "last 9")
+    bad, good = _planned(diverged, **{**told, "policy": Policy(keep_last=1)}).plan.groups
+    assert [(kept.entry.name, kept.reasons) for kept in bad.keep] == [
+        ("m_epoch_3.pt", ("damaged: model.fc.weight: 1 of 2 values are NaN",)),
+        ("m_epoch_2.pt", ("newest", "last 1")),
+    ]
+    assert [kept.reasons for kept in good.keep] == [("newest", "last 1")]
+
+
+# Copies ---------------------------------------------------------------------------------------------
+
+
+def test_copies_that_count_twice_are_told(diverged: Path) -> None:
+    told = {"policy": Policy(keep_last=9), "recursive": True, "group_by": "prefix"}
+    shutil.copytree(diverged / "good", diverged / "mirror")
+    warned = _planned(diverged, **told).warnings
+    one, other = diverged / "bad" / "m_epoch_1.pt", diverged / "good" / "m_epoch_1.pt"
+    assert f"m_epoch_*.pt: {one} and {other} hold the same bytes; copies count twice" in warned
+    assert not any("copies" in one for one in _planned(diverged, **{**told, "group_by": None}).warnings)
+    for run in ("good", "bad"):
+        shutil.rmtree(diverged / run)
+    assert not any("copies" in one for one in _planned(diverged, **told).warnings)
 
 
 def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpttool.series.planning.failed_runs", lambda *told, **more: pytest.fail("read"))
+    monkeypatch.setattr("ckpttool.series.planning.failures", lambda *told, **more: pytest.fail("read"))
     _planned(diverged, policy=Policy(keep_last=2), recursive=True)
 
 
@@ -335,6 +441,10 @@ def test_why_the_size_takes_what_a_rule_keeps(entry) -> None:
         ("3rd newest of 3",),
         ("last 3",),
         ("--max-size 200 bytes: the oldest go until the rest fits",),
+    )
+    told = {"keep_last": 3, "keep_names": ("*_1.pt",), "max_size": 100}
+    assert _explained(entries, "m_epoch_1.pt", **told)[3] == (
+        "--max-size 100 bytes: it doesn't fit, though all else goes first",
     )
 
 

@@ -16,8 +16,8 @@ from ckpttool.series import retention
 from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.order import group, in_order
-from ckpttool.series.policy import Policy
-from ckpttool.series.retention import GroupPlan, Plan, Protections, plan
+from ckpttool.series.policy import Policy, size
+from ckpttool.series.retention import FINITE, GroupPlan, Plan, Protections, plan
 
 NOW = 1_790_000_000.0
 DAY = 86_400
@@ -63,6 +63,9 @@ def _entry(draw: st.DrawFn, series: str, epoch: int) -> Entry:
     )
 
 
+_ALWAYS = frozenset(
+    {"newest", "written last", "newest by epoch", "newest by step", "latest", "none is intact"}
+)
 _COUNTS = st.integers(1, 6)
 _BEST = st.fixed_dictionaries(
     {"keep_best": _COUNTS, "metric": st.just("m"), "mode": st.sampled_from(["min", "max"])}
@@ -109,7 +112,8 @@ def _gone(made: Plan) -> set[str]:
 def _protections(draw: st.DrawFn, entries: Sequence[Entry]) -> Protections:
     paths = st.sampled_from([entry.path for entry in entries])
     reasons = {path: ["latest"] for path in draw(st.sets(paths, max_size=4))}
-    faults = {path: "damaged: checksum" for path in draw(st.sets(paths, max_size=4))}
+    sound = {entry.path for entry in entries if entry.is_sound}
+    faults = {path: "damaged: checksum" for path in draw(st.sets(paths, max_size=4)) & sound}
     return Protections(reasons, faults=faults)
 
 
@@ -212,20 +216,62 @@ def test_the_size_is_never_passed_but_by_what_always_stays(entries, told, limit,
     for one, all_of_it in zip(made.groups, without.groups, strict=True):
         if _nbytes(one) > limit:
             assert one.excess is not None
-            always = {
-                "newest",
-                "written last",
-                "newest by epoch",
-                "newest by step",
-                "latest",
-                "none is intact",
-            }
             for kept in one.keep:
                 fault = kept.entry.fault or protected.faults.get(kept.entry.path)
-                assert fault is not None or always & set(kept.reasons)
+                assert fault is not None or _ALWAYS & set(kept.reasons)
         else:
             assert one.excess is None
         assert len(all_of_it.keep) >= len(one.keep)
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _BEST, _COUNTS, st.integers(1, 1500))
+def test_what_somebody_asks_for_is_the_last_to_go_for_want_of_room(entries, best, count, limit) -> None:
+    told = {**best, "keep_last": count, "keep_names": ("*_1*",), "max_size": limit}
+    for one in _planned(entries, told).groups:
+        free = {kept.reasons for kept in one.keep if kept.entry.is_sound and not set(kept.reasons) & _ALWAYS}
+        if any(_is_asked_for(why) for why in one.unfitting.values()):
+            assert all(_is_asked_for(", ".join(reasons)) for reasons in free)
+        assert all(why.endswith(f"doesn't fit {size(limit)}") for why in one.unfitting.values())
+        assert one.unfitting.keys() <= {entry.path for entry in one.remove}
+
+
+def _is_asked_for(why: str) -> bool:
+    return "best " in why or "name " in why
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _POLICIES, st.data())
+def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_protected(
+    entries, told, data
+) -> None:
+    protected = data.draw(_protections(entries))
+    failed, finite = {}, {}
+    for one in group(entries):
+        intact = [two.path for two in one.entries if two.is_sound and two.path not in protected.faults]
+        if data.draw(st.booleans()):
+            failed[one.key] = "NaN"
+            finite |= {one.key: data.draw(st.sampled_from(intact))} if intact else {}
+    listed = replace(protected, failed=failed, finite=finite)
+    without = _gone(_planned(entries, told, protected))
+    assert _gone(_planned(entries, told, listed)) == without
+    made = _planned(entries, told, replace(listed, removes_failed=True))
+    gone = _gone(made)
+    assert not gone & set(finite.values())
+    assert not gone & protected.reasons.keys()
+    for one in made.groups:
+        if one.key not in failed:
+            assert {entry.path for entry in one.remove} <= without
+    if "max_size" not in told:
+        always = _ALWAYS | {"no rule", FINITE}
+        for one in _planned(entries, told, protected).groups:
+            ruled = {
+                kept.entry.path
+                for kept in one.keep
+                if kept.entry.is_sound and kept.entry.path not in protected.faults
+                if set(kept.reasons) - always
+            }
+            assert not gone & ruled
 
 
 def _nbytes(one: GroupPlan) -> int:

@@ -229,6 +229,43 @@ def test_a_date_that_no_calendar_has_is_none(entry) -> None:
     }
 
 
+@pytest.mark.parametrize("told", [{"keep_within": 60}, {"keep_daily": 1}, {"keep_hourly": 1}])
+def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
+    start = int(NOW - 10 * DAY) * 10**9
+    copied = [entry(f"m_epoch_{epoch}.pt", modified=start + epoch * 10**8) for epoch in range(1, 31)]
+    made = _plan(copied, **told)
+    assert not made.remove
+    assert _kept(made)["m_epoch_1.pt"] == "of 30 files dated within 3 s, as by a copy"
+    (one,) = group(copied)
+    said = "30 of 30 checkpoints have no date that can be believed; they are kept"
+    assert list(remarks([(one, Policy(**told))], NOW)) == [said]
+    went_on = [entry(f"m_epoch_{30 + day}.pt", modified=start + day * DAY * 10**9) for day in (1, 2, 3)]
+    assert [one.name for one in _plan([*copied, *went_on], **told).remove] == [
+        "m_epoch_32.pt",
+        "m_epoch_31.pt",
+    ]
+
+
+def test_a_fast_run_has_dates_and_what_is_recorded_inside_is_one(entry) -> None:
+    start = int(NOW - DAY) * 10**9
+    fast = [entry(f"m_epoch_{at}.pt", modified=start + at * 10 * 10**9) for at in range(1, 31)]
+    assert len(_plan(fast, keep_within=60).keep) == 7
+    inside = [
+        entry(f"m_epoch_{at}.pt", modified=start, saved_at=NOW - (31 - at) * 3600.0) for at in range(1, 31)
+    ]
+    assert len(_plan(inside, keep_within=3600).keep) == 2
+    two = [entry("m_epoch_1.pt", modified=start), entry("m_epoch_2.pt", modified=start + 10**9)]
+    assert [one.name for one in _plan(two, keep_daily=1).remove] == ["m_epoch_1.pt"]
+
+
+def test_a_copy_onto_which_a_fast_run_follows_at_once_is_known(entry) -> None:
+    start = int(NOW - DAY) * 10**9
+    copied = [entry(f"m_epoch_{at}.pt", modified=start + at * 10**8) for at in range(10)]
+    fast = [entry(f"m_epoch_{at}.pt", modified=start + (at - 9) * 30 * 10**9) for at in range(10, 20)]
+    kept = _kept(_plan([*copied, *fast], keep_hourly=1))
+    assert sum("as by a copy" in why for why in kept.values()) == 10
+
+
 def test_of_one_moment_the_newer_is_the_newest(entry) -> None:
     assert _kept(_plan(_dated(entry, 2, 2, 1, 1), keep_daily=2)) == {
         "m_epoch_4.pt": "newest, daily 2026-05-09",
@@ -288,6 +325,24 @@ def test_the_size_limits_what_rules_keep_and_nothing_that_is_protected(entry) ->
     assert made.excess == "300 bytes always stay of it, more than --max-size 299 bytes"
 
 
+def test_what_somebody_asks_for_goes_last_for_want_of_room_and_is_told(entry) -> None:
+    values = (0.5, 0.1, 0.2, 0.9, 0.8, 0.7)
+    entries = [entry(f"m_epoch_{at}.pt", metrics={"loss": one}) for at, one in enumerate(values, 1)]
+    told = {"keep_last": 4, "keep_best": 2, "metric": "loss", "mode": "min", "keep_names": ("*_1.pt",)}
+    left = {400: [6, 3, 2, 1], 300: [6, 2, 1], 200: [6, 1], 100: [6]}
+    for limit, epochs in left.items():
+        made = _plan(entries, max_size=limit, **told)
+        assert [one.entry.fields.epoch for one in made.keep] == epochs
+    assert made.unfitting == {
+        "run/m_epoch_1.pt": "name *_1.pt, doesn't fit 100 bytes",
+        "run/m_epoch_2.pt": "best 2 by loss (0.1), doesn't fit 100 bytes",
+        "run/m_epoch_3.pt": "last 4, best 2 by loss (0.2), doesn't fit 100 bytes",
+        "run/m_epoch_4.pt": "last 4, doesn't fit 100 bytes",
+        "run/m_epoch_5.pt": "last 4, doesn't fit 100 bytes",
+    }
+    assert _plan(entries, max_size=100).unfitting == {}
+
+
 def test_bytes_with_two_names_count_once(entry) -> None:
     file = [Fingerprint("shared", 1, 7, 100, 0, 3)]
     entries = [
@@ -340,6 +395,18 @@ def test_what_a_restarted_run_wrote_last_stays_under_every_rule(entry, told) -> 
     kept = _kept(_plan(entries, **told))
     assert "written last" in kept["m_epoch_4.pt"]
     assert "newest" in kept["m_epoch_9.pt"]
+
+
+def test_the_last_of_a_restarted_run_are_those_by_time_too(entry) -> None:
+    hour = 3600 * 10**9
+    entries = [entry(f"m_epoch_{epoch}.pt", modified=epoch * hour) for epoch in range(1, 10)]
+    entries[:2] = [entry(f"m_epoch_{epoch}.pt", modified=(50 + epoch) * hour) for epoch in (1, 2)]
+    assert _kept(_plan(entries, keep_last=2)) == {
+        "m_epoch_9.pt": "newest, last 2",
+        "m_epoch_8.pt": "last 2",
+        "m_epoch_2.pt": "written last, last 2 by time",
+        "m_epoch_1.pt": "last 2 by time",
+    }
 
 
 @pytest.mark.parametrize(("metric", "best"), [("best_acc", "m_epoch_2.pt"), ("acc", "m_epoch_3.pt")])

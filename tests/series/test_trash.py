@@ -163,7 +163,7 @@ def test_a_record_that_can_not_be_understood_keeps_all(short: Path) -> None:
     record.write_text(record.read_text().replace("0/model_epoch_7.pth", "0/../../model_epoch_10.pth"))
     before = digests(short)
     emptied = empty(str(short))
-    assert "a record that can't be understood" in emptied.problems[0].message
+    assert "a record that isn't one of ours" in emptied.problems[0].message
     assert digests(short) == before
 
 

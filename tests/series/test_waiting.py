@@ -138,8 +138,28 @@ def test_what_has_not_changed_for_long_is_not_waited_for(run: Path, clock: Time,
     path.write_bytes(new[:900])
     os.utime(path, (START - 601, START - 601))
     found, said = asked(run, clock)
-    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], 0)
+    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], waiting.MOMENTS)
     assert [one.path for one in found.passed_over] == [str(path)]
+
+
+def test_a_server_s_clock_that_is_behind_hides_no_writer(run: Path, clock: Time, new: bytes) -> None:
+    path = run / "model_epoch_10.pth"
+
+    def grown(size: int) -> Callable[[], None]:
+        def step() -> None:
+            path.write_bytes(new[:size])
+            os.utime(path, (clock.time() - 3600, clock.time() - 3600))
+
+        return step
+
+    grown(900)()
+    for second in range(1, 6):
+        clock.at(second - 0.5, grown(900 + second))
+    clock.at(6, grown(len(new)))
+    found, said = asked(run, clock)
+    assert found.path == str(path)
+    assert said[0].endswith(", and it changes")
+    assert 6 + waiting.MOMENTS <= clock.now <= 6 + waiting.MOMENTS + 3 * waiting.POLL_SECONDS
 
 
 def test_what_is_older_than_the_answer_is_not_waited_for(run: Path, clock: Time) -> None:

@@ -1,4 +1,4 @@
-"""Runs of real trainers that are pruned and renamed in between, and continue: each a child of test_trainers.py.
+"""Runs of real trainers that are pruned and renamed in between: each a child of test_trainers.py.
 
 Usage: ``python trainer_runs.py huggingface|lightning DIRECTORY``. Prints one JSON document.
 """

@@ -1,0 +1,111 @@
+"""What a checkpoint needs that is not its own: files of others that its index, or a symlink in it, names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.discovery import named_from_above, sets_in
+from ckpttool.formats.interface import Unit, scan
+from ckpttool.series.files import Contents
+
+_MOST_LINKS = 40
+"""A chain of symlinks that is longer is a circle, as Linux has it."""
+
+
+def needs_of(
+    unit: Unit, found: Contents, checkpoint: Checkpoint | None, *, all: bool = False
+) -> tuple[str, ...]:
+    """Return the paths of what a checkpoint needs besides files of its own.
+
+    Args:
+        unit: The checkpoint.
+        found: Its own files.
+        checkpoint: The same, opened; None where it can't be.
+        all: Whether its own files count, too: since others may lie among them.
+    """
+    directory = os.path.dirname(unit.path)
+    own = {os.path.normpath(os.path.join(directory, file.path)) for file in found.files}
+    read = () if checkpoint is None else (file.path for file in checkpoint.files)
+    foreign = (path for path in read if all or os.path.normpath(path) not in own)
+    links = (path for path in own if os.path.islink(path))
+    shared = (os.path.join(directory, name) for name in unit.shared)
+    return tuple(dict.fromkeys((*shared, *foreign, *links)))
+
+
+def places(path: str) -> Iterator[str]:
+    """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
+    waiting = [part for part in reversed(os.path.abspath(path).split(os.sep)) if part]
+    place, links = os.sep, 0
+    while waiting:
+        part = waiting.pop()
+        if part in (os.curdir, os.pardir):
+            place = os.path.dirname(place) if part == os.pardir else place
+            continue
+        at = os.path.join(place, part)
+        target = _target(at)
+        if target is None:
+            place = at
+            continue
+        yield at
+        links += 1
+        if links > _MOST_LINKS:
+            return
+        if os.path.isabs(target):
+            place = os.sep
+        waiting += [part for part in reversed(target.split(os.sep)) if part]
+    yield place
+
+
+def _target(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except (OSError, ValueError):  # no link, or not there
+        return None
+
+
+def places_of_all(paths: Iterable[str]) -> set[str]:
+    """Return all places that paths lead to or over; what lies in one directory is looked up together."""
+    found: set[str] = set()
+    known: dict[str, str] = {}
+    for path in paths:
+        above, name = os.path.split(path)
+        if above not in known:
+            *links, known[above] = places(above or os.curdir)
+            found.update(links)
+        at = os.path.join(known[above], name)
+        found.update(places(at) if os.path.islink(at) else (at,))
+    return found
+
+
+def named_above(root: str) -> dict[str, str]:
+    """Return the places below a directory that indexes above it name, with the index."""
+    return {place: index for path, index in named_from_above(root).items() for place in places(path)}
+
+
+def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
+    """Return the places that indexes in a directory name now, with the index; without those that go.
+
+    Args:
+        directory: The directory.
+        going: Paths of the checkpoints in it that go.
+    """
+    real = os.path.realpath(directory)
+    leaving = {os.path.basename(path) for path in going}
+    try:
+        sets = sets_in(directory, scan(directory))
+    except CheckpointError:  # then nothing can be removed there, either
+        return {}
+    staying = (unit for unit in sets if os.path.basename(unit.path) not in leaving)
+    return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
+
+
+def needing(directory: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
+    """Return who needs something of what lies in a directory, or None."""
+    real = os.path.realpath(directory)
+    for path in (*(file.path for file in contents.files), *contents.directories):
+        if (who := needed.get(os.path.join(real, path))) is not None:
+            return who
+    return None

@@ -1,0 +1,93 @@
+"""Whose a journal or a record is: only what this user wrote, or the directory's owner, is obeyed.
+
+Wherever several users write, another could plant one, and have removed or renamed what he himself may not
+touch.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
+
+MAX_BYTES = 1 << 28
+"""Of a journal; two million files take less."""
+
+_READ = (
+    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+)
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def require_own(path: str, directory: str) -> None:
+    """Require that a directory of ours was made by this user, or by the owner of what it is for.
+
+    Others may write in it only where they may in ``directory``, too, and remove there what they like.
+
+    Raises:
+        AccessDenied: It is another's, or no directory, or others may have written in it.
+        CheckpointError: It can't be looked at.
+    """
+    try:
+        status, around = os.lstat(path), os.stat(directory)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
+        raise AccessDenied(path, f"is {what}; it is left as it is")
+    _require_owner(path, status, around)
+    is_sticky = bool(around.st_mode & stat.S_ISVTX)
+    if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
+        raise AccessDenied(path, "others may have written in it; it is left as it is")
+
+
+def own_data(path: str, directory: str, what: str, most: int = MAX_BYTES) -> bytes:
+    """Return what a file of ours holds.
+
+    Args:
+        path: The file.
+        directory: The directory that it is for.
+        what: What it should be: "a journal".
+        most: The most bytes that it may have.
+
+    Raises:
+        DamagedCheckpoint: It is no file, or too large.
+        AccessDenied: It is another user's.
+        OSError: It can't be read.
+    """
+    if os.path.islink(path):
+        raise DamagedCheckpoint(path, "a symlink", expected=what)
+    descriptor = os.open(path, _READ)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedCheckpoint(path, "no regular file", expected=what)
+        _require_owner(path, status, os.stat(directory))
+        if status.st_size > most:
+            raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{what} of at most {most:,}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
+
+
+def not_ours(error: Exception, what: str) -> str:
+    """Return what is wrong with a journal or a record, in words that tell a user something."""
+    found = f"{what} that isn't one of ours"
+    return f"{found}: {error}" if type(error) is ValueError else found
+
+
+def _require_owner(path: str, status: os.stat_result, around: os.stat_result) -> None:
+    if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
+        return
+    raise AccessDenied(path, f"belongs to another user, {_named(status.st_uid)}; it is left as it is")
+
+
+def _named(user: int) -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(user).pw_name
+    except (ImportError, KeyError):  # no such system, or nobody whom it knows
+        return f"number {user}"

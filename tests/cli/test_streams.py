@@ -1,0 +1,104 @@
+"""What becomes of an answer where stderr, or stdout, is closed or full."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
+
+NO_SPACE = "ckpttool: error: stdout can't be written: no space left on device\n"
+
+
+@pytest.fixture
+def series(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory of ten epochs of which the newest was cut short: there is something to say."""
+    shutil.copytree(files / "series", tmp_path / "run")
+    newest = tmp_path / "run" / "model_epoch_10.pth"
+    newest.write_bytes(newest.read_bytes()[:900])
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
+
+
+def shell(arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell of its own."""
+    command = f"{before}{shlex.quote(sys.executable)} -m ckpttool {arguments}"
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_what_can_not_be_said_changes_no_answer(series: Path, stderr: str) -> None:
+    done = shell(f"latest run {stderr}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "run/model_epoch_9.pth\n", "")
+    done = shell(f"latest run --json --wait 1 {stderr}")
+    assert (done.returncode, json.loads(done.stdout)["path"]) == (0, "run/model_epoch_9.pth")
+    assert (shell(f"latest none {stderr}").returncode, shell(f"inspect none {stderr}").returncode) == (1, 2)
+    assert shell(f"inspect none {stderr}").stdout == ""
+
+
+def test_a_reader_of_warnings_that_has_gone_changes_no_answer(series: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ckpttool", "latest", "run"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writing, timeout=60, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stdout) == (0, b"run/model_epoch_9.pth\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["latest run", "latest none --json", "list run", "pin run/model_epoch_9.pth"]
+)
+def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: str) -> None:
+    done = shell(f"{command} >/dev/full")
+    assert (done.returncode, done.stderr.endswith(NO_SPACE)) == (2, True)
+    done = shell(f"{command} >&-")
+    assert done.returncode == 2
+    assert done.stderr.endswith("ckpttool: error: stdout can't be written: bad file descriptor\n")
+
+
+def test_where_nothing_is_answered_stdout_may_be_closed(series: Path) -> None:
+    assert shell("latest run -q >&-").returncode == 0
+    assert shell("latest none -q >&-").returncode == 1
+
+
+def test_nobody_who_reads_the_answer_is_not_that_there_is_none(series: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "ckpttool", "latest", "run"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    assert done.returncode == 2
+
+
+def test_a_working_directory_that_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    for command in ("latest", "pin -l"):
+        done = shell(command, f"mkdir {tmp_path}/x; cd {tmp_path}/x; rmdir {tmp_path}/x; ")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "ckpttool: error: the working directory is not there any more\n"
+
+
+def test_a_failure_before_the_first_line_is_none_of_the_answers() -> None:
+    code = "import sys; sys.modules['ckpttool.cli'] = None; from ckpttool.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, "ModuleNotFoundError" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["latest", "list", "pin", "unpin", "rename --template x", "undo", "prune --keep 1", "verify", "inspect"],
+)
+def test_an_empty_argument_is_not_the_directory_here(run, series: Path, command: str) -> None:
+    answer = run(*command.split(), "")
+    message = "an argument is empty, and names nothing (a variable that isn't set?)"
+    assert answer == (2, "", f"ckpttool: error: {message}\n")

@@ -1,0 +1,136 @@
+"""Small texts that name checkpoints, however they are written and wherever they lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.series.protection import follow
+from ckpttool.series.survey import survey
+
+
+def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
+    found = survey(directory, recursive=recursive)
+    pointed = follow(found.root, found.groups)
+    return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
+
+
+@pytest.fixture
+def runs(files: Path, tmp_path: Path) -> Path:
+    """Return a directory of two runs of two epochs with the same names."""
+    place = tmp_path / "all" / "runs"
+    for run in ("exp1", "exp2"):
+        (place / run).mkdir(parents=True)
+        for epoch in (1, 2):
+            shutil.copy2(files / "series" / f"model_epoch_{epoch}.pth", place / run)
+    return place
+
+
+THIRD = "model_epoch_3.pth"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("best.txt", THIRD.encode("utf-16")),
+        ("best.txt", b"\xef\xbb\xbf" + THIRD.encode() + b"\r\n"),
+        ("best.txt", b'"model_epoch_3.pth"\n'),
+        ("best.txt", b"model_epoch_3.pth\n# val_loss 0.3\n"),
+        ("best.txt", b"model_epoch_3.pth  val_loss=0.3"),
+        ("best.txt", b"The best one is model_epoch_3.pth."),
+        ("best.txt", b"model_epoch_3\n"),
+        ("best.txt", b"./model_epoch_3.pth"),
+        ("best.json", b'{"best": "model_epoch_3.pth", "loss": 0.3}'),
+        ("best.json", b'{"best":{"path":"/elsewhere/run/model_epoch_3.pth"}}'),
+        ("best.yaml", b"path: model_epoch_3.pth\nloss: 0.3"),
+        ("best.yaml", b"path:model_epoch_3.pth"),
+        ("best.ini", b"[best]\nname=model_epoch_3"),
+        ("best", b"C:\\runs\\model_epoch_3.pth"),
+        ("eval.sh", b"python eval.py --weights=model_epoch_3.pth --batch 3"),
+    ],
+)
+def test_however_it_is_written(series: Path, name: str, content: bytes) -> None:
+    (series / name).write_bytes(content)
+    assert _reasons(series) == {THIRD: [name]}
+
+
+def test_a_list_of_the_best(series: Path) -> None:
+    (series / "top_k.txt").write_text("model_epoch_3.pth\nmodel_epoch_7.pth\n")
+    assert _reasons(series) == {THIRD: ["top_k.txt"], "model_epoch_7.pth": ["top_k.txt"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("train.log", b"saved model_epoch_3.pth"),
+        ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
+        ("SHA256SUMS", b"00 model_epoch_3.pth"),
+        ("model_epoch_3.json", b'{"weights": "model_epoch_3.pth"}'),
+        ("model_epoch_3_config.json", b'{"weights": "model_epoch_3.pth"}'),
+        ("notes.txt", b"xmodel_epoch_3.pth model_epoch_3.pth.old"),
+        ("notes.txt", b"other/place/model_epoch_33.pth"),
+        ("notes.bin", b"\xff\xfemodel_epoch_3.pth\x00"),
+        ("notes.txt", b"model_epoch_3.pth" + b" " * 5000),
+        ("notes.txt", b"\x00 model_epoch_3.pth"),
+    ],
+)
+def test_what_is_no_note(series: Path, name: str, content: bytes) -> None:
+    (series / name).write_bytes(content)
+    assert _reasons(series) == {}
+
+
+def test_a_number_is_a_name_only_where_it_stands_alone(series: Path) -> None:
+    os.rename(series / THIRD, series / "3.pth")
+    (series / "config.yaml").write_text("layers: 3\nepochs: 10\n")
+    assert _reasons(series) == {}
+    (series / "best.txt").write_text("3\n")
+    assert _reasons(series) == {"3.pth": ["best.txt"]}
+
+
+def test_a_path_one_level_up(runs: Path) -> None:
+    (runs / "best.txt").write_text("exp1/model_epoch_1.pth\n")
+    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+    assert _reasons(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}
+    assert _reasons(runs / "exp2") == {}
+
+
+def test_an_absolute_path_above_the_directory(runs: Path) -> None:
+    (runs.parent / "best.txt").write_text(f"{runs}/exp1/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+
+
+def test_a_path_into_another_run_means_no_namesake(runs: Path) -> None:
+    (runs / "exp1" / "resume_from").write_text("exp2/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+    assert _reasons(runs / "exp1") == {}
+    (runs / "exp1" / "resume_from").write_text("../exp2/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+
+
+def test_a_path_of_a_tree_that_was_moved(runs: Path) -> None:
+    (runs / "exp1" / "resume_from").write_text("/old/place/exp2/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_1.pth": ["resume_from"]}
+    (runs / "exp1" / "resume_from").write_text("/old/place/gone/model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["resume_from"]}
+
+
+def test_a_name_alone_means_what_lies_beside_or_else_below(runs: Path) -> None:
+    (runs / "exp1" / "best.txt").write_text("model_epoch_1.pth")
+    assert _reasons(runs, recursive=True) == {"exp1/model_epoch_1.pth": ["best.txt"]}
+    os.rename(runs / "exp1" / "best.txt", runs / "best.txt")
+    told = {f"{run}/model_epoch_1.pth": ["best.txt"] for run in ("exp1", "exp2")}
+    assert _reasons(runs, recursive=True) == told
+
+
+def test_notes_in_a_directory_without_checkpoints(runs: Path) -> None:
+    (runs / "notes").mkdir()
+    (runs / "notes" / "best.txt").write_text("exp2/model_epoch_2.pth")
+    assert _reasons(runs, recursive=True) == {"exp2/model_epoch_2.pth": ["best.txt"]}
+
+
+def test_a_path_to_a_part_of_a_directory(trainer: Path) -> None:
+    (trainer.parent / "best.txt").write_text("trainer/checkpoint-2/model.safetensors")
+    assert _reasons(trainer)["checkpoint-2"] == ["best.txt"]

@@ -1,0 +1,440 @@
+"""Whom ckpttool believes: nothing that another user planted is done, and nothing outside changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool.series import journal, owned, removal
+from ckpttool.series.files import contents
+from ckpttool.series.home import Home
+from ckpttool.series.journal import Journal, Removal, half_removed, read
+from ckpttool.series.lock import locked
+from ckpttool.series.moves import Move, Moves, Relink, Rewrite, new_identity, trash_at
+from ckpttool.series.moves import dumps as moves_dumps
+from ckpttool.series.moving import carry_out
+from ckpttool.series.recovery import Settled, settle_all
+from ckpttool.series.trash import empty, put_aside
+from ckpttool.series.undoing import undo
+
+IDENTITY = "20260102T030405.000006Z-0123abcd"
+STRANGER = 54321
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    for number in (1, 2):
+        (directory / f"model_{number}.pt").write_bytes(b"weights %d" % number)
+    return directory
+
+
+def seen(directory: Path) -> dict[str, bytes]:
+    """Return all files below a directory, but for what is ours."""
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and ".ckpttool" not in str(path)
+    }
+
+
+def planted(directory: Path, text: bytes) -> Path:
+    stage = directory / ".ckpttool-0123abcd"
+    stage.mkdir(mode=0o700)
+    (stage / "journal.json").write_bytes(text)
+    return stage
+
+
+def settled(directory: Path) -> Settled:
+    with locked(str(directory)):
+        return settle_all(str(directory))
+
+
+def moves_in(directory: Path, *names: tuple[str, str], **told: object) -> Moves:
+    place = str(directory)
+    return Moves(
+        kind="rename",
+        identity=IDENTITY,
+        moves=tuple(Move(old, ((old, new),), contents(place, [old])) for old, new in names),
+        source=place,
+        target=place,
+        **told,  # type: ignore[arg-type]
+    )
+
+
+def removal_of(directory: Path, *members: str, names: tuple[str, ...] = ()) -> Removal:
+    return Removal(str(directory / members[0]), (*members, *names), contents(str(directory), members))
+
+
+# Symlinks -------------------------------------------------------------------------------------------
+
+OUTSIDE = {
+    "a new file": Rewrite("sub/authorized_keys", None, "planted\n"),
+    "a text": Rewrite("sub/conf", "hello\n", "planted\n"),
+    "a file that goes": Rewrite("sub/conf", "hello\n", None),
+    "a symlink": Relink("sub/link", "conf", "elsewhere"),
+}
+
+
+@pytest.fixture
+def outside(run: Path) -> Path:
+    place = run.parent / "outside"
+    place.mkdir()
+    (place / "conf").write_text("hello\n")
+    (place / "link").symlink_to("conf")
+    (run / "sub").symlink_to("../outside")
+    return place
+
+
+@pytest.mark.parametrize("pointer", OUTSIDE.values(), ids=OUTSIDE)
+def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointer: Rewrite | Relink) -> None:
+    told = {"rewrites" if isinstance(pointer, Rewrite) else "relinks": (pointer,)}
+    before = seen(outside), os.readlink(outside / "link")
+    planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt"), **told), str(run)))
+    (told_once,) = settled(run).moved
+    assert "lies behind a symlink" in told_once
+    assert (seen(outside), os.readlink(outside / "link")) == before
+    assert (run / "model_1.pt").exists()
+    assert not (run / "model_9.pt").exists()
+    outcome = carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"), **told))
+    assert "lies behind a symlink" in outcome.failed["model_1.pt"]
+    assert (seen(outside), os.readlink(outside / "link")) == before
+
+
+def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) -> None:
+    planted(run, moves_dumps(moves_in(run, rewrites=(OUTSIDE["a new file"],)), str(run)))
+    (told,) = settled(run).moved
+    assert told.startswith(f"{run}: ")
+    assert "nothing was changed" in told
+
+
+def test_a_record_changes_nothing_behind_a_symlink(run: Path, outside: Path) -> None:
+    before = seen(outside)
+    told = moves_in(run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("note", None, "model_9"),))
+    carry_out(str(run), told)
+    (path,) = run.rglob("record.json")
+    document = json.loads(path.read_text())
+    document["steps"][0]["undoing"]["rewrites"] = [
+        {"name": "sub/conf", "before": "hello\n", "after": "planted\n"},
+        {"name": "sub/new", "before": None, "after": "planted\n"},
+    ]
+    path.write_text(json.dumps(document))
+    undo(str(run))
+    assert seen(outside) == before
+
+
+def test_a_new_pointer_never_gets_the_right_to_run_as_its_owner(run: Path) -> None:
+    pointer = run / "latest"
+    pointer.write_text("model_1.pt")
+    pointer.chmod(0o4755)
+    carry_out(
+        str(run),
+        moves_in(
+            run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("latest", "model_1.pt", "model_9.pt"),)
+        ),
+    )
+    assert (pointer.read_text(), stat.S_IMODE(pointer.stat().st_mode)) == ("model_9.pt", 0o755)
+
+
+# A trash elsewhere ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(run: Path, tmp_path: Path) -> Path:
+    """Return a directory whose trash the trash of the other is a link to."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model_1.pt").write_bytes(b"another's")
+    put_aside(str(other), [removal_of(other, "model_1.pt")], IDENTITY)
+    (run / ".ckpttool-trash").symlink_to("../other/.ckpttool-trash")
+    return other
+
+
+STEPS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda run: empty(str(run)),
+    "empty, dry": lambda run: empty(str(run), dry_run=True),
+    "undo": lambda run: undo(str(run)),
+    "rename": lambda run: carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
+    "trash": lambda run: put_aside(str(run), [removal_of(run, "model_1.pt")], new_identity()),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_symlinked_trash_is_not_followed(
+    run: Path, elsewhere: Path, step: Callable[[Path], object]
+) -> None:
+    def everything() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
+
+    before = seen(run), everything()
+    with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
+        step(run)
+    assert (seen(run), everything()) == before
+
+
+@pytest.mark.parametrize("kind", ["rename", "trash"])
+def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: str) -> None:
+    moves = moves_in(run, ("model_1.pt", "model_9.pt"))
+    if kind == "trash":
+        one = Move("model_1.pt", (("model_1.pt", "0/model_1.pt"),), contents(str(run), ["model_1.pt"]))
+        place = trash_at(Home(str(run)), IDENTITY)
+        moves = Moves(kind="trash", identity=IDENTITY, moves=(one,), source=str(run), target=place)
+    planted(run, moves_dumps(moves, str(run)))
+    before = sorted(elsewhere.rglob("*"))
+    (failed,) = settled(run).failed.values()
+    assert "is a symlink" in failed
+    assert sorted(elsewhere.rglob("*")) == before
+    assert (run / "model_1.pt").read_bytes() == b"weights 1"
+
+
+# Other users ----------------------------------------------------------------------------------------
+
+
+def belongs_to_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let some paths belong to another user; only root could give them away."""
+    real = os.lstat
+
+    def lstat(path: str, **told: object) -> os.stat_result:
+        found = real(path, **told)  # type: ignore[arg-type]
+        if Path(os.fspath(path)) not in paths:
+            return found
+        return os.stat_result([*found[:4], STRANGER, *found[5:10]])
+
+    monkeypatch.setattr(os, "lstat", lstat)
+
+
+def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = seen(run)
+    stage = planted(run, journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    (stage / "0").mkdir()
+    (stage / "0" / "model_2.pt").hardlink_to(run / "model_2.pt")
+    belongs_to_a_stranger(monkeypatch, stage)
+    with pytest.raises(AccessDenied, match=f"belongs to another user, number {STRANGER}"):
+        settled(run)
+    assert half_removed(str(run)) == frozenset()
+    assert seen(run) == before
+
+
+def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "gone.bin")), str(run)))
+    belongs_to_a_stranger(monkeypatch, stage)
+    with pytest.raises(AccessDenied, match="belongs to another user"):
+        settled(run)
+    assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
+
+
+def test_what_belongs_to_the_directorys_owner_is_believed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    assert "finished now" in settled(run).moved[0]
+    assert sorted(seen(run)) == ["model_2.pt", "model_9.pt"]
+
+
+@pytest.mark.parametrize(
+    ("around", "stage", "is_believed"),
+    [
+        (0o755, 0o700, True),
+        (0o755, 0o755, True),
+        (0o755, 0o770, False),
+        (0o755, 0o702, False),
+        (0o775, 0o775, True),  # a file system on which all modes are the same
+        (0o777, 0o777, True),
+        (0o1777, 0o777, False),
+        (0o1777, 0o700, True),
+    ],
+)
+def test_what_others_could_have_written(run: Path, around: int, stage: int, is_believed: bool) -> None:
+    place = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    run.chmod(around)
+    place.chmod(stage)
+    if is_believed:
+        settled(run)
+    else:
+        with pytest.raises(AccessDenied, match="others may have written in it"):
+            settled(run)
+    assert (run / "model_9.pt").exists() is is_believed
+
+
+@pytest.mark.parametrize("step", [STEPS[name] for name in ("rename", "trash", "undo", "empty")])
+def test_a_trash_of_another_user_stops_all_before_it_begins(
+    run: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[[Path], object]
+) -> None:
+    trash = run / ".ckpttool-trash"
+    trash.mkdir(mode=0o700)
+    before = sorted(run.rglob("*"))
+    belongs_to_a_stranger(monkeypatch, trash)
+    with pytest.raises(AccessDenied, match="belongs to another user"):
+        step(run)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_record_that_is_none_stops_a_renaming_before_it_begins(run: Path) -> None:
+    record = run / ".ckpttool-trash" / IDENTITY / "record.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("[]")
+    with pytest.raises(DamagedCheckpoint, match="a record that isn't one of ours"):
+        carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+    assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
+
+
+# A removal that never began -------------------------------------------------------------------------
+
+
+def with_a_ghost(run: Path) -> Removal:
+    (run / "ghost").write_bytes(b"")
+    one = removal_of(run, "model_2.pt", "ghost")
+    (run / "ghost").unlink()
+    return one
+
+
+def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> None:
+    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    (stage / "0").mkdir()
+    assert not settled(run).finished
+    assert (run / "model_2.pt").read_bytes() == b"weights 2"
+    assert not stage.exists()
+
+
+def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
+    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    (stage / "0").mkdir()
+    (run / "model_2.pt").rename(stage / "0" / "model_2.pt")
+    assert settled(run).finished == [str(run / "model_2.pt")]
+    assert sorted(seen(run)) == ["model_1.pt"]
+
+
+def test_a_removal_of_which_nothing_is_left_is_finished(run: Path) -> None:
+    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    (stage / "0").mkdir()
+    (run / "model_2.pt").unlink()
+    assert settled(run).finished == [str(run / "model_2.pt")]
+    assert not stage.exists()
+
+
+# What is no journal ---------------------------------------------------------------------------------
+
+
+def a_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def a_symlink(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_huge_file(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(owned.MAX_BYTES + 1)
+
+
+STRANGE = [
+    (a_fifo, "no regular file"),
+    (a_symlink, "a symlink"),
+    (a_huge_file, "bytes"),
+    (Path.mkdir, "no regular file"),
+]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX system")
+@pytest.mark.parametrize(("make", "found"), STRANGE)
+def test_what_is_no_plain_file_is_no_journal(run: Path, make: Callable[[Path], None], found: str) -> None:
+    stage = run / ".ckpttool-0123abcd"
+    stage.mkdir(mode=0o700)
+    make(stage / "journal.json")
+    with pytest.raises(CheckpointError, match=found):
+        read(str(stage / "journal.json"))
+    assert half_removed(str(run)) == frozenset()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX system")
+@pytest.mark.parametrize(("make", "found"), [STRANGE[0], STRANGE[1], STRANGE[3]])
+def test_what_is_no_plain_file_is_no_record(run: Path, make: Callable[[Path], None], found: str) -> None:
+    place = run / ".ckpttool-trash" / IDENTITY
+    place.mkdir(parents=True)
+    make(place / "record.json")
+    with pytest.raises(CheckpointError, match=found):
+        undo(str(run))
+    (problem,) = empty(str(run), dry_run=True).problems
+    assert found in problem.message
+
+
+def test_a_journal_that_could_not_be_read_again_is_not_written(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "MAX_BYTES", 100)
+    with pytest.raises(AccessDenied, match="nothing was moved: try fewer at once"):
+        carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+    assert sorted(os.listdir(run)) == ["model_1.pt", "model_2.pt"]
+
+
+def changed(run: Path, **values: object) -> bytes:
+    told = json.loads(moves_dumps(moves_in(run, ("model_1.pt", "model_9.pt")), str(run)))
+    return json.dumps(told | values).encode()
+
+
+MOVE = {"path": "x", "members": [["model_1.pt", "b"]], "files": [], "directories": []}
+HOSTILE: dict[str, dict[str, object]] = {
+    "no moves": {"moves": None},
+    "no members": {"moves": [MOVE | {"members": []}]},
+    "half a member": {"moves": [MOVE | {"members": [["model_1.pt"]]}]},
+    "an empty file": {"moves": [MOVE | {"files": [[]]}]},
+    "no text": {"rewrites": [{"name": "a", "before": None, "after": "\ud800"}]},
+    "no name": {"rewrites": [{"name": "\ud800", "before": None, "after": ""}]},
+    "no link": {"relinks": [{"name": "a", "before": "b", "after": "\udfff\ud800"}]},
+    "no place": {"source": "elsewhere"},
+    "a list for a place": {"source": []},
+    "no kind": {"kind": {}},
+    "no identity": {"identity": "../.."},
+}
+
+
+@pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, object]) -> None:
+    planted(run, changed(run, **values))
+    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours") as raised:
+        settled(run)
+    assert not {"NoneType", "codec", "subscriptable", "index out"} & set(str(raised.value).split())
+    assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
+
+
+def test_a_removal_without_members(run: Path) -> None:
+    told = json.loads(journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    told["removals"][0] |= {"members": [], "files": []}
+    planted(run, json.dumps(told).encode())
+    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
+        settled(run)
+
+
+# What a kill leaves in the trash --------------------------------------------------------------------
+
+
+def test_a_half_written_record_goes_with_the_next_step(run: Path) -> None:
+    carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+    (place,) = (run / ".ckpttool-trash").iterdir()
+    stray = place / ".ckpttool-0123456789ab.tmp"
+    stray.write_text("half of a rec")
+    other = place / "notes.tmp"
+    other.write_text("the user's")
+    undo(str(run))
+    assert not stray.exists()
+    assert other.exists()
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+@pytest.mark.parametrize("step", [STEPS["rename"], STEPS["trash"]], ids=["rename", "trash"])
+def test_nobody_else_looks_into_a_trash(run: Path, step: Callable[[Path], object], umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        step(run)
+    finally:
+        os.umask(before)
+    trash = run / ".ckpttool-trash"
+    places = [trash, *(path for path in trash.rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in places} == {0o700}

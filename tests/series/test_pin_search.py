@@ -1,0 +1,130 @@
+"""Lists of pins: which speak of a directory, and what an entry that pins nothing comes to."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.series.pin_search import fault_of
+from ckpttool.series.pins import pin, pins_below, unpin
+from ckpttool.series.planning import Request
+from ckpttool.series.policy import Policy
+from ckpttool.series.pruning import Pruned, prune
+
+PINS = ".ckpttool.toml"
+NAME = "model_epoch_3.pth"
+
+
+@pytest.fixture
+def runs(series: Path) -> Path:
+    """Return a directory of two runs of ten epochs each, and a table of losses."""
+    shutil.copytree(series, series.parent / "runs" / "exp1")
+    shutil.copytree(series, series.parent / "runs" / "exp2")
+    (series.parent / "runs" / "losses.csv").write_text("step,loss\n1,2\n")
+    return series.parent / "runs"
+
+
+def pruned(directory: Path, *, recursive: bool = False) -> Pruned:
+    request = Request(directory=str(directory), policy=Policy(keep_last=1), recursive=recursive)
+    return prune(request, dry_run=True)
+
+
+def kept(done: Pruned) -> list[str]:
+    return [one.entry.path for group in done.plan.groups for one in group.keep if "pinned" in one.reasons]
+
+
+def listed(directory: Path, *entries: str) -> None:
+    (directory / PINS).write_text("pinned = [" + ", ".join(map(repr, entries)) + "]\n")
+
+
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_a_list_above_counts_however_a_directory_is_named(
+    runs: Path, is_absolute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = runs / "exp2" / NAME
+    listed(runs, str(path) if is_absolute else f"exp2/{NAME}")
+    assert kept(pruned(runs, recursive=True)) == [str(path)]
+    assert kept(pruned(runs / "exp2")) == [str(path)]
+    assert kept(pruned(runs / "exp1")) == []
+    assert [one.path for one in pins_below(runs / "exp2")] == [str(path)]
+    assert pins_below(runs / "exp1") == ()
+    monkeypatch.chdir(runs / "exp2")
+    assert kept(pruned(Path())) == [NAME]
+    assert pin([NAME]).changed == ()
+    assert unpin([NAME]).changed == (NAME,)
+    assert not (runs / PINS).exists()
+
+
+def test_a_list_between_counts(runs: Path) -> None:
+    listed(runs, f"exp2/{NAME}")
+    assert kept(pruned(runs.parent, recursive=True)) == [str(runs / "exp2" / NAME)]
+
+
+@pytest.mark.parametrize("entry", ["exp1", ".", "losses.csv", "", "..", "../run", "exp1/../.."])
+def test_an_entry_that_pins_nothing_leaves_alone_what_it_may_mean(runs: Path, entry: str) -> None:
+    listed(runs, entry)
+    done = pruned(runs, recursive=True)
+    assert any(f"pinned has {entry!r}, which " in one.message for one in done.problems)
+    assert not any(one.directory == str(runs / "exp1") for one in done.plan.removals)
+    (found,) = pins_below(runs)
+    assert fault_of(found) is not None
+
+
+def test_of_a_directory_that_holds_a_run_that_run_alone_is_left_alone(runs: Path) -> None:
+    listed(runs, "exp1")
+    assert {one.directory for one in pruned(runs, recursive=True).plan.removals} == {str(runs / "exp2")}
+    assert pruned(runs / "exp1").plan.removals == ()
+
+
+@pytest.mark.parametrize(
+    "text", [f'pin = ["{NAME}"]', f'Pinned = ["{NAME}"]', f'pinend = ["{NAME}"]', f'[x]\npinned = ["{NAME}"]']
+)
+def test_a_misspelt_list_is_not_taken_for_none(runs: Path, text: str) -> None:
+    (runs / "exp1" / PINS).write_text(text)
+    done = pruned(runs / "exp1")
+    assert (len(done.problems), done.plan.removals) == (1, ())
+    for change in (pin, unpin):
+        with pytest.raises(DamagedCheckpoint, match="means nothing"):
+            change([runs / "exp1" / NAME])
+    assert (runs / "exp1" / PINS).read_text() == text
+
+
+def test_what_is_not_there_any_more_leaves_alone_what_it_may_be_now(runs: Path) -> None:
+    listed(runs, f"exp2/{NAME}")
+    os.rename(runs / "exp2", runs / "moved")
+    assert pruned(runs / "moved").plan.removals == ()
+    assert pruned(runs, recursive=True).plan.removals == ()
+
+
+def test_a_fluid_root_that_was_renamed_is_left_alone(files: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / "fluid"))
+    pin([root / "checkpoint_1"])
+    os.rename(root, tmp_path / "moved")
+    done = pruned(tmp_path / "moved")
+    assert done.plan.removals == ()
+    assert "pinned is fluid/checkpoint_1, which isn't there" in done.problems[0].message
+    unpin([root / "checkpoint_1"])
+    assert len(pruned(tmp_path / "moved").plan.removals) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such pipes")
+def test_a_pipe_is_no_list_and_is_not_waited_for(runs: Path) -> None:
+    os.mkfifo(runs / "exp1" / PINS)
+    for change in (pin, unpin):
+        with pytest.raises(DamagedCheckpoint, match="no regular file"):
+            change([runs / "exp1" / NAME])
+    with pytest.raises(DamagedCheckpoint, match="no regular file"):
+        pins_below(runs)
+    assert pruned(runs / "exp1").plan.removals == ()
+
+
+def test_what_can_not_be_read_is_told_and_the_rest_is_listed(runs: Path) -> None:
+    (runs / "exp1" / PINS).write_text("pinned = [")
+    pin([runs / "exp2" / NAME])
+    errors: list[CheckpointError] = []
+    assert [one.path for one in pins_below(runs, errors.append)] == [str(runs / "exp2" / NAME)]
+    assert [one.path for one in errors] == [str(runs / "exp1" / PINS)]

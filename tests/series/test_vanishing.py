@@ -1,0 +1,68 @@
+"""What a trainer takes away while a directory is looked at is nothing to complain of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats import discovery
+from ckpttool.series import survey as surveying
+from ckpttool.series.survey import survey
+
+
+@pytest.fixture
+def legacy(files: Path, short: Path) -> Path:
+    """Return a directory with a checkpoint that is a directory, in which others may lie."""
+    shutil.copytree(files / "fluid" / "root" / "checkpoint_3", short / "checkpoint_3")
+    return short / "checkpoint_3"
+
+
+def test_a_directory_that_goes_before_it_is_opened(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = short / "ckpt-9_temp"
+    temporary.mkdir()
+    unit_at = discovery.unit_at
+
+    def vanishing(path: str) -> object:
+        if path == str(temporary):
+            os.rmdir(path)
+        return unit_at(path)
+
+    monkeypatch.setattr(discovery, "unit_at", vanishing)
+    found = survey(str(short))
+    assert not temporary.exists()
+    assert (found.errors, len(found.entries)) == ((), 4)
+
+
+def test_one_inside_a_checkpoint_that_goes(legacy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = legacy / "ckpt-9_temp"
+    temporary.mkdir()
+    unit_at = surveying.unit_at
+
+    def vanishing(path: str) -> object:
+        if path == str(temporary):
+            os.rmdir(path)
+        return unit_at(path)
+
+    monkeypatch.setattr(surveying, "unit_at", vanishing)
+    found = survey(str(legacy.parent))
+    assert not temporary.exists()
+    assert (found.errors, len(found.entries)) == ((), 5)
+
+
+def test_a_checkpoint_that_goes_before_it_is_looked_into(
+    legacy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = surveying.scan
+
+    def vanishing(path: str) -> object:
+        if path == str(legacy):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr(surveying, "scan", vanishing)
+    found = survey(str(legacy.parent))
+    assert not legacy.exists()
+    assert (found.errors, len(found.entries)) == ((), 4)
