@@ -14,11 +14,11 @@ from ckpttool.errors import CheckpointError
 from ckpttool.ops.verdict import Verification
 from ckpttool.ops.verify import verify
 
-DAMAGES = 160
+DAMAGES = 120
 """At how many places a file is damaged, or all files of a directory together: half of them where ranges that
 are scanned begin and end, and at the file's ends. The others are drawn by the file's name and size, so that
 fixtures of one format are damaged at different ones."""
-EVERY_BYTE = 3
+EVERY_BYTE = 4
 """A file of up to so many bytes for each of its places is damaged at every byte."""
 EDGE = 32
 SECONDS = 20.0

@@ -23,7 +23,7 @@ class TestTorchDcp(FormatContract):
 
 class TestDeepSpeed(FormatContract):
     format = "pytorch"
-    damages = 120
+    damages = 80
     fixtures = tuple(sorted(FILES.glob("deepspeed/*/global_step2")))
 
 

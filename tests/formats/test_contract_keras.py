@@ -12,7 +12,7 @@ FILES = Path(__file__).parents[2] / "fixtures" / "files"
 class KerasContract(FormatContract):
     """Damage fewer places: each is read by a child process."""
 
-    damages = 60
+    damages = 40
 
 
 class TestKerasZip(KerasContract):

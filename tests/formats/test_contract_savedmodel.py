@@ -12,5 +12,5 @@ UNSAFE = "unsafe"  # refused on purpose; test_savedmodel.py looks at it
 
 class TestSavedModel(FormatContract):
     format = "savedmodel"
-    damages = 120
+    damages = 80
     fixtures = tuple(sorted(path for path in FILES.iterdir() if path.is_dir() and path.name != UNSAFE))

@@ -14,9 +14,16 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.journal import Journal, Removal, Rewrite, dumps, read, stages, waiting
 
-NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1).filter(
-    lambda name: name not in (".", "..")
-)
+
+def is_possible(name: str) -> bool:
+    """Tell whether a file can be named so."""
+    try:
+        return os.fsencode(name) not in (b".", b"..")
+    except UnicodeEncodeError:  # bytes that are no UTF-8 are surrogates, but not all surrogates are bytes
+        return False
+
+
+NAMES = st.text(st.characters(exclude_characters="/\0"), min_size=1).filter(is_possible)
 COUNTS = st.integers(0, 2**64)
 
 
