@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from ckpttool.ops.verify import verify
     from ckpttool.report import Finding, Severity
     from ckpttool.series.listing import list_checkpoints
-    from ckpttool.series.pins import pin, unpin
-    from ckpttool.series.planning import Request
-    from ckpttool.series.policy import Policy
-    from ckpttool.series.pruning import prune
-    from ckpttool.series.rename import rename
-    from ckpttool.series.rename_plan import RenameRequest
-    from ckpttool.series.resuming import latest
-    from ckpttool.series.undoing import undo
+    from ckpttool.series.pointers.pins import pin, unpin
+    from ckpttool.series.pruning.planning import Request
+    from ckpttool.series.pruning.pruning import prune
+    from ckpttool.series.renaming.plan import RenameRequest
+    from ckpttool.series.renaming.rename import rename
+    from ckpttool.series.resuming.latest import latest
+    from ckpttool.series.retention.policy import Policy
+    from ckpttool.series.undoing.undo import undo
 
 __all__ = [
     "AccessDenied",
@@ -102,14 +102,14 @@ _HOMES = {
     "ops.verify": ("verify",),
     "report": ("Finding", "Severity"),
     "series.listing": ("list_checkpoints",),
-    "series.pins": ("pin", "unpin"),
-    "series.planning": ("Request",),
-    "series.policy": ("Policy",),
-    "series.pruning": ("prune",),
-    "series.rename": ("rename",),
-    "series.rename_plan": ("RenameRequest",),
-    "series.resuming": ("latest",),
-    "series.undoing": ("undo",),
+    "series.pointers.pins": ("pin", "unpin"),
+    "series.pruning.planning": ("Request",),
+    "series.retention.policy": ("Policy",),
+    "series.pruning.pruning": ("prune",),
+    "series.renaming.rename": ("rename",),
+    "series.renaming.plan": ("RenameRequest",),
+    "series.resuming.latest": ("latest",),
+    "series.undoing.undo": ("undo",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -10,7 +10,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.measured import is_metric
-from ckpttool.series.entry import Entry, look_at
+from ckpttool.series.members.entry import Entry, look_at
 from ckpttool.training import training_state
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.diff import DiffWishes
     from ckpttool.ops.difference import Difference
     from ckpttool.ops.drift import Drift
-    from ckpttool.series.entry import Entry
+    from ckpttool.series.members.entry import Entry
 
 _NOTHING = ("/dev/null", os.devnull)
 """What stands for no checkpoint: git hands it over for a file that was added or deleted."""
@@ -177,8 +177,8 @@ def _in_training_order(paths: Sequence[str]) -> list[str]:
         CheckpointError: A path can't be looked at.
     """
     from ckpttool.formats.discovery import unit_at
-    from ckpttool.series.entry import look_at
-    from ckpttool.series.order import in_numbered_order
+    from ckpttool.series.members.entry import look_at
+    from ckpttool.series.members.order import in_numbered_order
 
     given = [*paths]
     folded = [path.casefold() for path in paths]

@@ -13,7 +13,7 @@ from ckpttool.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.trash import Emptied
+    from ckpttool.series.undoing.trash import Emptied
 
 
 def emptied(wanted: Wishes, manner: Manner) -> int:
@@ -22,7 +22,7 @@ def emptied(wanted: Wishes, manner: Manner) -> int:
     Raises:
         CheckpointError: The only directory can't be looked at or changed.
     """
-    from ckpttool.series.trash import empty
+    from ckpttool.series.undoing.trash import empty
 
     if manner.asks:
         preview = [
@@ -47,8 +47,8 @@ def emptied(wanted: Wishes, manner: Manner) -> int:
 
 
 def _trashes(path: str, recursive: bool) -> Iterator[str]:
-    from ckpttool.series.planning import require_directory
-    from ckpttool.series.undoing import with_trash
+    from ckpttool.series.paths import require_directory
+    from ckpttool.series.undoing.undo import with_trash
 
     root = require_directory(path)
     yield from with_trash(root) if recursive else [root]

@@ -79,7 +79,7 @@ def _one(path: str) -> str:
     if not os.path.isdir(path):
         return path
     from ckpttool.cli.series import say_journals
-    from ckpttool.series.order import newest_in
+    from ckpttool.series.surveying.newest import newest_in
 
     chosen = newest_in(path)
     say_journals(chosen.journals)

@@ -17,7 +17,7 @@ from ckpttool.errors import UsageError
 from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
-    from ckpttool.series.resuming import Latest
+    from ckpttool.series.resuming.latest import Latest
 
 COULD_NOT = 2
 
@@ -88,8 +88,8 @@ def latest(
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
-    from ckpttool.series.policy import waiting_seconds
-    from ckpttool.series.resuming import latest as find_latest
+    from ckpttool.series.resuming.latest import latest as find_latest
+    from ckpttool.series.retention.policy import waiting_seconds
 
     found = find_latest(
         directory,

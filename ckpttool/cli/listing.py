@@ -13,7 +13,7 @@ from ckpttool.cli.series import called, print_paths, say_journals
 
 if TYPE_CHECKING:
     from ckpttool.series.listing import Listing
-    from ckpttool.series.planning import Request
+    from ckpttool.series.pruning.planning import Request
 
 _LOOKS = ("exclude", "max_depth", "series", "group_by", "metrics", "jobs")
 """What a list and a policy look at alike, whoever says it."""
@@ -75,7 +75,7 @@ def _asked(
 ) -> tuple[dict[str, Any], Request | None]:
     """Return what is looked at, and what policy would keep what; None where there is none."""
     from ckpttool.cli.retaining import wishes
-    from ckpttool.series.planning import Request
+    from ckpttool.series.pruning.planning import Request
 
     given = dict(parameters)
     if given["keep_best"] is None:

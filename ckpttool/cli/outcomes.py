@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpttool.series.entry import Entry
-    from ckpttool.series.pruning import Pruned
-    from ckpttool.series.retention import GroupPlan
+    from ckpttool.series.members.entry import Entry
+    from ckpttool.series.pruning.pruning import Pruned
+    from ckpttool.series.retention.plan import GroupPlan
 
 
 def together(outcomes: Sequence[Pruned]) -> Pruned:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpttool.errors import CheckpointError
-    from ckpttool.series.pin_files import Pin
-    from ckpttool.series.pins import Pinning
+    from ckpttool.series.pointers.pin_files import Pin
+    from ckpttool.series.pointers.pins import Pinning
 
 COULD_NOT = 2
 
@@ -42,7 +42,7 @@ def pin(
     quiet: Quiet = False,
 ) -> int:
     """Pin checkpoints: no policy removes them, until they are unpinned."""
-    from ckpttool.series.pins import pin as carry_out
+    from ckpttool.series.pointers.pins import pin as carry_out
 
     if list_:
         return _list(paths or [Path()], json=json, null=null, quiet=quiet)
@@ -55,7 +55,7 @@ def pin(
 
 def unpin(paths: Paths = None, json: Json = False, quiet: Quiet = False) -> int:
     """Take pins back, also those of checkpoints that have gone."""
-    from ckpttool.series.pins import unpin as carry_out
+    from ckpttool.series.pointers.pins import unpin as carry_out
 
     done = carry_out(_required(paths))
     _print(done, "unpinned", "is not pinned", json=json, quiet=quiet)
@@ -83,9 +83,9 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
-    from ckpttool.series.entry import shown
-    from ckpttool.series.pin_search import fault_of
-    from ckpttool.series.pins import pins_below
+    from ckpttool.series.paths import shown
+    from ckpttool.series.pointers.pin_search import fault_of
+    from ckpttool.series.pointers.pins import pins_below
 
     errors: list[CheckpointError] = []
     found = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}

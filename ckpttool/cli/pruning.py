@@ -19,9 +19,10 @@ from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.planning import Planned, Problem, Request
-    from ckpttool.series.pruning import Pruned
-    from ckpttool.series.retention import GroupPlan
+    from ckpttool.series.problem import Problem
+    from ckpttool.series.pruning.planning import Planned, Request
+    from ckpttool.series.pruning.pruning import Pruned
+    from ckpttool.series.retention.plan import GroupPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
     Raises:
         UsageError, CheckpointError: The only directory can't be thinned out.
     """
-    from ckpttool.series.moves import new_identity
+    from ckpttool.series.changing.moves import new_identity
 
     requests = wanted.requests()
     _say_unread(wanted, manner)
@@ -89,9 +90,9 @@ def _say_unread(wanted: Wishes, manner: Manner) -> None:
 
 def _refused(wanted: Wishes, wrong: Sequence[Problem], manner: Manner) -> int:
     """Say what is wrong with the rules, for which nothing is looked at further, and return the status."""
-    from ckpttool.series.policy import Policies
-    from ckpttool.series.pruning import Pruned
-    from ckpttool.series.retention import Plan
+    from ckpttool.series.pruning.pruning import Pruned
+    from ckpttool.series.retention.plan import Plan
+    from ckpttool.series.retention.policy import Policies
 
     plan = Plan(wanted.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=manner.dry_run, problems=tuple(wrong))
@@ -110,7 +111,7 @@ def placed(failure: Exception, directory: str) -> str:
 
 
 def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
-    from ckpttool.series.pruning import prune
+    from ckpttool.series.pruning.pruning import prune
 
     def confirm(planned: Planned) -> bool:
         return not manner.asks or _asked(planned, trash, manner)
@@ -123,7 +124,7 @@ def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
 
 def _left(declined: Pruned) -> Pruned:
     """Return what became of a plan that somebody said no to: all of it is still there."""
-    from ckpttool.series.retention import Kept
+    from ckpttool.series.retention.plan import Kept
 
     groups = tuple(
         replace(one, keep=(*one.keep, *(Kept(entry, ("declined",)) for entry in one.remove)), remove=())
@@ -182,7 +183,7 @@ def _text(groups: Sequence[GroupPlan], manner: Manner, stream: TextIO) -> str:
 def _asked(planned: Planned, trash: str | None, manner: Manner) -> bool:
     """Show a plan and ask whether to carry it out."""
     from ckpttool.render.text_prune import total_line
-    from ckpttool.series.pruning import Pruned
+    from ckpttool.series.pruning.pruning import Pruned
 
     stream = sys.stderr if manner.json else sys.stdout
     preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
@@ -224,7 +225,7 @@ def _warn(outcome: Pruned) -> None:
 
 
 def _say_nothing(request: Request) -> None:
-    from ckpttool.series.survey import nothing_in
+    from ckpttool.series.surveying.survey import nothing_in
 
     told = nothing_in(request.directory, recursive=request.recursive)
     say(f"{called(request.directory)}: {told}")
@@ -239,8 +240,8 @@ def explained(wanted: Wishes, path: str, manner: Manner) -> int:
     Raises:
         UsageError: It is none of those that are looked at.
     """
-    from ckpttool.series.explaining import explain
-    from ckpttool.series.planning import make_plan
+    from ckpttool.series.pruning.explaining import explain
+    from ckpttool.series.pruning.planning import make_plan
 
     request = _around(wanted, path)
     _say_unread(wanted, manner)

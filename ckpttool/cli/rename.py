@@ -18,8 +18,8 @@ from ckpttool.errors import UsageError
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from ckpttool.series.rename import Renamed
-    from ckpttool.series.rename_plan import PlannedNames, RenameRequest
+    from ckpttool.series.renaming.plan import PlannedNames, RenameRequest
+    from ckpttool.series.renaming.rename import Renamed
 
 COULD_NOT = 2
 
@@ -62,8 +62,8 @@ def rename(
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} leaves out what a
     checkpoint lacks. ckpttool undo takes a rename back.
     """
-    from ckpttool.series.rename import rename as carry_out
-    from ckpttool.series.rename_plan import RenameRequest
+    from ckpttool.series.renaming.plan import RenameRequest
+    from ckpttool.series.renaming.rename import rename as carry_out
 
     request = RenameRequest(
         directory=str(directory),
@@ -123,7 +123,7 @@ def _asked(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> bool:
     """Show a plan and ask whether to carry it out."""
     from ckpttool.cli.pruning import confirmed
     from ckpttool.render.text_rename import rename_text
-    from ckpttool.series.rename import Renamed
+    from ckpttool.series.renaming.rename import Renamed
 
     pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
     print(rename_text(Renamed(planned, pairs, dry_run=True)), file=stream, flush=True)
@@ -158,7 +158,7 @@ def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
 
 def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool, was_shown: bool) -> None:
     from ckpttool.render.text_rename import rename_text, total_line
-    from ckpttool.series.survey import nothing_in
+    from ckpttool.series.surveying.survey import nothing_in
 
     if json:
         from ckpttool.render.json_rename import rename_document

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import CheckpointError, UsageError
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policies, Policy, delete_limit, nbytes, option, seconds, within
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.retention.policy import Policies, Policy, delete_limit, nbytes, option, seconds, within
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention

@@ -14,7 +14,7 @@ from typing import Any
 from ckpttool.cli.config import Document, read_document, suggested
 from ckpttool.cli.rules import Wrong, glob_below, one_text, texts, truth, whole_number
 from ckpttool.errors import UsageError
-from ckpttool.series.policy import PathRule, Policies, Policy, delete_limit, nbytes, seconds, within
+from ckpttool.series.retention.policy import PathRule, Policies, Policy, delete_limit, nbytes, seconds, within
 
 Reader = Callable[[object, str], Any]
 
@@ -128,7 +128,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
 
 def _log(told: str, here: str) -> str:
     """Return a log as seen from here; one that isn't there has its place in each directory of checkpoints."""
-    from ckpttool.series.metrics import Given
+    from ckpttool.series.metrics.matched import Given
 
     placed = os.path.normpath(os.path.join(here, told))
     return placed if os.path.lexists(Given.parse(placed).name) else told

@@ -30,8 +30,8 @@ Recursive = Annotated[
 
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
-    from ckpttool.series.entry import shown
-    from ckpttool.series.home import owner_of
+    from ckpttool.series.changing.home import owner_of
+    from ckpttool.series.paths import shown
 
     for path in journals:
         directory = owner_of(os.path.dirname(path))

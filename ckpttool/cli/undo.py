@@ -12,7 +12,7 @@ from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.series import Directory, Recursive
 
 if TYPE_CHECKING:
-    from ckpttool.series.undoing import Undone
+    from ckpttool.series.undoing.undo import Undone
 
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be back; change nothing.")]
 
@@ -28,7 +28,7 @@ def undo(
 
     Nothing is replaced: what stands in the way of one is named, and that one stays where it is.
     """
-    from ckpttool.series.undoing import undo as take_back
+    from ckpttool.series.undoing.undo import undo as take_back
 
     done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
     _say(done, quiet=quiet)

@@ -14,9 +14,10 @@ from ckpttool.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.order import Group
-    from ckpttool.series.planning import Problem, Request
-    from ckpttool.series.policy import PathRule
+    from ckpttool.series.members.order import Group
+    from ckpttool.series.problem import Problem
+    from ckpttool.series.pruning.planning import Request
+    from ckpttool.series.retention.policy import PathRule
 
 _WILD = re.compile(r"[*?[]")
 
@@ -27,7 +28,7 @@ def unmatched_rules(wanted: Wishes, requests: Sequence[Request]) -> list[Problem
     Where a directory stands in place of the configuration's, rules for what lies elsewhere have nothing to
     match; nor has a rule for what can't be looked at, which is an error of its own.
     """
-    from ckpttool.series.planning import Problem
+    from ckpttool.series.problem import Problem
 
     if wanted.policies is None or not wanted.policies.rules:
         return []
@@ -46,7 +47,7 @@ def unmatched_rules(wanted: Wishes, requests: Sequence[Request]) -> list[Problem
 
 def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
     """Return the series of all directories, and the directories that can't be looked at."""
-    from ckpttool.series.survey import survey
+    from ckpttool.series.surveying.survey import survey
 
     groups: list[Group] = []
     unseen = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpttool.series.resuming import Latest
+from ckpttool.series.resuming.latest import Latest
 
 
 def latest_document(found: Latest) -> dict[str, Any]:

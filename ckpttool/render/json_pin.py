@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.series.entry import shown
-from ckpttool.series.pin_files import Pin
+from ckpttool.series.paths import shown
+from ckpttool.series.pointers.pin_files import Pin
 
 
 def pin_document(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpttool.series.entry import Entry
-from ckpttool.series.explaining import Explanation
-from ckpttool.series.planning import Planned, Problem
-from ckpttool.series.pruning import Pruned
-from ckpttool.series.retention import GroupPlan
-from ckpttool.series.trash import Emptied
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.problem import Problem
+from ckpttool.series.pruning.explaining import Explanation
+from ckpttool.series.pruning.planning import Planned
+from ckpttool.series.pruning.pruning import Pruned
+from ckpttool.series.retention.plan import GroupPlan
+from ckpttool.series.undoing.trash import Emptied
 
 
 def prune_document(pruned: Pruned) -> dict[str, Any]:

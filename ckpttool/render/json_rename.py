@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpttool.series.rename import Renamed
+from ckpttool.series.renaming.rename import Renamed
 
 
 def rename_document(renamed: Renamed) -> dict[str, Any]:

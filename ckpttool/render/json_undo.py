@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckpttool.series.undoing import Undone
+from ckpttool.series.undoing.undo import Undone
 
 
 def undo_document(done: Undone) -> dict[str, Any]:

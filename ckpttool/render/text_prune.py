@@ -14,10 +14,11 @@ from ckpttool.render.escape import printable
 from ckpttool.render.text_findings import styled
 from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
-from ckpttool.series.entry import Entry, shown
-from ckpttool.series.pruning import Pruned
-from ckpttool.series.retention import GroupPlan
-from ckpttool.series.trash import Emptied
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.paths import shown
+from ckpttool.series.pruning.pruning import Pruned
+from ckpttool.series.retention.plan import GroupPlan
+from ckpttool.series.undoing.trash import Emptied
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttool.render.escape import printable
 from ckpttool.report import counted
-from ckpttool.series.rename import Renamed
+from ckpttool.series.renaming.rename import Renamed
 
 
 def rename_text(renamed: Renamed) -> str:

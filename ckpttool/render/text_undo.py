@@ -6,8 +6,8 @@ import os
 
 from ckpttool.render.escape import printable
 from ckpttool.report import counted
-from ckpttool.series.history import moment_of
-from ckpttool.series.undoing import Undone
+from ckpttool.series.changing.history import moment_of
+from ckpttool.series.undoing.undo import Undone
 
 _COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
 

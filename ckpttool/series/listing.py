@@ -10,14 +10,16 @@ from typing import Any, Literal
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.series.entry import Entry, shown
-from ckpttool.series.order import GroupBy
-from ckpttool.series.planning import Depth, Problem, Request, make_plan
-from ckpttool.series.protection import follow
-from ckpttool.series.reading import Progress, read_in_full, unseen
-from ckpttool.series.retention import Plan
-from ckpttool.series.rules import is_carried_on
-from ckpttool.series.survey import survey
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import GroupBy
+from ckpttool.series.members.reading import Progress, read_in_full, unseen
+from ckpttool.series.paths import shown
+from ckpttool.series.pointers.protection import follow
+from ckpttool.series.problem import Problem
+from ckpttool.series.pruning.planning import Depth, Request, make_plan
+from ckpttool.series.retention.plan import Plan
+from ckpttool.series.retention.rules import is_carried_on
+from ckpttool.series.surveying.survey import survey
 
 Mode = Literal["min", "max"]
 SortKey = Callable[[Entry], Any]

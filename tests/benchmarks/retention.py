@@ -12,7 +12,7 @@ from tests.benchmarks.measure import Command
 
 _FIND = """
 import pickle, sys
-from ckpttool.series.survey import survey
+from ckpttool.series.surveying.survey import survey
 found = survey(sys.argv[1])
 if len(sys.argv) > 2:
     with open(sys.argv[2], "wb") as file:
@@ -21,8 +21,8 @@ if len(sys.argv) > 2:
 _PLAN = """
 import gc, pickle, sys
 gc.disable()
-from ckpttool.series import planning
-from ckpttool.series.policy import Policy
+from ckpttool.series.pruning import planning
+from ckpttool.series.retention.policy import Policy
 with open(sys.argv[1] + ".found", "rb") as file:
     found = pickle.load(file)
 planning.survey = lambda *_, **__: found

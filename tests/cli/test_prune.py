@@ -237,7 +237,7 @@ def test_quiet(run, series: Path) -> None:
 
 
 def test_failures_are_counted_and_told_once(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.series import removal
+    from ckpttool.series.changing import removal
 
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -318,7 +318,7 @@ def test_what_is_no_directory_of_checkpoints(run, series: Path, files: Path, tmp
 
 
 def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.series import removal
+    from ckpttool.series.changing import removal
 
     class Killed(BaseException):
         pass

@@ -19,8 +19,8 @@ import typer.main
 from ckpttool.cli.prune import prune
 from ckpttool.cli.retaining import wishes
 from ckpttool.cli.retention_config import KEYS
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policies, Policy
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.retention.policy import Policies, Policy
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
 CARRIED_OUT = {"trash", "yes"}

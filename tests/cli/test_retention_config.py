@@ -14,7 +14,7 @@ from ckpttool.cli.config import Document
 from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
 from ckpttool.errors import UsageError
-from ckpttool.series.policy import PathRule, Policies, Policy
+from ckpttool.series.retention.policy import PathRule, Policies, Policy
 from tests.cli.conftest import write
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -13,7 +13,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
-from ckpttool.series.survey import survey
+from ckpttool.series.surveying.survey import survey
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZERO = FILES / "deepspeed"

@@ -21,7 +21,7 @@ from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tf_bundle import slice_key
 from ckpttool.formats.tf_objects import read_graph
 from ckpttool.ops.verify import verify
-from ckpttool.series.state_file import rewritten
+from ckpttool.series.changing.state_file import rewritten
 
 DATA = "data-00000-of-00001"
 FLIPS = 1000

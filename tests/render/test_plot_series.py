@@ -15,9 +15,9 @@ from ckpttool.naming import parse_name
 from ckpttool.render import plot_series
 from ckpttool.render.plot import KINDS, Numbers
 from ckpttool.render.plot_series import MOST_PANELS, SeriesPanel, series_picture
-from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.listing import Listed, ListedSeries, Listing
+from ckpttool.series.members.entry import Entry
 
 SVG = "{http://www.w3.org/2000/svg}"
 

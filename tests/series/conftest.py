@@ -12,9 +12,9 @@ import pytest
 
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
-from ckpttool.series import stage
-from ckpttool.series.entry import Entry
+from ckpttool.series.changing import stage
 from ckpttool.series.files import Contents, Fingerprint
+from ckpttool.series.members.entry import Entry
 
 
 @pytest.fixture(autouse=True)

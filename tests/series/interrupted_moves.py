@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckpttool.errors import CheckpointError
-from ckpttool.series import stage
+from ckpttool.series.changing import stage
+from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.journal import Removal, half_removed, stages, stages_beside, waiting
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.recovery import settle_all
 from ckpttool.series.files import contents
-from ckpttool.series.home import home_of
-from ckpttool.series.journal import Removal, half_removed, stages, stages_beside, waiting
-from ckpttool.series.lock import locked
-from ckpttool.series.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.moving import carry_out
-from ckpttool.series.recovery import settle_all
-from ckpttool.series.trash import put_aside
-from ckpttool.series.undoing import undo
+from ckpttool.series.undoing.trash import put_aside
+from ckpttool.series.undoing.undo import undo
 
 CALLS = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "symlink", "fsync", "write")
 IDENTITY = "20260102T030405.000006Z-0123abcd"

@@ -9,8 +9,8 @@ from pathlib import Path
 from ckpttool.formats.discovery import unit_at
 from ckpttool.ops.sealing import verify_and_seal
 from ckpttool.ops.verify import verify
-from ckpttool.series.rename import Renamed, rename
-from ckpttool.series.rename_plan import RenameRequest
+from ckpttool.series.renaming.plan import RenameRequest
+from ckpttool.series.renaming.rename import Renamed, rename
 
 TEMPLATE = "{run}-e{epoch:04d}"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.series.choice import newest_first, tiers
-from ckpttool.series.order import group
+from ckpttool.series.members.choice import newest_first, tiers
+from ckpttool.series.members.order import group
 
 FULL = {"granularity": Granularity.FULL, "has_weights": True}
 WEIGHTS = {"granularity": Granularity.PARTIAL, "has_weights": True}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.copies import copies
-from ckpttool.series.order import group
-from ckpttool.series.survey import survey
+from ckpttool.series.members.copies import copies
+from ckpttool.series.members.order import group
+from ckpttool.series.surveying.survey import survey
 
 
 @pytest.fixture

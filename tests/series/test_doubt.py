@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.series.companions import belonging, followers
-from ckpttool.series.doubt import (
+from ckpttool.series.members.doubt import (
     CONTRADICTED,
     METRICS_ALONE,
     NOT_COUNTED,
@@ -16,11 +15,12 @@ from ckpttool.series.doubt import (
     doubt,
     untrained,
 )
-from ckpttool.series.lacking import remarks
-from ckpttool.series.order import group
-from ckpttool.series.policy import Policy
-from ckpttool.series.retention import Protections, plan
-from ckpttool.series.runs import as_told
+from ckpttool.series.members.order import group
+from ckpttool.series.members.runs import as_told
+from ckpttool.series.retention.companions import belonging, followers
+from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.retention.plan import Protections, plan
+from ckpttool.series.retention.policy import Policy
 
 HOUR = 3600 * 10**9
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, UsageError
-from ckpttool.series.home import home_of, owner_of
-from ckpttool.series.journal import waiting
-from ckpttool.series.lock import locked
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import prune
+from ckpttool.series.changing.home import home_of, owner_of
+from ckpttool.series.changing.journal import waiting
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)

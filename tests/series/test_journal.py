@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.series.changing.journal import Journal, Removal, Rewrite, dumps, read, stages, waiting
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.journal import Journal, Removal, Rewrite, dumps, read, stages, waiting
 
 
 def is_possible(name: str) -> bool:

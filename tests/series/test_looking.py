@@ -9,8 +9,8 @@ import pytest
 
 from ckpttool import children
 from ckpttool.errors import CheckpointError
-from ckpttool.series import looking
-from ckpttool.series.survey import Survey, survey
+from ckpttool.series.surveying import looking
+from ckpttool.series.surveying.survey import Survey, survey
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import NotFound, UsageError
-from ckpttool.series.entry import Entry
-from ckpttool.series.metrics import with_metrics
-from ckpttool.series.survey import survey
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.metrics.matched import with_metrics
+from ckpttool.series.surveying.survey import survey
 
 Make = Callable[..., Entry]
 

@@ -12,13 +12,22 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint
+from ckpttool.series.changing.home import Home
+from ckpttool.series.changing.journal import JOURNAL, read, stages
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import (
+    Move,
+    Moves,
+    Relink,
+    Rewrite,
+    document,
+    dumps,
+    moves_of,
+    new_identity,
+)
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.recovery import settle_all
 from ckpttool.series.files import contents
-from ckpttool.series.home import Home
-from ckpttool.series.journal import JOURNAL, read, stages
-from ckpttool.series.lock import locked
-from ckpttool.series.moves import Move, Moves, Relink, Rewrite, document, dumps, moves_of, new_identity
-from ckpttool.series.moving import carry_out
-from ckpttool.series.recovery import settle_all
 
 SCRIPT = Path(__file__).with_name("interrupted_moves.py")
 IDENTITY = "20260102T030405.000006Z-0123abcd"
@@ -213,7 +222,7 @@ def test_other_names_of_a_file_stay(run_of: Path) -> None:
 
 def halfway(directory: Path, monkeypatch: pytest.MonkeyPatch, step: str, moves: Moves) -> Path:
     """Let a renaming stop, as if killed, before a step; return its stage."""
-    from ckpttool.series import moving
+    from ckpttool.series.changing import moving
 
     def die(*arguments: object, **told: object) -> None:
         raise SystemExit

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.protection import follow
-from ckpttool.series.survey import survey
+from ckpttool.series.pointers.protection import follow
+from ckpttool.series.surveying.survey import survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import NotACheckpoint, NotFound
-from ckpttool.series.choice import newest_first
-from ckpttool.series.order import by_other_count, group, in_numbered_order, in_order, newest_in, written_last
+from ckpttool.series.members.choice import newest_first
+from ckpttool.series.members.order import by_other_count, group, in_numbered_order, in_order, written_last
+from ckpttool.series.surveying.newest import newest_in
 
 DAY = 86_400 * 10**9
 
@@ -153,7 +154,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_numpy_is_not_needed(series: Path) -> None:
     import subprocess
 
-    code = "import sys; from ckpttool.series.order import newest_in; newest_in(sys.argv[1]); "
+    code = "import sys; from ckpttool.series.surveying.newest import newest_in; newest_in(sys.argv[1]); "
     code += "assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(series)], check=True)
 

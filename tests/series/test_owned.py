@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series import journal, owned, removal
+from ckpttool.series.changing import journal, owned, removal
+from ckpttool.series.changing.home import Home
+from ckpttool.series.changing.journal import Journal, Removal, half_removed, read
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_at
+from ckpttool.series.changing.moves import dumps as moves_dumps
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.recovery import Settled, settle_all
 from ckpttool.series.files import contents
-from ckpttool.series.home import Home
-from ckpttool.series.journal import Journal, Removal, half_removed, read
-from ckpttool.series.lock import locked
-from ckpttool.series.moves import Move, Moves, Relink, Rewrite, new_identity, trash_at
-from ckpttool.series.moves import dumps as moves_dumps
-from ckpttool.series.moving import carry_out
-from ckpttool.series.recovery import Settled, settle_all
-from ckpttool.series.trash import empty, put_aside
-from ckpttool.series.undoing import undo
+from ckpttool.series.undoing.trash import empty, put_aside
+from ckpttool.series.undoing.undo import undo
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 STRANGER = 54321

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.series.pin_search import fault_of
-from ckpttool.series.pins import pin, pins_below, unpin
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import Pruned, prune
+from ckpttool.series.pointers.pin_search import fault_of
+from ckpttool.series.pointers.pins import pin, pins_below, unpin
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.retention.policy import Policy
 
 PINS = ".ckpttool.toml"
 NAME = "model_epoch_3.pth"

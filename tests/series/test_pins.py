@@ -16,12 +16,12 @@ from ckpttool.errors import (
     NotFound,
     Unsupported,
 )
-from ckpttool.series import pins
-from ckpttool.series.lock import locked
-from ckpttool.series.pins import pin, pins_below, repinned, unpin
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import prune
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.pointers import pins
+from ckpttool.series.pointers.pins import pin, pins_below, repinned, unpin
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
 from ckpttool.wire.tomltext import parse_toml
 
 PINS = ".ckpttool.toml"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import UsageError
-from ckpttool.series.order import group
-from ckpttool.series.policy import (
+from ckpttool.series.members.order import group
+from ckpttool.series.retention.policy import (
     PathRule,
     Policies,
     Policy,

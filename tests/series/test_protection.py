@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.planning import Request, make_plan
-from ckpttool.series.policy import Policy
-from ckpttool.series.protection import follow
-from ckpttool.series.survey import survey
+from ckpttool.series.pointers.protection import follow
+from ckpttool.series.pruning.planning import Request, make_plan
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.surveying.survey import survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:

@@ -16,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series import pruning, removal
-from ckpttool.series.journal import JOURNAL, stages
+from ckpttool.series.changing import removal
+from ckpttool.series.changing.journal import JOURNAL, stages
+from ckpttool.series.changing.lock import LOCK, locked
+from ckpttool.series.changing.stage import RETRIES, Stage
 from ckpttool.series.listing import list_checkpoints
-from ckpttool.series.lock import LOCK, locked
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import Pruned, prune
-from ckpttool.series.resuming import latest
-from ckpttool.series.stage import RETRIES, Stage
+from ckpttool.series.pruning import pruning
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.resuming.latest import latest
+from ckpttool.series.retention.policy import Policy
 
 KEEP = 2
 
@@ -120,10 +121,10 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
 
 KILL = """
 import os, signal, shutil, sys
-from ckpttool.series import removal
-from ckpttool.series.planning import Request
-from ckpttool.series.pruning import prune
-from ckpttool.series.policy import Policy
+from ckpttool.series.changing import removal
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
 
 opens = os.open
 source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -542,7 +543,7 @@ def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) 
 
 
 def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
-    from ckpttool.series.journal import Journal, Rewrite
+    from ckpttool.series.changing.journal import Journal, Rewrite
 
     (series / "checkpoint").write_text("old")
     assert removal.remove(str(series), Journal((), (Rewrite("checkpoint", "new"),))).failed == {}

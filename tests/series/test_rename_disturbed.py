@@ -11,11 +11,11 @@ import pytest
 
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
+from ckpttool.series.changing.recovery import settle_all
 from ckpttool.series.files import contents
-from ckpttool.series.recovery import settle_all
-from ckpttool.series.rename import rename
-from ckpttool.series.rename_plan import RenameRequest
-from ckpttool.series.undoing import undo
+from ckpttool.series.renaming.plan import RenameRequest
+from ckpttool.series.renaming.rename import rename
+from ckpttool.series.undoing.undo import undo
 from tests.series.conftest import Fault
 from tests.series.renamings import TEMPLATE, content, names, renamed
 
@@ -267,7 +267,7 @@ def test_what_changed_since_stays(short: Path) -> None:
 def test_a_pointer_elsewhere_that_changed_is_told(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series import rename as module
+    from ckpttool.series.renaming import rename as module
 
     shutil.copytree(files / "series", tmp_path / "runs" / "a")
     (tmp_path / "runs" / "latest").write_text("a/model_epoch_10.pth\n")

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.formats.interface import Unit
-from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.renaming import RenamePlan, folded, plan_names, unit_stem
-from ckpttool.series.renaming_doubts import doubts
-from ckpttool.series.renaming_steps import next_wave, onwards, steps
-from ckpttool.series.template import parse_template
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.renaming.doubts import doubts
+from ckpttool.series.renaming.names import RenamePlan, folded, plan_names, unit_stem
+from ckpttool.series.renaming.steps import next_wave, onwards, steps
+from ckpttool.series.renaming.template import parse_template
 
 Make = Callable[..., Entry]
 

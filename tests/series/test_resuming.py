@@ -12,7 +12,7 @@ from ckpttool.errors import AccessDenied, CheckpointError, NotFound
 from ckpttool.formats import discovery
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import Unit
-from ckpttool.series.resuming import latest
+from ckpttool.series.resuming.latest import latest
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

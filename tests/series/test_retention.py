@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
-from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.order import group
-from ckpttool.series.policy import Policy, seconds
-from ckpttool.series.retention import Protections, freed_bytes, plan
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import group
+from ckpttool.series.retention.plan import Protections, freed_bytes, plan
+from ckpttool.series.retention.policy import Policy, seconds
 
 
 def _entry(series: str, epoch: int, fault: str | None) -> Entry:

@@ -13,15 +13,15 @@ import pytest
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
-from ckpttool.series.companions import belonging, with_siblings
-from ckpttool.series.doubt import EQUALLY_LONG, UNORDERED, doubt
-from ckpttool.series.entry import Entry
-from ckpttool.series.explaining import explain
-from ckpttool.series.failed import failed_runs
-from ckpttool.series.order import GroupBy, group
-from ckpttool.series.planning import Planned, Request, make_plan
-from ckpttool.series.policy import PathRule, Policies, Policy
-from ckpttool.series.retention import FINITE, NO_RULE, Protections, plan
+from ckpttool.series.members.doubt import EQUALLY_LONG, UNORDERED, doubt
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import GroupBy, group
+from ckpttool.series.pruning.explaining import explain
+from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.retention.companions import belonging, with_siblings
+from ckpttool.series.retention.failed import failed_runs
+from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
+from ckpttool.series.retention.policy import PathRule, Policies, Policy
 
 
 def _planned(directory: Path, **told: object) -> Planned:
@@ -325,7 +325,9 @@ def test_copies_that_count_twice_are_told(diverged: Path) -> None:
 
 
 def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckpttool.series.planning.failures", lambda *told, **more: pytest.fail("read"))
+    monkeypatch.setattr(
+        "ckpttool.series.pruning.planning.failures", lambda *told, **more: pytest.fail("read")
+    )
     _planned(diverged, policy=Policy(keep_last=2), recursive=True)
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
-from ckpttool.series import retention
-from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.order import group, in_order
-from ckpttool.series.policy import Policy, size
-from ckpttool.series.retention import FINITE, GroupPlan, Plan, Protections, plan
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import group, in_order
+from ckpttool.series.retention import plan as retention
+from ckpttool.series.retention.plan import FINITE, GroupPlan, Plan, Protections, plan
+from ckpttool.series.retention.policy import Policy, size
 
 NOW = 1_790_000_000.0
 DAY = 86_400

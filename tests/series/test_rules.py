@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 import pytest
 
 from ckpttool.errors import UsageError
-from ckpttool.series.entry import Entry
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.lacking import remarks
-from ckpttool.series.order import group
-from ckpttool.series.policy import Policy
-from ckpttool.series.retention import GroupPlan, Protections, plan
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import group
+from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.retention.plan import GroupPlan, Protections, plan
+from ckpttool.series.retention.policy import Policy
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()
 DAY = 86_400

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ckpttool.series.order import group
-from ckpttool.series.policy import Policy
-from ckpttool.series.retention import Protections, plan
+from ckpttool.series.members.order import group
+from ckpttool.series.retention.plan import Protections, plan
+from ckpttool.series.retention.policy import Policy
 
 
 class Scenario(NamedTuple):

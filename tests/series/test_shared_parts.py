@@ -13,14 +13,15 @@ from safetensors.numpy import load_file, save_file
 
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Unit
-from ckpttool.series import needs, pruning
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import prune
-from ckpttool.series.rename import rename
-from ckpttool.series.rename_plan import RenameRequest
-from ckpttool.series.survey import survey
-from ckpttool.series.undoing import undo
+from ckpttool.series.members import needs
+from ckpttool.series.pruning import pruning
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.renaming.plan import RenameRequest
+from ckpttool.series.renaming.rename import rename
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.surveying.survey import survey
+from ckpttool.series.undoing.undo import undo
 
 
 def _shard(path: Path, name: str, value: float) -> None:
@@ -207,8 +208,8 @@ def test_a_plan_that_overlooks_what_a_survivor_needs(
     def needing_all(unit: Unit, *told: object, **more: object) -> tuple[str, ...]:
         return (*real(unit, *told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ckpttool.series.entry.needs_of", needing_all)
-    monkeypatch.setattr("ckpttool.series.protection._needed", lambda *told: None)
+    monkeypatch.setattr("ckpttool.series.members.entry.needs_of", needing_all)
+    monkeypatch.setattr("ckpttool.series.pointers.protection._needed", lambda *told: None)
     done = prune(_request(run), trash=trash)
     assert [os.path.basename(path) for path in done.failed] == ["step_100.safetensors.index.json"]
     assert (run / "step_100-b.safetensors").exists()

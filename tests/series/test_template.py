@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import UsageError
 from ckpttool.naming import parse_name
-from ckpttool.series.template import FIELDS, Lacking, Template, Value, parse_template, render
-from ckpttool.series.template_fields import moment, run_of, stem_of
+from ckpttool.series.renaming.fields import moment, run_of, stem_of
+from ckpttool.series.renaming.template import FIELDS, Lacking, Template, Value, parse_template, render
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 VALUES: dict[str, Value] = {

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats.tf_state import CheckpointState, escaped, expanded, parse_state, state_text, unescaped
-from ckpttool.series.pointers import READERS, names_in
-from ckpttool.series.state_file import rewritten
+from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.pointers.readers import READERS, names_in
 
 
 @pytest.fixture

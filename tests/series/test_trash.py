@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied
-from ckpttool.series import removal
+from ckpttool.series.changing import removal
 from ckpttool.series.listing import list_checkpoints
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import Pruned, prune
-from ckpttool.series.trash import empty
-from ckpttool.series.undoing import undo
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.undoing.trash import empty
+from ckpttool.series.undoing.undo import undo
 from ckpttool.wire.recovering import clear
 
 TRASH = ".ckpttool-trash"

@@ -11,13 +11,13 @@ import pytest
 
 from ckpttool.errors import AccessDenied
 from ckpttool.formats.tf_state import parse_state
-from ckpttool.series.lock import locked
-from ckpttool.series.merging import merged_state
-from ckpttool.series.moves import Rewrite
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import prune
-from ckpttool.series.undoing import undo
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Rewrite
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.undoing.merging import merged_state
+from ckpttool.series.undoing.undo import undo
 
 
 def put_aside(directory: Path, keep: int = 2, **told: object) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.planning import Request
-from ckpttool.series.policy import Policy
-from ckpttool.series.pruning import prune
-from ckpttool.series.trash import empty
-from ckpttool.series.undoing import undo
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.undoing.trash import empty
+from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
 
 

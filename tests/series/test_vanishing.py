@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.formats import discovery
-from ckpttool.series import survey as surveying
-from ckpttool.series.survey import survey
+from ckpttool.series.surveying import survey as surveying
+from ckpttool.series.surveying.survey import survey
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series import resuming, waiting
-from ckpttool.series.resuming import Latest, latest
+from ckpttool.series.resuming import latest as resuming
+from ckpttool.series.resuming import waiting
+from ckpttool.series.resuming.latest import Latest, latest
 
 START = 1_700_000_000.0
 LONG_AGO = START - 7200

@@ -1,0 +1,307 @@
+"""What was put into the trash or renamed, as each command records it: all that an undo needs.
+
+``.ckpttool-trash/<identity>/record.json`` lists steps. Each is what takes one journal back: the same
+moves the other way round, of what came there, and what pointers said before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttool.errors import DamagedCheckpoint, from_os_error
+from ckpttool.series.changing.home import Home, beside
+from ckpttool.series.changing.moves import (
+    IDENTITY,
+    TRASH,
+    Kind,
+    Move,
+    Moves,
+    Relink,
+    Rewrite,
+    arrived,
+    document,
+    identity_of,
+    moves_of,
+    old_name,
+    reversed_move,
+    trash_at,
+)
+from ckpttool.series.changing.owned import not_ours, own_data, require_own
+from ckpttool.series.changing.strictly import text_of
+from ckpttool.series.changing.trash_places import make_place, require_own_trash, tidy
+from ckpttool.series.files import Contents, contents
+from ckpttool.wire.atomic import write_atomically
+
+RECORD = "record.json"
+SCHEMA = "ckpttool.record/1"
+MAX_RECORD = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What takes one journal back, with the name of the directory that the journal lay in."""
+
+    journal: str
+    undoing: Moves
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What one command did to a directory, in the order in which it did it.
+
+    Attributes:
+        directory: The directory.
+        home: Where its trash lies.
+        identity: The command's.
+        kind: What it did: "trash" or "rename".
+        steps: What takes it back, the last first to be done.
+        is_told: Whether somebody was told already that it can't be taken back, as far as it is left.
+    """
+
+    directory: str
+    home: Home
+    identity: str
+    kind: Kind
+    steps: tuple[Step, ...] = ()
+    is_told: bool = False
+
+    @property
+    def has_moves(self) -> bool:
+        """Tell whether checkpoints have moved, and not only what points at them was changed."""
+        return any(step.undoing.moves for step in self.steps)
+
+    @property
+    def place(self) -> str:
+        """Return the directory that it lies in, with what was put aside."""
+        return trash_at(self.home, self.identity)
+
+    @property
+    def path(self) -> str:
+        """Return where it lies."""
+        return os.path.join(self.place, RECORD)
+
+
+def homes(directory: str) -> tuple[Home, ...]:
+    """Return where a trash of a directory may lie: in it, or beside it as a Fluid root's."""
+    return Home(directory), beside(directory)
+
+
+def moment_of(identity: str) -> str:
+    """Return when a command was run, as people write it."""
+    when = identity.partition(".")[0]
+    return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
+
+
+def identities(directory: str, home: Home) -> list[str]:
+    """Return the identities of the commands that have a place in a trash, the oldest first.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    trash = os.path.join(home.path, TRASH + home.suffix)
+    require_own_trash(home)
+    try:
+        with os.scandir(trash) as entries:
+            return sorted(
+                one.name
+                for one in entries
+                if IDENTITY.fullmatch(one.name) and one.is_dir(follow_symlinks=False)
+            )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise from_os_error(error, trash) from error
+
+
+def read_record(directory: str, home: Home, identity: str) -> Record | None:
+    """Return the record of a command, or None where there is none.
+
+    Raises:
+        CheckpointError: It can't be read, or isn't one of ours.
+    """
+    path = os.path.join(trash_at(home, identity), RECORD)
+    require_own_trash(home)
+    try:
+        if os.path.lexists(os.path.dirname(path)):
+            require_own(os.path.dirname(path), directory)
+        text = own_data(path, directory, "a record", MAX_RECORD)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        return _record(json.loads(text), directory, home, identity)
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, not_ours(error, "a record"), expected="move it away to go on"
+        ) from error
+
+
+def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) -> Record:
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"schema {told['schema']!r}")
+    if identity_of(told["identity"]) != identity:
+        raise ValueError("it is another command's")
+    if told["kind"] not in ("trash", "rename"):
+        raise ValueError(f"kind {told['kind']!r}")
+    steps = tuple(
+        Step(text_of(one["journal"]), moves_of(one["undoing"], directory, home)) for one in told["steps"]
+    )
+    if any(step.undoing.identity != identity or step.undoing.kind != "restore" for step in steps):
+        raise ValueError("a step of another command")
+    return Record(directory, home, identity, told["kind"], steps, told.get("told") is True)
+
+
+def write_record(record: Record) -> None:
+    """Write a record down, synced to disk; one without a step goes.
+
+    Raises:
+        CheckpointError: The trash isn't ours.
+        OSError: It can't be written.
+    """
+    if not record.steps:
+        if os.path.lexists(record.path):
+            os.unlink(record.path)
+        return
+    told = {
+        "schema": SCHEMA,
+        "identity": record.identity,
+        "kind": record.kind,
+        "steps": [
+            {"journal": step.journal, "undoing": document(step.undoing, record.directory)}
+            for step in record.steps
+        ],
+        "told": record.is_told,
+    }
+    make_place(record.home, record.identity)
+    write_atomically(record.path, json.dumps(told).encode())
+
+
+def without(record: Record, step: Step) -> None:
+    """Take a step out of a record, as that is now; without any, it goes.
+
+    Raises:
+        OSError: It can't be written.
+        CheckpointError: It can't be understood.
+    """
+    found = read_record(record.directory, record.home, record.identity)
+    if found is not None:
+        steps = tuple(one for one in found.steps if one.journal != step.journal)
+        write_record(replace(found, steps=steps))
+    tidy(record.home, record.identity)
+
+
+def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> None:
+    """Record what was done; doing it twice is allowed. What was taken back is in no record any more.
+
+    Args:
+        directory: Where it was done.
+        home: Where its trash lies.
+        done: What was done.
+        stage: The path of the directory that the journal lies in.
+        target: Descriptor of the directory that the checkpoints came to.
+
+    Raises:
+        OSError: It can't be written.
+        CheckpointError: The record that there is can't be understood.
+    """
+    if done.kind == "restore":
+        _drop(directory, home, done)
+        return
+    if not (done.moves or done.rewrites or done.relinks):
+        return
+    found = read_record(directory, home, done.identity)
+    record = found or Record(directory, home, done.identity, done.kind)
+    step = Step(os.path.basename(stage), _undoing(done, target))
+    others = tuple(one for one in record.steps if one.journal != step.journal)
+    write_record(replace(record, steps=(*others, step)))
+
+
+def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
+    """Make a record say what it said before some moves, which were taken back.
+
+    Args:
+        directory: Where they were made.
+        home: Where its trash lies.
+        moves: The moves.
+        stage: The path of the directory that the journal lies in.
+        source: Descriptor of the directory that the checkpoints have come back to.
+
+    Raises:
+        OSError: It can't be written.
+        CheckpointError: The record can't be understood.
+    """
+    record = read_record(directory, home, moves.identity)
+    if moves.kind == "restore":
+        _recall(record, directory, home, moves, stage, source)
+    elif record is not None:
+        steps = tuple(one for one in record.steps if one.journal != os.path.basename(stage))
+        if steps != record.steps:
+            write_record(replace(record, steps=steps))
+
+
+def _recall(record: Record | None, directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
+    """Record again what was not taken back after all, with its files as they are now."""
+    rewritten = {old_name(moves, one.name) for one in moves.rewrites}
+    now = {one.members: _measured(one, rewritten, source) for one in moves.moves}
+    kind: Kind = "rename" if moves.source == directory else "trash"
+    known = record or Record(directory, home, moves.identity, kind)
+    steps = [
+        replace(
+            step,
+            undoing=replace(
+                step.undoing, moves=tuple(now.pop(one.members, one) for one in step.undoing.moves)
+            ),
+        )
+        for step in known.steps
+    ]
+    if now:
+        steps.append(Step(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
+    if tuple(steps) != known.steps:
+        write_record(replace(known, steps=tuple(steps)))
+
+
+def _measured(move: Move, rewritten: Collection[str], place: int) -> Move:
+    if not any(file.path in rewritten for file in move.contents.files):
+        return move
+    return replace(move, contents=contents(place, [old for old, _ in move.members]))
+
+
+def _drop(directory: str, home: Home, done: Moves) -> None:
+    """Take what is back in its place out of the record, with what pointers said once nothing is left."""
+    record = read_record(directory, home, done.identity)
+    if record is None:
+        return
+    back = {one.members for one in done.moves}
+    steps: list[Step] = []
+    for step in record.steps:
+        left = tuple(one for one in step.undoing.moves if one.members not in back)
+        if left or not (step.undoing.moves or step.undoing.rewrites == done.rewrites):
+            steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
+    write_record(replace(record, steps=tuple(steps)))
+
+
+def _undoing(done: Moves, target: int) -> Moves:
+    """Return what takes moves back that were made."""
+    rewritten = {one.name for one in done.rewrites}
+    return Moves(
+        kind="restore",
+        identity=done.identity,
+        moves=tuple(reversed_move(one, _there(one, rewritten, target)) for one in done.moves),
+        rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
+        relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
+        source=done.target,
+        target=done.source,
+    )
+
+
+def _there(move: Move, rewritten: Collection[str], target: int) -> Contents:
+    """Return the contents of what has moved, as they are now where a pointer in it was rewritten."""
+    found = arrived(move)
+    if any(file.path in rewritten for file in found.files):
+        return contents(target, [new for _, new in move.members])
+    return found

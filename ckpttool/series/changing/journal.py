@@ -1,0 +1,206 @@
+"""What a removal is about to do, written down first: a kill at any point loses nothing.
+
+A removal owns a directory ``.ckpttool-<id>`` beside the checkpoints, or where ``home`` says. Its
+``journal.json`` appears whole, once all that will be removed is known; a directory without one is an attempt
+that touched nothing. What goes is renamed into it, and unlinked only there, so that no half of a checkpoint
+ever lies where one is looked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.series.changing.home import beside, has_serials, home_around, owner_of
+from ckpttool.series.changing.moves import SCHEMA as MOVES_SCHEMA
+from ckpttool.series.changing.moves import Moves, moves_of
+from ckpttool.series.changing.owned import not_ours, own_data, require_own
+from ckpttool.series.changing.strictly import contents_of, contents_told, name_of, names_of, text_of
+from ckpttool.series.files import Contents
+
+STAGE_PREFIX = ".ckpttool-"
+JOURNAL = "journal.json"
+SCHEMA = "ckpttool.journal/1"
+TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """One checkpoint that goes.
+
+    Attributes:
+        path: How the user knows it.
+        members: Names in its directory, in the order in which they go: an index first, data last.
+        contents: Its files as they were when the plan was made.
+        survivors: Names in the directory, without which the removal isn't wanted any more.
+    """
+
+    path: str
+    members: tuple[str, ...]
+    contents: Contents
+    survivors: tuple[str, ...] = ()
+
+    @property
+    def is_single(self) -> bool:
+        """Tell whether it is one file: no half of it can ever be left."""
+        return len(self.members) == len(self.contents.files) == 1 and not self.contents.directories
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A pointer file in the directory that is to say something else: its name and its new text."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """All that one removal does in one directory."""
+
+    removals: tuple[Removal, ...]
+    rewrites: tuple[Rewrite, ...] = ()
+
+
+def stages(directory: str) -> list[str]:
+    """Return the names of what removals left in a directory, finished or not.
+
+    Raises:
+        CheckpointError: The directory can't be read.
+    """
+    return _stages(directory, "")
+
+
+def stages_beside(directory: str) -> list[str]:
+    """Return the paths of what removals in a Fluid root left in the directory around it.
+
+    Raises:
+        CheckpointError: The directory around it can't be read.
+    """
+    around, suffix = beside(directory)
+    return [os.path.join(around, name) for name in _stages(around, suffix)]
+
+
+def _stages(place: str, suffix: str) -> list[str]:
+    try:
+        with os.scandir(place) as entries:
+            found = [
+                entry.name
+                for entry in entries
+                if entry.name.startswith(STAGE_PREFIX)
+                and entry.name.endswith(suffix)
+                and entry.is_dir(follow_symlinks=False)
+            ]
+    except OSError as error:
+        raise from_os_error(error, place) from error
+    return sorted(name for name in found if _is_stage(name.removesuffix(suffix)))
+
+
+def _is_stage(name: str) -> bool:
+    identity = name.removeprefix(STAGE_PREFIX)
+    return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
+
+
+def waiting(directory: str) -> list[str]:
+    """Return the paths of the journals of a directory that the next prune has to settle."""
+    try:
+        paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
+        if has_serials(directory):
+            paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
+    except CheckpointError:  # what can't be read holds nothing that we could settle
+        return []
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def half_removed(directory: str) -> frozenset[str]:
+    """Return the names that belong to no whole checkpoint: some part is gone already, or on its way.
+
+    A journal that can't be understood tells nothing here; the next command that changes something refuses to
+    go on.
+    """
+    names: set[str] = set()
+    for path in waiting(directory):
+        stage = os.path.dirname(path)
+        try:
+            found = read(path)
+        except CheckpointError:
+            continue
+        if isinstance(found, Moves):
+            from ckpttool.series.changing.halfway import hidden
+
+            names |= hidden(directory, found)
+            continue
+        for number, removal in enumerate(found.removals):
+            if not removal.is_single and _has_begun(os.path.join(stage, str(number))):
+                names.update(removal.members)
+    return frozenset(names)
+
+
+def _has_begun(place: str) -> bool:
+    try:
+        return bool(os.listdir(place))
+    except OSError:  # not begun, or gone altogether
+        return False
+
+
+def read(path: str) -> Journal | Moves:
+    """Return a journal; every name in it was checked to stay inside its directory.
+
+    Raises:
+        CheckpointError: It can't be read, or isn't one of ours.
+    """
+    stage = os.path.dirname(path)
+    directory = owner_of(stage)
+    require_own(stage, directory)
+    try:
+        text = own_data(path, directory, "a journal")
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        told = json.loads(text)
+        return (
+            moves_of(told, directory, home_around(stage))
+            if told["schema"] == MOVES_SCHEMA
+            else _journal(told)
+        )
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, not_ours(error, "a journal"), expected="move it away to go on"
+        ) from error
+
+
+def dumps(journal: Journal) -> bytes:
+    """Return a journal as it is written."""
+    document = {
+        "schema": SCHEMA,
+        "rewrites": [{"name": one.name, "text": one.text} for one in journal.rewrites],
+        "removals": [
+            {
+                "path": one.path,
+                "members": one.members,
+                **contents_told(one.contents),
+                "survivors": one.survivors,
+            }
+            for one in journal.removals
+        ],
+    }
+    return json.dumps(document).encode()
+
+
+def _journal(told: Mapping[str, Any]) -> Journal:
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"schema {told['schema']!r}")
+    return Journal(
+        tuple(_removal(one) for one in told["removals"]),
+        tuple(Rewrite(name_of(one["name"]), text_of(one["text"])) for one in told["rewrites"]),
+    )
+
+
+def _removal(told: Mapping[str, Any]) -> Removal:
+    members = names_of(told["members"])
+    survivors = tuple(name_of(name) for name in told["survivors"])
+    return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)

@@ -1,0 +1,101 @@
+"""One command at a time changes a directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.series.changing.home import home_of
+
+LOCK = ".ckpttool.lock"
+BUSY = "locked"
+"""Code of the error that says that another command is at work."""
+
+_OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What a full disk, or a full quota, refuses with."""
+
+_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Hold the lock of a directory; its file is gone afterwards.
+
+    A file system without locks is used without: every step checks each file again anyway.
+
+    Raises:
+        AccessDenied: Another command holds it, or its file can't be written.
+    """
+    around, suffix = home_of(directory)
+    path = os.path.join(around, LOCK + suffix)
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        _release(path, descriptor)
+
+
+def _acquire(path: str) -> int:
+    while True:
+        try:
+            descriptor = os.open(path, _OPEN, 0o600)
+        except OSError as error:
+            if error.errno in FULL and not os.path.lexists(path):
+                return _acquire_directory(path)
+            raise from_os_error(error, path) from error
+        try:
+            _lock(path, descriptor)
+            # Whoever held it before may have removed the file that we opened.
+            if _is_same(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _acquire_directory(path: str) -> int:
+    """Lock the directory itself, where a full disk has no room for a file."""
+    descriptor = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        _lock(path, descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(path: str, descriptor: int) -> None:
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        busy = "another ckpttool is changing this directory"
+        raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise from_os_error(error, path) from error
+
+
+def _is_same(path: str, descriptor: int) -> bool:
+    try:
+        found, held = os.lstat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _release(path: str, descriptor: int) -> None:
+    try:
+        with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
+            if _is_same(path, descriptor):
+                os.unlink(path)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,231 @@
+"""What a renaming, the trash and an undo are made of, and the text of the journal that is written first."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ckpttool.series.changing.home import Home
+from ckpttool.series.changing.strictly import (
+    contents_of,
+    contents_told,
+    name_of,
+    path_of,
+    text_of,
+    text_or_none,
+)
+from ckpttool.series.files import Contents
+
+TRASH = ".ckpttool-trash"
+"""Where what was put aside lies, below the identity of the command that did it, with a record of it."""
+
+SCHEMA = "ckpttool.moves/1"
+IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
+
+Kind = Literal["trash", "restore", "rename"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One checkpoint that goes to other names on the same file system.
+
+    Attributes:
+        path: How the user knows it.
+        members: Its old and new names, relative to ``Moves.source`` and ``Moves.target``, in the order in
+            which they leave: an index first, data after it. They come the other way round.
+        contents: Its files as they were when the plan was made, relative to the source.
+    """
+
+    path: str
+    members: tuple[tuple[str, str], ...]
+    contents: Contents = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A small text file that is to say something else: a pointer, a state file, an index.
+
+    Attributes:
+        name: Its path relative to the directory, as it is once the checkpoints have moved.
+        before: What it says; None where it is new. Bytes that are no UTF-8 are surrogates.
+        after: What it is to say; None where it goes.
+    """
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relink:
+    """A symlink: its path relative to the directory, what it led to, and what it is to lead to."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """All that one journal does.
+
+    Attributes:
+        kind: What for.
+        identity: Of the command; all directories in which it works have it in common. See ``new_identity``.
+        moves: Which checkpoints go where.
+        rewrites, relinks: What points at them, and is to go with them: then all moves are made, or none.
+        source, target: The directory that they leave, and the one that they come to: the directory of the
+            journal, or the place of the identity in its trash.
+    """
+
+    kind: Kind
+    identity: str
+    moves: tuple[Move, ...]
+    rewrites: tuple[Rewrite, ...] = ()
+    relinks: tuple[Relink, ...] = ()
+    source: str
+    target: str
+
+    @property
+    def is_bound(self) -> bool:
+        """Tell whether all moves are made or none: something points at what they are to be."""
+        return bool(self.rewrites or self.relinks)
+
+
+def new_identity() -> str:
+    """Return an identity for a command: the time, in UTC, and something random."""
+    seconds, rest = divmod(time.time_ns(), 10**9)
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
+    return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
+
+
+def trash_at(home: Home, identity: str) -> str:
+    """Return where a command puts things aside, in the home of a directory."""
+    return os.path.join(home.path, TRASH + home.suffix, identity)
+
+
+def reversed_move(move: Move, contents: Contents | None = None) -> Move:
+    """Return a move the other way round, of what came to the target."""
+    there = arrived(move) if contents is None else contents
+    return Move(move.path, tuple((new, old) for old, new in move.members), there)
+
+
+def arrived(move: Move) -> Contents:
+    """Return the contents of a move as they are at its target."""
+    new = dict(move.members)
+    return Contents(
+        tuple(replace(file, path=_mapped(file.path, new)) for file in move.contents.files),
+        tuple(_mapped(path, new) for path in move.contents.directories),
+    )
+
+
+def old_name(moves: Moves, name: str) -> str:
+    """Return the path that something has before a move, from the one that it has afterwards."""
+    first, mark, rest = name.partition(os.sep)
+    old = next((old for one in moves.moves for old, new in one.members if new == first), first)
+    return old + mark + rest if mark else name
+
+
+def _mapped(path: str, new: Mapping[str, str]) -> str:
+    parts = path.split(os.sep)
+    for count in range(1, len(parts) + 1):
+        above = os.sep.join(parts[:count])
+        if above in new:
+            return os.sep.join([new[above], *parts[count:]])
+    raise ValueError(f"{path!r} is no part of what moves")
+
+
+def dumps(moves: Moves, directory: str) -> bytes:
+    """Return moves as a journal has them."""
+    return json.dumps(document(moves, directory)).encode()
+
+
+def document(moves: Moves, directory: str) -> dict[str, Any]:
+    """Return moves as plain data; see ``moves_of``."""
+    return {
+        "schema": SCHEMA,
+        "kind": moves.kind,
+        "identity": moves.identity,
+        "source": "directory" if moves.source == directory else "trash",
+        "target": "directory" if moves.target == directory else "trash",
+        "moves": [
+            {"path": one.path, "members": one.members, **contents_told(one.contents)} for one in moves.moves
+        ],
+        "rewrites": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.rewrites],
+        "relinks": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.relinks],
+    }
+
+
+def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
+    """Return moves from what ``document`` returned; every name was checked to stay inside.
+
+    Args:
+        told: The document.
+        directory: The directory that it is for.
+        home: Where its trash lies.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is something else.
+    """
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"schema {told['schema']!r}")
+    identity = identity_of(told["identity"])
+    places = {"directory": directory, "trash": trash_at(home, identity)}
+    source, target = told["source"], told["target"]
+    return Moves(
+        kind=_kind(told["kind"]),
+        identity=identity,
+        moves=tuple(_move(one, source, target) for one in told["moves"]),
+        rewrites=tuple(_rewrite(one) for one in told["rewrites"]),
+        relinks=tuple(
+            Relink(path_of(one["name"]), text_of(one["before"]), text_of(one["after"]))
+            for one in told["relinks"]
+        ),
+        source=places[source],
+        target=places[target],
+    )
+
+
+def identity_of(value: object) -> str:
+    """Return an identity.
+
+    Raises:
+        TypeError, ValueError: It is none.
+    """
+    identity = text_of(value)
+    if not IDENTITY.fullmatch(identity):
+        raise ValueError(f"{identity!r} is no identity")
+    return identity
+
+
+def _kind(value: object) -> Kind:
+    match value:
+        case "trash" | "restore" | "rename":
+            return value
+    raise ValueError(f"kind {value!r}")
+
+
+def _move(told: Mapping[str, Any], source: str, target: str) -> Move:
+    members = tuple((_member(old, source), _member(new, target)) for old, new in told["members"])
+    if not 0 < len(members) == len({old for old, _ in members}) == len({new for _, new in members}):
+        raise ValueError("no member, or two of one name")
+    return Move(text_of(told["path"]), members, contents_of(told, [old for old, _ in members]))
+
+
+def _member(value: object, place: str) -> str:
+    """Return the name of a member in the directory; in the trash it lies in a numbered directory."""
+    if place == "directory":
+        return name_of(value)
+    number, _, name = text_of(value).partition(os.sep)
+    if not number.isdecimal():
+        raise ValueError(f"{value!r} is no place in the trash")
+    return os.path.join(number, name_of(name))
+
+
+def _rewrite(told: Mapping[str, Any]) -> Rewrite:
+    return Rewrite(path_of(told["name"]), text_or_none(told["before"]), text_or_none(told["after"]))

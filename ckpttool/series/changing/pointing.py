@@ -1,0 +1,317 @@
+"""Makes pointers say what goes with a move, and say again what they said; what others wrote stays.
+
+Everything happens below open directories, never through a symlink: what lies behind one is nobody's pointer.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from ckpttool.series.changing.moves import Moves, Relink, Rewrite
+from ckpttool.series.changing.stage import Changed, status_of
+from ckpttool.series.files import opened
+from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_opened
+
+MAX_TEXT = 1 << 26
+"""Bytes; no pointer, state file or index is larger."""
+
+_FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOWS_NOTHING
+_READ = os.O_RDONLY | _FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
+
+
+def text_at(path: str, place: int | None = None) -> str | None:
+    """Return what a small file says, bytes that are no UTF-8 as surrogates; None where there is none.
+
+    Args:
+        path: The file.
+        place: An open directory that the path starts at.
+
+    Raises:
+        Changed: It is no file, or too large.
+        OSError: It can't be read.
+    """
+    try:
+        descriptor = os.open(path, _READ, dir_fd=place)
+    except FileNotFoundError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Changed(f"{os.path.basename(path)} is no file")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_TEXT + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > MAX_TEXT:
+        raise Changed(f"{os.path.basename(path)} is larger than a pointer")
+    return data.decode("utf-8", "surrogateescape")
+
+
+def require_pointers(directory: str, moves: Moves) -> None:
+    """Require that all pointers say what they said when the plan was made.
+
+    Raises:
+        Changed: One does not, or lies behind a symlink.
+        OSError: One can't be read.
+    """
+    with _inside(directory, moves) as inside:
+        for one in moves.rewrites:
+            if inside.text(one.name) != one.before:
+                raise Changed(f"{one.name} has changed since the plan was made")
+        for link in moves.relinks:
+            if inside.target(link.name) != link.before:
+                raise Changed(f"{link.name} has changed since the plan was made")
+
+
+def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
+    """Make pointers say what they are to say; those that do already are left.
+
+    Args:
+        directory: The directory that they lie in.
+        moves: What they go with.
+        stage: A directory for what is written, on the same file system.
+        is_late: Whether somebody may have rightly written one since: one that names none of the old names,
+            or one of the new, is left as it is.
+
+    Raises:
+        Changed: One says something else than it did when the plan was made, or lies behind a symlink.
+        OSError: One can't be written.
+    """
+    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+        for one in _creations_first(moves.rewrites):
+            if not (is_late and _is_settled(moves, inside.text(one.name), (one.before, one.after))):
+                _say(inside, one, scratch, _like(moves.rewrites, one))
+        for link in moves.relinks:
+            if not (is_late and _is_settled(moves, inside.target(link.name), (link.before, link.after))):
+                _lead(inside, link, scratch)
+
+
+def is_turned(directory: str, moves: Moves) -> bool:
+    """Tell whether no pointer says any more what it said before, and there are some.
+
+    Raises:
+        OSError: One can't be read.
+    """
+    with _inside(directory, moves) as inside:
+        kept = [one for one in moves.rewrites if one.after is not None]
+        return moves.is_bound and not (
+            any(inside.says(one.name, one.before) for one in kept)
+            or any(inside.leads(one.name, one.before) for one in moves.relinks)
+        )
+
+
+def _is_settled(moves: Moves, text: str | None, known: tuple[str | None, str | None]) -> bool:
+    """Tell whether what somebody else has written since fits what has moved."""
+    if text is None or text in known or None in known:
+        return False
+    if moves.source != moves.target:  # what comes back, or goes, may be named or not
+        return True
+    pairs = [(old, new) for one in moves.moves for old, new in one.members]
+    return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
+
+
+def point_back(directory: str, moves: Moves, stage: str) -> None:
+    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is.
+
+    Raises:
+        OSError: One can't be written.
+    """
+    turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
+    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+        for link in reversed(moves.relinks):
+            if inside.leads(link.name, link.after):
+                _lead(inside, Relink(link.name, link.after, link.before), scratch)
+        for one in _creations_first(turned):
+            if inside.says(one.name, one.before):
+                _say(inside, one, scratch, _like(turned, one))
+
+
+class _Inside:
+    """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
+
+    def __init__(self, home: int, moves: Moves) -> None:
+        self._home = home
+        self._old = {new: old for one in moves.moves for old, new in one.members}
+        self._is_within = moves.source == moves.target
+
+    @contextmanager
+    def around(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory that a pointer lies in, and yield it with the pointer's name there.
+
+        Raises:
+            Changed: It lies behind a symlink.
+            OSError: There is no such directory, or it can't be opened.
+        """
+        above, base = os.path.split(self._path_of(name))
+        with _opened_below(above, self._home, name) as place:
+            yield place, base
+
+    def text(self, name: str) -> str | None:
+        """Return what a pointer says; None where there is none.
+
+        Raises:
+            Changed: It is no file, or lies behind a symlink.
+            OSError: It can't be read.
+        """
+        try:
+            with self.around(name) as (place, base):
+                return text_at(base, place)
+        except FileNotFoundError:
+            return None
+
+    def target(self, name: str) -> str | None:
+        """Return where a symlink leads; None where there is none.
+
+        Raises:
+            Changed: It lies behind another symlink.
+        """
+        try:
+            with self.around(name) as (place, base):
+                return os.readlink(base, dir_fd=place)
+        except OSError:  # it has gone, or is no symlink any more
+            return None
+
+    def says(self, name: str, text: str | None) -> bool:
+        """Tell whether there is such a pointer, and it says something.
+
+        Raises:
+            OSError: It can't be read.
+        """
+        try:
+            return self.text(name) == text
+        except Changed:
+            return False
+
+    def leads(self, name: str, target: str) -> bool:
+        """Tell whether there is such a symlink, and it leads somewhere."""
+        try:
+            return self.target(name) == target
+        except Changed:
+            return False
+
+    def _path_of(self, name: str) -> str:
+        first, _, rest = name.partition(os.sep)
+        if rest and self._is_within and first in self._old and not self._stands(name):
+            return os.path.join(self._old[first], rest)
+        return name
+
+    def _stands(self, name: str) -> bool:
+        above, base = os.path.split(name)
+        try:
+            with opened(above, self._home) as place:
+                return status_of(base, place) is not None
+        except FileNotFoundError:
+            return False
+        except OSError:  # something stands there that can't be looked into
+            return True
+
+
+@contextmanager
+def _inside(directory: str, moves: Moves) -> Iterator[_Inside]:
+    with opened(directory) as home:
+        yield _Inside(home, moves)
+
+
+@contextmanager
+def _writing(stage: str) -> Iterator[int]:
+    around, name = os.path.split(stage)
+    with opened(around or os.curdir) as home, opened(name, home) as scratch:
+        yield scratch
+
+
+@contextmanager
+def _opened_below(path: str, home: int, name: str) -> Iterator[int]:
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(opened(path, home))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise Changed(f"{name} lies behind a symlink, or in what is no directory") from error
+            raise
+        yield place
+
+
+def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
+    """Return rewrites so that an index is new somewhere before it goes elsewhere."""
+    return sorted(rewrites, key=lambda one: (one.after is None, one.before is not None))
+
+
+def _like(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
+    """Return the name of the file that one replaces: its own, or of its neighbour that goes as it comes."""
+    if one.before is not None or one not in rewrites:
+        return one.name
+    at = list(rewrites).index(one)
+    near = (rewrites[other] for other in (at + 1, at - 1) if 0 <= other < len(rewrites))
+    return next((other.name for other in near if other.after is None), one.name)
+
+
+def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
+    now = inside.text(one.name)
+    if now == one.after:
+        return
+    if now != one.before:
+        raise Changed(f"{one.name} has changed since the plan was made")
+    with inside.around(one.name) as (place, name):
+        if one.after is None:
+            os.unlink(name, dir_fd=place)
+        else:
+            temporary = _temporary()
+            is_part = like != one.name or os.sep in one.name
+            descriptor = os.open(temporary, _CREATE, 0o666, dir_fd=scratch)
+            with open(descriptor, "wb") as file, inside.around(like) as (near, other):
+                file.write(one.after.encode("utf-8", "surrogateescape"))
+                file.flush()
+                _make_like(descriptor, near, other, keeps_time=is_part)
+                os.fsync(descriptor)
+            if one.before is None:
+                _bring(scratch, temporary, place, name)
+            else:
+                os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        sync_opened(place)
+
+
+def _temporary() -> str:
+    return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
+
+
+def _make_like(descriptor: int, place: int, name: str, *, keeps_time: bool) -> None:
+    """Give a new file the mode and the owner of the one that it replaces.
+
+    A part of a checkpoint keeps its time, too, which tells when that was saved.
+    """
+    adopt(descriptor, name, place)
+    status = status_of(name, place)
+    if keeps_time and status is not None:
+        os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _bring(scratch: int, temporary: str, place: int, name: str) -> None:
+    """Give a new file its name, unless there is one of this name."""
+    try:
+        os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+    except FileExistsError as error:
+        raise Changed(f"{name} has come to exist since the plan was made") from error
+    except OSError:  # a file system without hard links
+        if status_of(name, place) is not None:
+            raise
+        os.rename(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+    else:
+        os.unlink(temporary, dir_fd=scratch)
+
+
+def _lead(inside: _Inside, link: Relink, scratch: int) -> None:
+    """Make a symlink lead elsewhere, without a moment in which there is none."""
+    now = inside.target(link.name)
+    if now == link.after:
+        return
+    if now != link.before:
+        raise Changed(f"{link.name} has changed since the plan was made")
+    temporary = _temporary()
+    with inside.around(link.name) as (place, name):
+        os.symlink(link.after, temporary, dir_fd=scratch)
+        os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
+        sync_opened(place)

@@ -1,0 +1,213 @@
+"""Settles what a command that was killed has left: finished where it must be, else undone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
+from ckpttool.series.changing.home import home_around
+from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
+from ckpttool.series.changing.moves import Moves
+from ckpttool.series.changing.moving import Course, told
+from ckpttool.series.changing.owned import require_own
+from ckpttool.series.changing.removal import clear
+from ckpttool.series.changing.stage import (
+    Changed,
+    Stage,
+    persist,
+    places,
+    remove_directories,
+    status_of,
+    unlink_file,
+)
+from ckpttool.series.files import Fingerprint, fingerprint, opened
+
+_DOING = {
+    "trash": "to put it into the trash",
+    "restore": "to put it back",
+    "rename": "to rename it",
+}
+
+
+@dataclass(slots=True)
+class Settled:
+    """What became of what was interrupted, by path.
+
+    Attributes:
+        finished: What was removed.
+        put_back: What was to be removed, and is back.
+        moved: What became of what was on its way elsewhere, each in a sentence.
+        failed: What could neither be finished nor put back, with the reason.
+    """
+
+    finished: list[str] = field(default_factory=list)
+    put_back: list[str] = field(default_factory=list)
+    moved: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def settle_all(directory: str) -> Settled:
+    """Settle all that was interrupted in a directory.
+
+    Raises:
+        CheckpointError: A journal can't be understood, or the directory not changed.
+    """
+    total = Settled()
+    within = [os.path.join(directory, name) for name in stages(directory)]
+    for stage in within + stages_beside(directory):
+        one = settle(directory, stage)
+        total.finished += one.finished
+        total.put_back += one.put_back
+        total.moved += one.moved
+        total.failed |= one.failed
+    return total
+
+
+def settle(directory: str, path: str) -> Settled:
+    """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan.
+
+    Raises:
+        CheckpointError: Its journal can't be understood, or the directory not changed.
+    """
+    settled = Settled()
+    journal_path = os.path.join(path, JOURNAL)
+    require_own(path, directory)
+    try:
+        found = read(journal_path) if os.path.lexists(journal_path) else Journal(())
+        if isinstance(found, Moves):
+            if not _settle_moves(directory, path, found, settled):
+                return settled
+        else:
+            _settle_removals(path, directory, found, settled)
+        if not clear(path) and not settled.failed:
+            expected = "move them where they belong"
+            raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise AccessDenied(path, f"what was interrupted can't be settled: {reason}") from error
+    return settled
+
+
+def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> bool:
+    """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
+    course = Course(directory, home_around(path), path, moves, is_late=True)
+    doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
+    try:
+        failed: dict[str, str] = {}
+        try:
+            done = {move.path for move in course.forward(failed)}
+            why = ""
+        except (Changed, CheckpointError, OSError) as failure:
+            course.back()
+            done, why = set(), f" ({told(failure)})"
+            if not moves.moves:
+                settled.moved.append(f"{directory}: {doing}; nothing was changed{why}")
+    except (Changed, CheckpointError, OSError) as failure:
+        reason = f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {path}"
+        settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
+        return False
+    for move in moves.moves:
+        reason = f" ({failed[move.path]})" if move.path in failed else why
+        what = "that is finished now" if move.path in done else f"it is where it was{reason}"
+        settled.moved.append(f"{move.path}: {doing}; {what}")
+    return True
+
+
+def _settle_removals(path: str, directory: str, journal: Journal, settled: Settled) -> None:
+    if not journal.removals:
+        return
+    around, name = os.path.split(path)
+    with opened(directory) as home, opened(around or os.curdir) as place, opened(name, place) as inner:
+        stage = Stage(path, home, inner)
+        shared = places(journal.removals)
+        for number, removal in enumerate(journal.removals):
+            # A directory of its own is what ckpttool gave single files, too, before they shared one.
+            has_own = status_of(str(number), inner) is not None
+            _settle_one(stage, number if has_own else shared[number], removal, settled)
+        singles = [number for number, removal in enumerate(journal.removals) if removal.is_single]
+        for number in singles:
+            _clear_shared(stage, number, settled)
+
+
+def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -> None:
+    if status_of(str(number), stage.inner) is None:
+        return
+    try:
+        with opened(str(number), stage.inner) as place:
+            if removal.is_single and status_of(removal.members[0], place) is None:
+                return  # it wasn't put there yet, or has gone already
+            is_finished = _finished(stage, place, removal)
+        if not is_finished:
+            stage.put_back(number, removal)
+        elif not removal.is_single:
+            persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+        (settled.finished if is_finished else settled.put_back).append(removal.path)
+    except Changed as change:
+        settled.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        settled.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
+
+
+def _clear_shared(stage: Stage, number: int, settled: Settled) -> None:
+    """Remove a directory that single files were put in."""
+    try:
+        persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if not settled.failed:
+            settled.failed[stage.path] = (error.strerror or str(error)).lower()
+
+
+def _finished(stage: Stage, place: int, removal: Removal) -> bool:
+    """Finish a removal that lost a part in its stage already, or is whole and still wanted.
+
+    What is lost while nothing lies in the stage was never removed by us, and says nothing of the rest.
+
+    Returns:
+        Whether it is finished.
+    """
+    states = [_states(file, place, stage.home) for file in removal.contents.files]
+    has_begun = any(status_of(name, place) is not None for name in removal.members)
+    is_lost = not any(states) or (has_begun and not all(states))
+    is_whole = all(True in found for found in states)
+    is_wanted = has_begun and all(status_of(name, stage.home) for name in removal.survivors)
+    if not is_lost and not (is_whole and is_wanted):
+        return False
+    _finish(stage, place, removal)
+    return True
+
+
+def _states(file: Fingerprint, *directories: int) -> list[bool]:
+    """Return for each directory that has a file of that name whether it is the one that is meant."""
+    return [is_same for one in directories if (is_same := _is_there(file, one)) is not None]
+
+
+def _is_there(file: Fingerprint, directory: int) -> bool | None:
+    """Tell whether a file is the one that is meant; None where there is no such name."""
+    parent, name = os.path.split(file.path)
+    try:
+        with opened(parent, directory) as inner:
+            status = status_of(name, inner)
+    except OSError:  # the directory around it is gone
+        return None
+    return status and fingerprint(file.path, status).identity == file.identity
+
+
+def _finish(stage: Stage, place: int, removal: Removal) -> None:
+    """Rename away what is still in its place, unless it is another file by now, and unlink all."""
+    for name in removal.members:
+        files = [file for file in removal.contents.files if file.path.split(os.sep)[0] == name]
+        if files and all(_is_there(file, stage.home) for file in files):
+            if status_of(name, place) is not None:
+                os.unlink(name, dir_fd=place)  # put back already, but for this second name
+            persist(partial(os.rename, name, name, src_dir_fd=stage.home, dst_dir_fd=place))
+    for file in removal.contents.files:
+        try:
+            unlink_file(place, file)
+        except FileNotFoundError:  # its directory went before
+            continue
+    remove_directories(place, removal.contents)

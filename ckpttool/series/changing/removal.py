@@ -1,0 +1,278 @@
+"""Removes checkpoints for good, so that a kill at any instruction loses nothing that was to stay.
+
+Everything happens below open directories, never through a symlink: what another process puts in a path's
+place meanwhile is not touched. See ``journal`` for what is written down, and ``recovery`` for what is done
+about it later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
+from threading import Event
+
+from ckpttool.errors import AccessDenied, from_os_error
+from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
+from ckpttool.series.changing.lock import FULL
+from ckpttool.series.changing.owned import MAX_BYTES
+from ckpttool.series.changing.stage import Changed, Gone, Stage, places, unlink_file
+from ckpttool.series.files import opened
+from ckpttool.wire.atomic import sync_directory, write_atomically
+
+_MANY = 200
+"""From so many checkpoints on a second thread is worth its start."""
+
+_IS_SINGLE = attrgetter("is_single")
+_BELOW_DIRECTORIES = os.rename in os.supports_dir_fd
+
+
+class NoRoom(AccessDenied):
+    """The disk, or a quota, is full."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of removals: ``failed`` says why, by path; ``freed`` is in bytes.
+
+    What was gone already counts as removed, and frees nothing. ``crowded`` are those of the failed for which
+    the disk was too full.
+    """
+
+    removed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    crowded: set[str] = field(default_factory=set)
+    freed: int = 0
+
+
+def remove(directory: str, journal: Journal) -> Outcome:
+    """Remove checkpoints of one directory; what has changed since the plan was made stays.
+
+    Raises:
+        AccessDenied: The directory can't be changed; nothing was.
+    """
+    require_system(directory, "removed")
+    outcome = Outcome()
+    while journal.removals or journal.rewrites:
+        refusal, so_far = None, len(outcome.removed)
+        try:
+            _carry_out(directory, journal, outcome)
+            journal = Journal(_crowded(directory, journal, outcome))
+            if len(outcome.removed) > so_far:
+                continue
+        except NoRoom as failure:
+            refusal = failure
+        single = next(filter(_IS_SINGLE, journal.removals), None)
+        if single is None or journal.rewrites:  # pointers are rewritten before anything goes
+            _give_up(journal, outcome, refusal)
+            break
+        _unlink_at_once(directory, single, outcome)
+        journal = Journal(tuple(one for one in journal.removals if one is not single))
+    return outcome
+
+
+def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
+    with begun(directory, journal) as stage:
+        for rewrite in journal.rewrites:
+            write_atomically(os.path.join(directory, rewrite.name), rewrite.text.encode())
+        staged = [
+            (number, removal)
+            for number, removal in zip(places(journal.removals), journal.removals, strict=True)
+            if _tried(outcome, removal, partial(stage.set_aside, number, removal))
+        ]
+        sync_directory(directory)
+        _unlink_all(stage, staged, outcome)
+        try:
+            stage.close()
+        except OSError as error:
+            outcome.failed[stage.path] = (error.strerror or str(error)).lower()
+
+
+def _unlink_all(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Outcome) -> None:
+    """Unlink what was set aside; of many, two threads do one half each: the disk works meanwhile."""
+    if len(staged) < _MANY:
+        _unlink_each(stage, staged, outcome, Event())
+        return
+    # What has several names is counted as freed with the last of them: one thread has all of those.
+    linked = [one for one in staged if any(file.links > 1 for file in one[1].contents.files)]
+    single = [one for one in staged if all(file.links == 1 for file in one[1].contents.files)]
+    halves = ([*linked, *single[::2]], single[1::2])
+    outcomes, stop = [Outcome() for _ in halves], Event()
+    with ThreadPoolExecutor(len(halves)) as pool:
+        try:
+            working = [
+                pool.submit(_unlink_each, stage, half, one, stop)
+                for half, one in zip(halves, outcomes, strict=True)
+            ]
+            for future in working:
+                future.result()
+        finally:
+            stop.set()
+    for one in outcomes:
+        outcome.removed += one.removed
+        outcome.failed |= one.failed
+        outcome.crowded |= one.crowded
+        outcome.freed += one.freed
+
+
+def _unlink_each(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Outcome, stop: Event) -> None:
+    for number, removal in staged:
+        if stop.is_set():
+            return
+        if _tried(outcome, removal, partial(_unlink, stage, number, removal, outcome)):
+            outcome.removed.append(removal.path)
+
+
+def _crowded(directory: str, journal: Journal, outcome: Outcome) -> tuple[Removal, ...]:
+    """Return what failed on a full disk and lies where it lay; it counts as failed no more."""
+    crowded = tuple(
+        one
+        for one in journal.removals
+        if one.path in outcome.crowded
+        and all(os.path.lexists(os.path.join(directory, name)) for name in one.members)
+    )
+    for one in crowded:
+        del outcome.failed[one.path]
+    outcome.crowded.clear()
+    return crowded
+
+
+def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
+    """Unlink a checkpoint that is a single file. That needs no journal: nothing can be left half-done."""
+
+    def unlink() -> None:
+        with opened(directory) as home:
+            outcome.freed += unlink_file(home, removal.contents.files[0])
+
+    if _tried(outcome, removal, unlink):
+        outcome.removed.append(removal.path)
+
+
+def _give_up(journal: Journal, outcome: Outcome, refusal: NoRoom | None) -> None:
+    """Note what stays for want of room; ``refusal`` is why there is no journal.
+
+    Raises:
+        NoRoom: Nothing was removed at all.
+    """
+    if refusal is not None and not outcome.removed:
+        raise refusal
+    outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
+
+
+def require_system(directory: str, done: str) -> None:
+    """Require a system that can work below open directories.
+
+    Raises:
+        AccessDenied: It can't; nothing was done.
+    """
+    if not _BELOW_DIRECTORIES:
+        raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
+
+
+def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except Gone:
+        outcome.removed.append(removal.path)
+    except Changed as change:
+        outcome.failed[removal.path] = str(change)
+    except OSError as error:
+        outcome.failed[removal.path] = (error.strerror or str(error)).lower()
+        if error.errno in FULL:
+            outcome.crowded.add(removal.path)
+    else:
+        return True
+    return False
+
+
+def _unlink(stage: Stage, number: int, removal: Removal, outcome: Outcome) -> None:
+    try:
+        for nbytes in stage.unlink(number, removal):
+            outcome.freed += nbytes
+    except Changed:
+        stage.put_back(number, removal)
+        raise
+
+
+@contextmanager
+def begun(directory: str, journal: Journal) -> Iterator[Stage]:
+    """Write a journal, yield the stage to work on, and take both away if all went well.
+
+    Raises:
+        NoRoom: The disk is too full for a journal; nothing was changed.
+        AccessDenied: The journal can't be written; nothing was changed.
+    """
+    path = begin(directory, dumps(journal), "removed")
+    around, name = os.path.split(path)
+    try:
+        with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
+            stage = Stage(path, home, inner)
+            try:
+                yield stage
+            finally:
+                stage.abandon()
+        clear(path)
+    except KeyboardInterrupt:
+        from ckpttool.series.changing.recovery import settle
+
+        settle(directory, path)
+        raise
+    except OSError as error:
+        reason = from_os_error(error, directory).reason
+        raise AccessDenied(directory, f"{reason}; the next prune settles what was begun") from error
+
+
+def begin(directory: str, journal: bytes, done: str) -> str:
+    """Write a journal, synced to disk, and return the directory of ours that it lies in.
+
+    Args:
+        directory: Whose journal it is.
+        journal: Its text.
+        done: What was done to nothing if it can't be written: "removed".
+
+    Raises:
+        NoRoom: The disk is too full; nothing was changed.
+        AccessDenied: It can't be written; nothing was changed.
+    """
+    if len(journal) > MAX_BYTES:
+        reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
+        raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
+    around, suffix = home_of(directory)
+    path = os.path.join(around, f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}")
+    try:
+        os.mkdir(path, 0o700)
+        try:
+            write_atomically(os.path.join(path, JOURNAL), journal)
+            sync_directory(around)
+        except BaseException:
+            clear(path)
+            raise
+    except OSError as error:
+        reason = from_os_error(error, directory).reason
+        if error.errno in FULL:
+            message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
+            raise NoRoom(directory, message) from error
+        raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
+    return path
+
+
+def clear(path: str) -> bool:
+    """Remove an owned directory with its journal; tell whether nothing else was left in it."""
+    names = os.listdir(path)
+    ours = [name for name in names if name == JOURNAL or is_temporary(name)]
+    if len(ours) < len(names):
+        return False
+    for name in ours:
+        os.unlink(os.path.join(path, name))
+    os.rmdir(path)
+    return True
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is that of a file of ours that was still being written."""
+    return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)

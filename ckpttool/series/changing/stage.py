@@ -1,0 +1,260 @@
+"""Where checkpoints are put before they are unlinked, and each step with them, undone where it fails.
+
+Everything happens below open directories, never through a symlink.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ckpttool.series.changing.journal import Removal
+from ckpttool.series.files import Contents, Fingerprint, contents, opened
+
+RETRIES = 5
+RETRY_SECONDS = 0.2
+"""An open file on NFS keeps its directory busy for a moment after it was unlinked."""
+
+_BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
+
+
+class Changed(Exception):
+    """What is on the disk isn't what the plan was made for."""
+
+
+class Gone(Exception):
+    """Somebody else has removed it already."""
+
+
+def places(removals: Sequence[Removal]) -> list[int]:
+    """Return the number of the directory that each checkpoint is put in: single files share one."""
+    shared = next((number for number, removal in enumerate(removals) if removal.is_single), 0)
+    return [shared if removal.is_single else number for number, removal in enumerate(removals)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An owned directory: where checkpoints are put before they are unlinked.
+
+    Attributes:
+        path: Its path.
+        home: Descriptor of the directory that the checkpoints lie in.
+        inner: Descriptor of the owned directory itself.
+        shared: Descriptor of the directory in it that single files are put in, by its number; see ``close``.
+    """
+
+    path: str
+    home: int
+    inner: int
+    shared: dict[int, int] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Remove the directory of single files, and close it.
+
+        Raises:
+            OSError: Something is left in it.
+        """
+        for number in list(self.shared):
+            os.close(self.shared.pop(number))
+            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+
+    def abandon(self) -> None:
+        """Close what is open, and leave what lies there."""
+        while self.shared:
+            os.close(self.shared.popitem()[1])
+
+    def set_aside(self, number: int, removal: Removal) -> None:
+        """Rename a checkpoint away, its index first.
+
+        Args:
+            number: Of the directory that it is put in; see ``places``.
+            removal: The checkpoint.
+
+        Raises:
+            Changed: It isn't what it was; it is back where it was.
+            Gone: Nothing of it is there any more.
+            OSError: It can't be renamed; what could be is back where it was.
+        """
+        if removal.is_single:
+            self._set_file_aside(number, removal)
+            return
+        if not any(status_of(name, self.home) for name in removal.members):
+            raise Gone
+        self._check(self.home, removal)
+        os.mkdir(str(number), 0o700, dir_fd=self.inner)
+        try:
+            with opened(str(number), self.inner) as place:
+                for name in removal.members:
+                    persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+                # Only what was renamed is known to be what was checked: another could have come between.
+                self._check(place, removal)
+        except (OSError, Changed):
+            self.put_back(number, removal)
+            raise
+
+    def _set_file_aside(self, number: int, removal: Removal) -> None:
+        (name,), (file,) = removal.members, removal.contents.files
+        status = status_of(name, self.home)
+        if status is None:
+            raise Gone
+        _require_same(file, status)
+        place = self._shared(number)
+        persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+        try:
+            _require_same(file, status_of(name, place))
+        except (OSError, Changed):
+            _move_back(name, place, self.home)
+            raise
+
+    def _shared(self, number: int) -> int:
+        """Return the directory that single files are put in; it is made for the first."""
+        if number not in self.shared:
+            os.mkdir(str(number), 0o700, dir_fd=self.inner)
+            flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+            self.shared[number] = os.open(str(number), flags, dir_fd=self.inner)
+        return self.shared[number]
+
+    def _check(self, place: int, removal: Removal) -> None:
+        try:
+            is_same = contents(place, removal.members).is_same_as(removal.contents)
+        except FileNotFoundError as error:
+            raise Changed("it has vanished, or a part of it, since the plan was made") from error
+        if not is_same:
+            raise Changed("it has changed since the plan was made")
+
+    def put_back(self, number: int, removal: Removal) -> None:
+        """Rename a checkpoint to where it was, its index last.
+
+        Raises:
+            OSError: Something else is there now.
+        """
+        with opened(str(number), self.inner) as place:
+            for name in reversed(removal.members):
+                if status_of(name, place) is not None:
+                    _move_back(name, place, self.home)
+        if not removal.is_single:
+            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+
+    def unlink(self, number: int, removal: Removal) -> Iterator[int]:
+        """Unlink a checkpoint that was set aside; yield the bytes that each file frees.
+
+        Raises:
+            Changed: It isn't what it was; nothing of it was unlinked.
+            OSError: Something can't be unlinked; the journal stays.
+        """
+        if number in self.shared and removal.is_single:
+            yield unlink_here(self.shared[number], removal.contents.files[0])
+            return
+        with opened(str(number), self.inner) as place:
+            self._check(place, removal)
+            for file in removal.contents.files:
+                yield unlink_file(place, file)
+            remove_directories(place, removal.contents)
+        persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+
+
+def _require_same(file: Fingerprint, status: os.stat_result | None) -> None:
+    if status is None:
+        raise Changed("it has vanished, or a part of it, since the plan was made")
+    if not _is_same(file, status) or status.st_dev != file.device:
+        raise Changed("it has changed since the plan was made")
+
+
+def _is_same(file: Fingerprint, status: os.stat_result) -> bool:
+    """Tell whether a file is the one that is meant, even if the file system is mounted anew."""
+    return status.st_ino == file.inode and status.st_mtime_ns == file.mtime_ns and status.st_size == file.size
+
+
+def unlink_file(place: int, file: Fingerprint) -> int:
+    """Unlink a file if it is the one that is meant, or has gone; return the bytes that this frees.
+
+    Raises:
+        Changed: Another file is there.
+        OSError: It can't be unlinked.
+    """
+    parent, name = os.path.split(file.path)
+    with opened(parent, place) as directory:
+        return unlink_here(directory, file, name)
+
+
+def unlink_here(directory: int, file: Fingerprint, name: str | None = None) -> int:
+    """Unlink a file of an open directory; see ``unlink_file``.
+
+    Args:
+        directory: The directory that it lies in.
+        file: The file.
+        name: Its name there, where its path is longer.
+    """
+    name = file.path if name is None else name
+    status = status_of(name, directory)
+    if status is None:
+        return 0
+    if not _is_same(file, status):
+        raise Changed("it has changed while it was being removed")
+    persist(partial(os.unlink, name, dir_fd=directory))
+    return status.st_size if status.st_nlink == 1 and stat.S_ISREG(status.st_mode) else 0
+
+
+def remove_directories(place: int, found: Contents) -> None:
+    """Remove the directories of a checkpoint, the innermost first; one that holds something else stays.
+
+    Raises:
+        OSError: One can't be removed.
+    """
+    for path in sorted(found.directories, key=lambda path: path.count(os.sep), reverse=True):
+        parent, name = os.path.split(path)
+        try:
+            with opened(parent, place) as directory:
+                persist(partial(os.rmdir, name, dir_fd=directory))
+        except FileNotFoundError:
+            continue
+
+
+def status_of(name: str, directory: int) -> os.stat_result | None:
+    """Return the status of a name in an open directory, or None where there is none."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _move_back(name: str, place: int, home: int) -> None:
+    """Rename without ever replacing what is there now."""
+    there, here = status_of(name, home), status_of(name, place)
+    if there is not None and here is not None and (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino):
+        os.unlink(name, dir_fd=place)  # a kill came between the two steps below
+        return
+    if there is not None:
+        raise FileExistsError(errno.EEXIST, "its place is taken by another file", name)
+    if here is not None and stat.S_ISREG(here.st_mode):
+        try:
+            os.link(name, name, src_dir_fd=place, dst_dir_fd=home, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
+        else:
+            os.unlink(name, dir_fd=place)
+        return
+    os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
+
+
+def persist(step: Callable[[], None]) -> None:
+    """Do a step; where it is busy try again for a while.
+
+    Raises:
+        OSError: It can't be done.
+    """
+    for attempt in range(RETRIES):
+        try:
+            return step()
+        except OSError as error:
+            if error.errno not in _BUSY or attempt == RETRIES - 1:
+                raise
+            time.sleep(RETRY_SECONDS)
+    return None

@@ -1,0 +1,99 @@
+"""The directories of a trash: made when something is put there, and gone once nothing is left in them.
+
+Nothing is made or removed through a symlink, and nothing in a trash that another user made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+
+from ckpttool.series.changing.home import OWNER, Home
+from ckpttool.series.changing.moves import TRASH, Moves
+from ckpttool.series.changing.owned import require_own
+from ckpttool.series.changing.removal import is_temporary
+from ckpttool.series.files import opened
+from ckpttool.wire.atomic import sync_opened
+
+
+def require_own_trash(home: Home) -> None:
+    """Require that a trash was made by this user, or by the owner of its directory, or isn't there.
+
+    Raises:
+        CheckpointError: It is another's or a symlink, or can't be looked at.
+    """
+    trash = os.path.join(home.path, TRASH + home.suffix)
+    if os.path.lexists(trash):
+        require_own(trash, os.path.join(home.path, home.suffix.removeprefix(OWNER)))
+
+
+def make_room(directory: str, home: Home, moves: Moves) -> None:
+    """Make the places in the trash that some moves leave or come to, as far as they are not there.
+
+    Raises:
+        CheckpointError: The trash isn't ours.
+        OSError: One can't be made.
+    """
+    require_own_trash(home)
+    sides = [(0, moves.source), (1, moves.target)]
+    for side, place in sides:
+        if place != directory:
+            numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
+            make_place(home, moves.identity, numbers)
+
+
+def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None:
+    """Make the place of a command in the trash, and numbered directories in it; others can't look inside.
+
+    Raises:
+        CheckpointError: The trash isn't ours.
+        OSError: One can't be made.
+    """
+    require_own_trash(home)
+    trash = TRASH + home.suffix
+    with opened(home.path) as around:
+        is_new = _made(trash, around)
+        with opened(trash, around) as root:
+            is_new |= _made(identity, root)
+            with opened(identity, root) as place:
+                made = [_made(number, place) for number in sorted(numbers)]
+                if is_new or any(made):
+                    for changed in (around, root, place):
+                        sync_opened(changed)
+
+
+def _made(name: str, place: int) -> bool:
+    try:
+        os.mkdir(name, 0o700, dir_fd=place)
+    except FileExistsError:
+        return False
+    return True
+
+
+def tidy(home: Home, identity: str) -> None:
+    """Remove a command's directories and half-written files from the trash, and the trash, where empty.
+
+    What can't be removed stays, and is removed when the trash is emptied.
+    """
+    trash = TRASH + home.suffix
+    with suppress(OSError), opened(home.path) as around:
+        with suppress(OSError), opened(trash, around) as root:
+            with suppress(OSError), opened(identity, root) as place:
+                _clear(place)
+            _remove(identity, root)
+        _remove(trash, around)
+
+
+def _clear(place: int) -> None:
+    for name in os.listdir(place):
+        if name.isdecimal():
+            _remove(name, place)
+        elif is_temporary(name):
+            with suppress(OSError):  # it isn't ours to remove
+                os.unlink(name, dir_fd=place)
+
+
+def _remove(name: str, place: int) -> None:
+    with suppress(OSError):  # it isn't empty, or isn't there
+        os.rmdir(name, dir_fd=place)

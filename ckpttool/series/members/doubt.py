@@ -1,0 +1,133 @@
+"""Whether a series is one: numbers also tell parts, seeds and users apart, of which none is older.
+
+What is in doubt is left alone, with a reason, where something of it would go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from ckpttool.checkpoint import Granularity
+from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.series.members.entry import Entry, Number
+from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, is_ordered
+
+METRICS_ALONE = "a metric is all that tells its names apart"
+PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
+NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+YEARS = "its numbers could be years: nothing inside says that they count saves"
+CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+EQUALLY_LONG = "all were trained equally long: could be different models"
+UNORDERED = "no number in its names, nor in it, tells which is older"
+NOTHING_TRAINED = "holds neither weights nor an optimizer"
+
+_YEARS = range(1990, 2101)
+
+
+def doubt(group: Group, told: Collection[str] = ()) -> str | None:
+    """Return why a series may be none, or None where it is one.
+
+    Args:
+        group: The series.
+        told: Globs of names of which the user says that each is a series; something must still order it.
+    """
+    parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        parts[entry.directory, entry.fields.blank].append(entry)
+    doubts = (_doubt(entries, told) for entries in parts.values())
+    why = next((why for why in doubts if why is not None), None)
+    return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, told)
+
+
+def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+    """Return why names, or directories, that somebody makes one series of may be none."""
+    sound = [entry for entry in entries if entry.is_sound]
+    if len(sound) > 1 and not is_ordered(sound):
+        return UNORDERED
+    is_told = all(entry.fields.blank in told for entry in entries)
+    return None if is_told or not _stand_still(sound) else EQUALLY_LONG
+
+
+def _stand_still(sound: Sequence[Entry]) -> bool:
+    """Tell whether epochs and steps inside are there, and all the same."""
+    counts = {entry.inside for entry in sound}
+    return len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+
+
+def _doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+    sound = [entry for entry in entries if entry.is_sound]
+    fields = entries[0].fields
+    if len(entries) < 2 or not sound:
+        return None
+    if not any(value is not None for value in fields.position):
+        return METRICS_ALONE if fields.blank != entries[0].name else None
+    if fields.blank in told:
+        return None if _is_ordered(entries, sound) else UNORDERED
+    if fields.number is None or is_counted(sound) or _are_serials(entries):
+        return None
+    if _could_be_parts(entries):
+        return PARTS
+    if all((entry.fields.number or 0) in _YEARS for entry in entries):
+        return YEARS
+    if not fields.is_ordinal:
+        return NOT_COUNTED
+    return CONTRADICTED if _contradicts(sound) else None
+
+
+def _is_ordered(entries: Sequence[Entry], sound: Sequence[Entry]) -> bool:
+    """Tell whether there is more than files' times to order what somebody calls a series."""
+    if all(any(place is not None for place in entry.fields.position) for entry in entries):
+        return True
+    return any(None not in column for column in zip(*(entry.inside for entry in sound), strict=True))
+
+
+def is_counted(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside bears out the order of the names: epochs, or steps, that grow with them."""
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    for values in zip(*(entry.inside for entry in ordered), strict=True):
+        if None not in values and all(one < two for one, two in pairwise(values)):
+            return True
+    return False
+
+
+def _contradicts(sound: Sequence[Entry]) -> bool:
+    """Tell whether what is inside speaks against the order of the names.
+
+    Models that were trained equally long have the same counts. In a series one count may stand still for a
+    while, as epochs do between two saves of one; some count goes on, and none of those that do goes back.
+    """
+    ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
+    columns = zip(*(entry.inside for entry in ordered), strict=True)
+    counts = [
+        told for told in ([one for one in column if one is not None] for column in columns) if len(told) > 1
+    ]
+    return bool(counts) and not any(map(_goes_on, counts))
+
+
+def _goes_on(told: Sequence[Number]) -> bool:
+    return told[0] < told[-1] and all(one <= two for one, two in pairwise(told))
+
+
+def _are_serials(entries: Sequence[Entry]) -> bool:
+    """Tell whether the numbers are those that Paddle Fluid counts its saves with."""
+    return all(entry.format == "fluid" and SERIAL.fullmatch(entry.name) for entry in entries)
+
+
+def _could_be_parts(entries: Sequence[Entry]) -> bool:
+    """Tell whether these may be what the ranks of one job wrote at one time."""
+    if any(value is not None for entry in entries for value in entry.inside):
+        return False
+    times = [entry.modified_ns for entry in entries]
+    is_at_once = max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
+    return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
+
+
+def untrained(group: Group) -> list[Entry]:
+    """Return what holds nothing that was trained, unless it lies in a series that counts epochs or steps."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    counts = {entry.inside for entry in sound}
+    if len(counts) > 1 and (None, None) not in counts:
+        return []
+    return [entry for entry in sound if entry.granularity is Granularity.LIGHTWEIGHT]

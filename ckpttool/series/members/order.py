@@ -1,0 +1,258 @@
+"""Which checkpoints form a series, and which of them is newest.
+
+Order: epoch and step from inside the checkpoint, the numbers in its name, the time recorded inside, and the
+file's own time where all else is equal or unknown. A criterion counts only where all of a series have it.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.runs import in_runs, with_pairs
+from ckpttool.series.paths import shown
+
+CONTRADICTION_SECONDS = 60
+"""Copies made in one go have times within moments of one another; a restarted run has not."""
+
+GroupBy = Literal["parent", "prefix", "format", "none"]
+
+Kind = tuple[str | None, str | None]
+"""Format and signature; of these, what the checkpoints of a series share."""
+
+Criterion = Callable[[Entry], Any]
+_CRITERIA: tuple[Criterion, ...] = (
+    lambda entry: entry.inside[0],
+    lambda entry: entry.inside[1],
+    lambda entry: entry.fields.epoch,
+    lambda entry: entry.fields.step,
+    lambda entry: entry.fields.number,
+    lambda entry: entry.saved_at,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A series: checkpoints of one run under one name, the oldest first."""
+
+    key: str
+    entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, ...]:
+    """Return the series among checkpoints, by their keys.
+
+    One series is: same directory, same format, same name once its fields are blanked, same tensors. What
+    isn't sound goes with the only series of its name, if there is just one.
+
+    Args:
+        entries: The checkpoints.
+        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (the name
+            once its fields are blanked), ``format``, or nothing. All but the first may span directories.
+    """
+    named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
+    homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
+    unsound: list[Entry] = []
+    for entry in with_pairs(list(entries)):
+        if entry.is_sound:
+            kind = (entry.format if by is None else None, entry.signature)
+            named[_place(entry, by)].setdefault(kind, []).append(entry)
+            homes[entry.directory, entry.fields.blank].add(kind)
+        else:
+            unsound.append(entry)
+    for entry in unsound:
+        kinds = named[_place(entry, by)]
+        alike = homes[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()
+        only = next(iter(alike)) if len(alike) == 1 else (entry.format, None)
+        kinds.setdefault(only, []).append(entry)
+    groups = [
+        one
+        for place, kinds in named.items()
+        for key, found in _keyed(place, list(kinds.values()))
+        for one in _groups(key, found, by)
+    ]
+    return tuple(sorted(groups, key=lambda one: one.key))
+
+
+def _place(entry: Entry, by: GroupBy | None) -> str:
+    """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
+    if by == "parent":
+        return shown(os.path.join(entry.directory, "*"))
+    if by == "prefix":
+        return entry.fields.blank
+    if by == "format":
+        return f"format {entry.format}" if entry.format else "no known format"
+    if by == "none":
+        return "all checkpoints"
+    return shown(os.path.join(entry.directory, entry.fields.blank))
+
+
+def _groups(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
+    runs = in_runs(entries) if by is None else [entries]
+    for run in runs:
+        begun = min(entry.fields.saved_at or "" for entry in run)
+        yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
+
+
+def _keyed(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+    """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
+    if len(kinds) == 1:
+        yield path, kinds[0]
+        return
+    formats = [{entry.format for entry in found} for found in kinds]
+    is_told = len(set().union(*formats)) > 1 and all(len(one) == 1 for one in formats)
+    named: dict[str, list[list[Entry]]] = defaultdict(list)
+    for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
+        first = found[0]
+        holds = first.holds if first.is_sound else "damaged"
+        named[_listed(first.format if is_told else None, holds)].append(found)
+    for words, alike in named.items():
+        for number, found in enumerate(alike, 1):
+            yield f"{path} ({_listed(words, f'kind {number}' if len(alike) > 1 else None)})", found
+
+
+def _listed(*words: str | None) -> str:
+    return ", ".join(filter(None, words))
+
+
+def _group(key: str, entries: list[Entry]) -> Group:
+    ordered, warnings = in_order([replace(entry, group=key) for entry in entries])
+    return Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings))
+
+
+def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
+    """Return checkpoints from the oldest to the newest, and what is doubtful about that order."""
+    sound = [entry for entry in entries if entry.is_sound]
+    unsound = [entry for entry in entries if not entry.is_sound] if sound else []
+    known = sound or list(entries)
+    criteria = [one for one in _CRITERIA if all(one(entry) is not None for entry in known)]
+    warnings = []
+    if counts := _disagreeing(known):
+        epochs, steps = counts
+        if _confirm(known, steps):
+            criteria = [steps, epochs, *(one for one in criteria if one not in counts)]
+        first = "steps" if criteria[0] is steps else "epochs"
+        warnings.append(f"epochs and steps disagree about the order; {first} decide")
+
+    def place(entry: Entry) -> tuple[float, ...]:
+        return tuple(one(entry) for one in criteria)
+
+    ordered = sorted(known, key=lambda entry: (place(entry), entry.modified_ns, entry.unit.path))
+    if len(set(map(place, known))) < len(known):
+        warnings.append("no number tells all checkpoints apart; the files' own times decide")
+    elif sound and (contradiction := _contradiction(ordered)):
+        warnings.append(contradiction)
+    return tuple(_with_unsound(ordered, unsound) if unsound else ordered), warnings
+
+
+def is_ordered(entries: Sequence[Entry]) -> bool:
+    """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
+    return any(all(one(entry) is not None for entry in entries) for one in _CRITERIA)
+
+
+def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
+    """Return checkpoints from the oldest to the newest, by what they and their names count.
+
+    None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
+    """
+    *counts, _saved_at = _CRITERIA
+    criteria = [one for one in counts if all(one(entry) is not None for entry in entries)]
+    places = {tuple(one(entry) for one in criteria) for entry in entries}
+    if len(places) < len(entries) or not all(entry.is_sound for entry in entries):
+        return None
+    return in_order(entries)[0]
+
+
+def _with_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
+    behind: dict[str | None, list[Entry]] = defaultdict(list)
+    places = {entry.path: _named_place(entry) for entry in unsound}
+    last_before = _last_before(sound)
+    for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
+        behind[last_before(places[entry.path])].append(entry)
+    yield from behind[None]
+    for entry in sound:
+        yield entry
+        yield from behind[entry.path]
+
+
+def _named_place(entry: Entry) -> tuple[object, ...] | None:
+    """Return the place that a name gives in its series, or None where it gives none."""
+    fields = entry.fields
+    *numbers, saved_at = fields.epoch, fields.step, fields.number, fields.saved_at
+    if saved_at is None and all(number is None for number in numbers):
+        return None
+    return (*(-1 if number is None else number for number in numbers), saved_at or "")
+
+
+def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
+    """Return what finds the path of the sound one that a place follows: the newest where nobody can tell."""
+    first: dict[Any, str] = {}
+    for entry in sound:
+        first.setdefault(_named_place(entry), entry.path)
+    if None in first:
+        return lambda place: sound[-1].path
+    places = sorted(first)
+
+    def found(place: Any) -> str | None:
+        if place is None:
+            return sound[-1].path
+        count = bisect_right(places, place)
+        return first[places[count - 1]] if count else None
+
+    return found
+
+
+def _disagreeing(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
+    """Return what reads epochs and steps where these differ about the order: one of them began again."""
+    epochs, steps = (
+        next((one for one in kind if all(one(entry) is not None for entry in entries)), None)
+        for kind in (_CRITERIA[0:4:2], _CRITERIA[1:4:2])
+    )
+    if epochs is None or steps is None:
+        return None
+    pairs = [(epochs(entry), steps(entry)) for entry in entries]
+    is_same = sorted(pairs) == sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    return None if is_same else (epochs, steps)
+
+
+def _confirm(entries: Sequence[Entry], count: Criterion) -> bool:
+    """Tell whether the files' times bear a count out: each later one was clearly written later."""
+    ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
+    times = [entry.modified_ns for entry in ordered]
+    return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
+
+
+def by_other_count(entries: Sequence[Entry]) -> tuple[Entry, str] | None:
+    """Return the newest by the count that didn't decide, where epochs and steps disagree, and by which."""
+    counts = _disagreeing(entries) if entries else None
+    if counts is None:
+        return None
+    decided = in_order(entries)[0][-1]
+    for (count, other), name in ((counts, "epoch"), (counts[::-1], "step")):
+        newest = max(entries, key=lambda entry: (count(entry), other(entry), entry.modified_ns))
+        if newest is not decided:
+            return newest, name
+    return None
+
+
+def written_last(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints with the last written first where their times contradict their order; else none."""
+    ordered, _ = in_order(entries)
+    return sorted(ordered, key=lambda entry: -entry.modified_ns) if _contradiction(ordered) else []
+
+
+def _contradiction(ordered: Sequence[Entry]) -> str | None:
+    if len(ordered) < 2:
+        return None
+    last, latest = ordered[-1], max(ordered, key=lambda entry: entry.modified_ns)
+    if latest.modified_ns - last.modified_ns <= CONTRADICTION_SECONDS * 10**9:
+        return None
+    return f"{last.name} comes last, but {latest.name} was written later; was the run restarted?"

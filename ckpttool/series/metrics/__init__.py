@@ -1,0 +1,1 @@
+"""What logs beside checkpoints measured, and which checkpoint each measurement belongs to."""

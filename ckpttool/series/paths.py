@@ -1,0 +1,36 @@
+"""Paths as they are told and as they are given."""
+
+from __future__ import annotations
+
+import os
+
+from ckpttool.errors import UsageError, from_os_error
+
+
+def shown(path: str) -> str:
+    """Return a path as people write it: without a leading ``./``, unless it would look like an option."""
+    name = path.removeprefix(os.curdir + os.sep)
+    return name if name and not name.startswith("-") else path
+
+
+def bare(path: str) -> str:
+    """Return a path without a slash at its end, so that names in it have one spelling."""
+    return path.rstrip(os.sep) or path[:1]
+
+
+def require_directory(path: str) -> str:
+    """Return the path of a directory, without a slash at its end.
+
+    Raises:
+        UsageError: It is a file.
+        CheckpointError: It can't be looked at.
+    """
+    try:
+        with os.scandir(path):
+            return bare(path)
+    except NotADirectoryError as error:
+        raise UsageError(f"{path} is a file (name the directory that it lies in)") from error
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:
+        raise UsageError(f"no path: {error}") from error

@@ -1,0 +1,1 @@
+"""Who names a checkpoint, and what is protected by it."""

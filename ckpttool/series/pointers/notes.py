@@ -1,0 +1,75 @@
+"""What small texts say of checkpoints: ``best.txt``, ``best.json``, a list of the three best.
+
+Whatever such a file is called and however it is written, what stands in it and is a checkpoint's name or path
+is meant.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Iterator
+
+from ckpttool.formats import tf_state
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.manifest import SHARED
+from ckpttool.series.pointers.readers import MAX_POINTER, PINS
+
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_LOGS = (".log", ".out", ".err", ".csv", ".tsv", ".jsonl", ".ndjson")
+"""Endings of what tells of every checkpoint that was written, so that it points at none."""
+
+_LISTS = frozenset({tf_state.NAME, PINS, *SHARED, "trainer_state.json"})
+"""What names many, or is read in a way of its own."""
+
+_QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
+_WORD = re.compile(r"[^\s\"'`,;|<>(){}\[\]]+")
+_AFTER = re.compile(r"[:=]")
+_END = ".!?:,;"
+_QUOTES = "\"'`"
+
+
+def is_note(name: str) -> bool:
+    """Tell whether a file of this name may be a note: no list of all, no log, no manifest."""
+    return name not in _LISTS and not name.lower().endswith((*_LOGS, *SIDECARS))
+
+
+def said(file: os.DirEntry[str]) -> str | None:
+    """Return what a small text file says, or None where it is something else."""
+    try:
+        if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
+            return None
+        with open(file.path, "rb") as opened:
+            data = opened.read(MAX_POINTER)
+    except OSError:  # it has just gone, or is not for us
+        return None
+    coding = next((coding for mark, coding in _MARKS.items() if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(coding)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text, and what stands in them behind a colon or an equals sign; without quotes."""
+    for line in text.splitlines():
+        bare = line.strip()
+        for told in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
+            if told.strip(_QUOTES):
+                yield told.rstrip(",").strip(_QUOTES)
+
+
+def words(text: str) -> Iterator[str]:
+    """Yield what a text could name: its lines, what is quoted, and its words."""
+    yield from lines(text)
+    yield from (one or other for one, other in _QUOTED.findall(text))
+    for word in _WORD.findall(text):
+        yield word
+        yield word.rstrip(_END)
+        yield from _AFTER.split(word)[1:]

@@ -1,0 +1,281 @@
+"""Pins: checkpoints that no policy removes, noted in a small file beside them.
+
+The file is ``.ckpttool.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid root
+allows no other entry in it: its pins are in the directory around it, with the root's name in front.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.series.changing.journal import waiting
+from ckpttool.series.changing.lock import BUSY, locked
+from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.paths import bare, shown
+from ckpttool.series.pointers.pin_files import (
+    KEY,
+    Pin,
+    changed_text,
+    file_for,
+    names_in,
+    pins_in,
+    read,
+    write,
+)
+from ckpttool.series.pointers.pin_search import files_for, pins_above
+from ckpttool.series.pointers.readers import PINS
+from ckpttool.series.surveying.spelling import Place, named, place_of
+from ckpttool.wire.tomledit import changed_strings, quoted
+
+PATIENCE = 10.0
+"""Seconds for which a lock is tried: another pin takes moments."""
+_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """What a pin, or the end of one, came to.
+
+    Attributes:
+        changed: Paths that are pinned now and were not, or the other way round.
+        unchanged: Paths that were so before.
+        pins: All pins in the files that were looked at, as they are now.
+        settled: What became of what an interrupted command had left there, each in a sentence.
+    """
+
+    changed: tuple[str, ...]
+    unchanged: tuple[str, ...]
+    pins: tuple[Pin, ...]
+    settled: tuple[str, ...] = ()
+
+
+def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
+    """Pin checkpoints; all are looked at before the first is.
+
+    Raises:
+        CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
+    """
+    given = [os.fspath(path) for path in paths]
+    settled = tuple(_settled(given))
+    places = [named(path) for path in given]
+    _require_text(places)
+    files: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        files[file_for(place.directory)].append(place)
+    changed: list[str] = []
+    for file, found in files.items():
+        with _held(file, found):
+            text = read(file)
+            known = list(pins_in(file, text))
+            new = [one for one in found if not any(_means(one, pinned) for pinned in known)]
+            new = [one for one in new if not _files_with(one)]
+            new = list({one.path: one for one in new}.values())
+            if new:
+                write(file, changed_text(file, text, added=[_name_in(file, one) for one in new]))
+            changed += [one.path for one in new]
+    return replace(_done(files, places, changed), settled=settled)
+
+
+def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
+    """Take pins back, those of checkpoints that have gone included.
+
+    Raises:
+        CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
+    """
+    given = [os.fspath(path) for path in paths]
+    settled = tuple(_settled(given))
+    places = [_named_or_pinned(path) for path in given]
+    files: dict[str, list[Place]] = defaultdict(list)
+    for place in places:
+        for file in _files_with(place):
+            files[file].append(place)
+    changed: list[str] = []
+    for file, found in files.items():
+        with _held(file, found):
+            text = read(file)
+            ending = [
+                (one.path, known.name) for known in pins_in(file, text) for one in found if _means(one, known)
+            ]
+            if ending:
+                write(file, changed_text(file, text, renamed={name: None for _, name in ending}))
+            changed += [path for path, _ in ending]
+    return replace(_done(files, places, changed), settled=settled)
+
+
+def _raised(error: CheckpointError) -> None:
+    raise error
+
+
+def pins_below(
+    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raised
+) -> tuple[Pin, ...]:
+    """Return all pins of what lies in a directory tree; no link is followed.
+
+    Args:
+        directory: The directory.
+        on_error: Told of lists and directories that can't be read; without it they are raised.
+
+    Raises:
+        CheckpointError: The directory can't be read.
+    """
+    root = bare(os.fspath(directory))
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise from_os_error(error, root) from error
+    found: list[Pin] = []
+
+    def add(pins: Callable[[], Iterable[Pin]]) -> None:
+        try:
+            found.extend(pins())
+        except CheckpointError as error:
+            on_error(error)
+
+    def tell(error: OSError) -> None:
+        on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
+
+    add(lambda: list(pins_above(root)))
+    for parent, names, _ in os.walk(root, onerror=tell):
+        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        file = os.path.join(parent, PINS)
+        if os.path.lexists(file):
+            add(partial(_pins_of, file))
+    return tuple(found)
+
+
+def _pins_of(file: str) -> list[Pin]:
+    return list(pins_in(file, read(file)))
+
+
+def repinned(text: str, renamed: Mapping[str, str]) -> str:
+    """Return a list of pins in which what has got another name is pinned under that.
+
+    Args:
+        text: The content of a ``.ckpttool.toml``.
+        renamed: New names by the old ones, both relative to the directory of the file.
+
+    Raises:
+        ValueError: The text is no TOML, or its pins can't be changed in their place.
+    """
+    new = {name: renamed[key] for name in names_in(text) if (key := _plain(name, renamed)) in renamed}
+    return changed_strings(text, KEY, renamed=new) if new else text
+
+
+def _plain(name: str, renamed: Mapping[str, str]) -> str:
+    plain = os.path.normpath(name)
+    return plain.removesuffix(INDEX) if plain not in renamed else plain
+
+
+def _held(file: str, places: Iterable[Place]) -> ExitStack:
+    """Return what holds the locks of all directories that a list of pins is about.
+
+    Raises:
+        AccessDenied: Another command holds one for long, or it can't be written.
+    """
+    directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
+    with ExitStack() as stack:
+        for directory in sorted({os.path.realpath(one): one for one in directories}.values()):
+            if os.path.isdir(directory):
+                _lock(stack, directory)
+        return stack.pop_all()
+
+
+def _settled(paths: Iterable[str]) -> Iterator[str]:
+    """Settle what an interrupted command has left where some paths lie; a pin is for what is there then.
+
+    Raises:
+        CheckpointError: It can't be settled.
+    """
+    for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
+        if not waiting(directory):
+            continue
+        with ExitStack() as stack:
+            _lock(stack, directory)
+            settled = settle_all(directory)
+        yield from (
+            f"{path}: an interrupted prune had begun to remove it; that is finished"
+            for path in settled.finished
+        )
+        yield from (
+            f"{path}: an interrupted prune had begun to remove it; it is back now"
+            for path in settled.put_back
+        )
+        yield from settled.moved
+        yield from (f"{path}: {why}" for path, why in settled.failed.items())
+
+
+def _lock(stack: ExitStack, directory: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            stack.enter_context(locked(directory))
+        except CheckpointError as error:
+            if error.code != BUSY:
+                raise AccessDenied(shown(directory), f"{error.reason}; no pin was changed") from error
+            if time.monotonic() >= until:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
+
+
+def _name_in(file: str, place: Place) -> str:
+    """Return what is written of a checkpoint: its name, and in front of it what leads there from the file."""
+    start = os.path.realpath(os.path.dirname(file) or os.curdir)
+    relative = os.path.relpath(os.path.realpath(place.directory), start)
+    return place.name if relative == os.curdir else f"{relative}/{place.name}".replace(os.sep, "/")
+
+
+def _means(place: Place, pinned: Pin) -> bool:
+    """Tell whether a pin means a checkpoint, by whatever name of it."""
+    directory, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
+    is_beside = os.path.realpath(directory) == os.path.realpath(place.directory)
+    return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)
+
+
+def _named_or_pinned(path: str) -> Place:
+    """Return the checkpoint that a path names, or where it was, as long as it is pinned.
+
+    Raises:
+        CheckpointError: It is neither.
+    """
+    try:
+        return named(path)
+    except CheckpointError:
+        gone = place_of(bare(path))
+        if _files_with(gone):
+            return gone
+        raise
+
+
+def _files_with(place: Place) -> list[str]:
+    """Return the lists that pin a checkpoint: the one beside it, and those above.
+
+    Raises:
+        CheckpointError: One can't be read.
+    """
+    lists = {file: _pins_of(file) for file in files_for(place.directory)}
+    return [file for file, pins in lists.items() if any(_means(place, pinned) for pinned in pins)]
+
+
+def _require_text(places: Iterable[Place]) -> None:
+    for place in places:
+        try:
+            quoted(place.name)
+        except ValueError as error:
+            raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
+
+
+def _done(files: Iterable[str], places: Sequence[Place], changed: Sequence[str]) -> Pinning:
+    unchanged = dict.fromkeys(one.path for one in places if one.path not in changed)
+    pins = [pinned for file in files for pinned in pins_in(file, read(file))]
+    return Pinning(tuple(dict.fromkeys(changed)), tuple(unchanged), tuple(pins))

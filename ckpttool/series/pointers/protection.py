@@ -1,0 +1,247 @@
+"""What pointers protect: every checkpoint that something leads to, and series whose pointer leads nowhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.naming import is_named_best, parse_name
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.needs import named_above, places, places_of_all
+from ckpttool.series.members.order import Group
+from ckpttool.series.paths import shown
+from ckpttool.series.pointers.meaning import Index, Meaning, exists
+from ckpttool.series.pointers.notes import is_note, said
+from ckpttool.series.pointers.pin_search import follow_pins
+from ckpttool.series.pointers.readers import READERS, Names, Pointer, from_newest, names_in, temporary_for
+
+WRITING = "being written"
+PART_OF = "a part of"
+
+_NEVER_ENTERED = frozenset({".git"})
+_STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; what is older was probably left behind."""
+
+
+@dataclass(slots=True)
+class Pointed:
+    """What pointers say: reasons by path of the checkpoint, and series to leave alone, by key.
+
+    Attributes:
+        reasons: Why checkpoints stay, by their paths.
+        skipped: Why series are left alone, by their keys.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+    """
+
+    reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    skipped: dict[str, str] = field(default_factory=dict)
+    holders: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
+        """Add a reason to those for which a checkpoint stays."""
+        if reason not in self.reasons[entry.path]:
+            self.reasons[entry.path].append(reason)
+            if holder is not None:
+                self.holders[entry.path, reason] = shown(holder)
+
+
+class Series:
+    """Finds the series that a name can mean."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.by_directory: dict[str, dict[str, Group]] = defaultdict(dict)
+        self.by_blank: dict[tuple[str, str], dict[str, Group]] = defaultdict(dict)
+        for one in groups:
+            for entry in one.entries:
+                self.by_directory[entry.directory][one.key] = one
+                self.by_blank[entry.directory, entry.fields.blank][one.key] = one
+
+    def meant(self, pointer: Pointer, directory: str) -> Collection[Group]:
+        """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
+        beside = self.by_directory.get(directory, {}).values()
+        if pointer.target is None:
+            known = pointer.formats
+            return [
+                one for one in beside if known is None or any(entry.format in known for entry in one.entries)
+            ]
+        return self.called(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
+
+    def called(self, directory: str, name: str) -> Collection[Group]:
+        """Return the series in a directory that a name would belong to."""
+        return self.by_blank.get((directory, parse_name(name).blank), {}).values()
+
+
+def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None = None) -> Pointed:
+    """Return what all pointers in and around a directory say of the series in it.
+
+    Args:
+        root: The directory.
+        groups: The series that lie in it.
+        faults: What is wrong with checkpoints that seemed sound, by path: they speak for no series.
+    """
+    index = Index([entry for one in groups for entry in one.entries])
+    pointed = Pointed()
+    series = Series(groups)
+    for directory in sorted({root, *series.by_directory}):
+        names = names_in(directory)
+        for pointer in (found for read in READERS for found in read(directory, names)):
+            _apply(pointed, pointer, index, series.meant(pointer, directory))
+        _temporaries(pointed, names, index, directory)
+    _notes(pointed, root, index, series.by_directory)
+    follow_pins(pointed, root, groups, index)
+    for one in groups:
+        for pointer in from_newest(one, faults or {}):
+            _apply(pointed, pointer, index, [one])
+    _symlinks(pointed, root, index, series)
+    _needed(pointed, root, index, [entry for one in groups for entry in one.entries])
+    for entry in (entry for one in groups for entry in one.entries):
+        if is_named_best(entry.name):
+            pointed.protect(entry, "named best")
+    return pointed
+
+
+def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[Group]) -> None:
+    """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
+    if pointer.target is None:
+        for group in meant:
+            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
+        return
+    name = os.path.basename(pointer.target.rstrip("/\\").replace("\\", "/"))
+    places = [os.path.join(pointer.directory, pointer.target), pointer.target]
+    found = index.named(name, pointer.directory)
+    found += [entry for place in places if exists(place) and (entry := index.at(place)) is not None]
+    for one in found:
+        pointed.protect(one, pointer.reason, pointer.holder)
+    if not found and not any(map(exists, places)) and not index.is_nearby(pointer.directory, name):
+        for group in meant:
+            lost = f"{pointer.reason} is {pointer.target}, which isn't there"
+            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {lost}"
+
+
+def _notes(pointed: Pointed, root: str, index: Index, directories: Collection[str]) -> None:
+    """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
+    meaning = Meaning(index)
+    for directory in _noted_in(root, index, directories):
+        for name, file in names_in(directory).items():
+            if (directory, name) in index.by_name or not is_note(name):
+                continue
+            text = said(file)
+            for entry in meaning.of(text, directory, name) if text is not None else ():
+                pointed.protect(entry, name, file.path)
+
+
+def _noted_in(root: str, index: Index, directories: Collection[str]) -> Iterator[str]:
+    """Yield the directories in which notes are looked for: the one above, and all that were looked at."""
+    yield os.path.join(root, os.pardir)
+    yield root
+    if any(directory != root for directory in directories):
+        yield from _directories_below(root, index)
+
+
+def _directories_below(directory: str, index: Index) -> Iterator[str]:
+    for name, entry in sorted(names_in(directory).items()):
+        if entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+            if (directory, name) not in index.by_name:
+                yield entry.path
+            if (directory, name) not in index.by_name or index.holds_others(entry.path):
+                yield from _directories_below(entry.path, index)
+
+
+def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
+    """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
+    written = {name: final for name in names if (final := temporary_for(name)) is not None}
+    if not written:
+        return
+    stems = defaultdict(list)
+    for name in names:
+        stems[os.path.splitext(name)[0]].append(name)
+    for name, final in written.items():
+        for known in (name, final, *stems[final]):
+            entry = index.by_name.get((directory, known))
+            if entry is not None:
+                pointed.protect(entry, _being_written(names[name]))
+
+
+def _being_written(temporary: os.DirEntry[str]) -> str:
+    """Return the reason, with the age of what a writer that was killed may have left behind."""
+    try:
+        seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
+    except OSError:  # it has just gone
+        seconds = 0
+    if seconds < _STALE_SECONDS:
+        return WRITING
+    hours = int(seconds // 3600)
+    age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"
+    return f"{WRITING} ({temporary.name}, {age} old)"
+
+
+def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None:
+    """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
+    above = os.path.join(root, os.pardir)
+    beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
+    for link in [*beside, *_links_below(root)]:
+        found = list(filter(None, map(index.around, list(places(link))[1:])))
+        reason = f"symlink {os.path.basename(link)}"
+        for entry in found:
+            if not _lies_in(link, entry):
+                pointed.protect(entry, reason, link)
+        if not found and not exists(link):
+            _dangling(pointed, link, index, series)
+
+
+def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry]) -> None:
+    """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
+    deeper: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        for place in places_of_all(entry.needs):
+            other = index.around(place)
+            if other is not None and other is not entry:
+                pointed.protect(other, f"{PART_OF} {entry.name}")
+        for name in entry.unit.shared:
+            if os.sep in name:
+                deeper[os.path.realpath(os.path.join(entry.directory, name))].append(entry)
+    for sharers in deeper.values():
+        if len(sharers) == 1:
+            pointed.protect(sharers[0], "has parts elsewhere")
+    for place, holder in named_above(root).items():
+        other = index.around(place)
+        if other is not None:
+            pointed.protect(other, f"{PART_OF} {os.path.basename(holder)}", holder)
+
+
+def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None:
+    try:
+        target = os.readlink(link)
+    except OSError:  # it has just gone
+        return
+    name = os.path.basename(target)
+    directory = os.path.dirname(link)
+    if (directory, name) in index.by_name:
+        pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
+        return
+    for one in series.called(directory, name):
+        pointed.skipped[one.key] = f"{shown(link)}: leads to {target}, which isn't there"
+
+
+def _links_below(directory: str) -> Iterator[str]:
+    """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
+    for name, entry in sorted(names_in(directory).items()):
+        if entry.is_symlink():
+            yield entry.path
+        elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+            yield from _links_below(entry.path)
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OWN_PREFIX) or name in _NEVER_ENTERED
+
+
+def _lies_in(link: str, entry: Entry) -> bool:
+    """Tell whether a symlink is itself a part of the checkpoint that it leads to."""
+    place = os.path.realpath(os.path.dirname(link))
+    inside = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
+    return any(place == path or place.startswith(path + os.sep) for path in inside)

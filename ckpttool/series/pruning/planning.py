@@ -1,0 +1,290 @@
+"""From a directory to a plan: what lies there, who points at it, and whether what stays is intact."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from shlex import quote
+from typing import Literal
+
+from ckpttool.errors import UsageError
+from ckpttool.report import counted
+from ckpttool.series.changing.home import serial_around
+from ckpttool.series.changing.strictly import is_name
+from ckpttool.series.members.copies import copies
+from ckpttool.series.members.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group, GroupBy
+from ckpttool.series.members.reading import Progress, read_in_full, unseen
+from ckpttool.series.paths import require_directory, shown
+from ckpttool.series.pointers.protection import WRITING, Pointed, follow
+from ckpttool.series.problem import Problem
+from ckpttool.series.retention.companions import belonging, followers
+from ckpttool.series.retention.failed import Failures, failures
+from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
+from ckpttool.series.retention.policy import Policies, Policy, delete_limit
+from ckpttool.series.surveying.survey import Survey, survey
+
+Depth = Literal["quick", "full"]
+Failed = Literal["list", "remove"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be thinned out, and how.
+
+    Attributes:
+        directory: Where the checkpoints lie.
+        policy: Which of them are wanted.
+        recursive: Whether to descend; otherwise what lies in the directory itself is meant.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
+        min_age: What changed less than so many seconds ago stays.
+        depth: How the survivors are verified: their structure, or every byte.
+        jobs: Number of threads.
+        policies: Policies by path, instead of the one policy.
+        group_by: What makes one series of checkpoints; None for directory, format and name together.
+        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
+        failed: Whether series that failed are listed, or removed as a whole; None doesn't look for them.
+        max_delete: How much may go at most: ``10``, or ``20%`` of all checkpoints.
+
+    Raises:
+        UsageError: There is nothing to go by, or ``max_delete`` is no limit.
+    """
+
+    directory: str
+    policy: Policy | None = None
+    recursive: bool = False
+    exclude: Sequence[str] = ()
+    max_depth: int | None = None
+    series: Sequence[str] = ()
+    min_age: int = 0
+    depth: Depth = "full"
+    jobs: int | None = None
+    policies: Policies | None = None
+    group_by: GroupBy | None = None
+    metrics: Sequence[str] = ()
+    failed: Failed | None = None
+    max_delete: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_delete is not None:
+            delete_limit(self.max_delete)
+        wanted = self.wanted
+        if wanted.default is None and not wanted.rules and self.failed is None:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    @property
+    def wanted(self) -> Policies:
+        """Return the policies, of which there may be one alone, or none."""
+        return self.policies or Policies(self.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, with what was found on the way.
+
+    Attributes:
+        plan: What stays and what goes.
+        problems: What must be looked at.
+        warnings: What is doubtful.
+        journals: What an interrupted prune left.
+        groups: The series that were planned.
+        protections: What was stronger than every rule.
+        now: When that was, in seconds since 1970.
+    """
+
+    plan: Plan
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+    protections: Protections = field(default_factory=Protections)
+    now: float | None = None
+
+
+def make_plan(request: Request, progress: Progress = unseen, known: Survey | None = None) -> Planned:
+    """Return what a policy does to a directory; nothing on disk is changed.
+
+    Args:
+        request: What is to be thinned out, and how.
+        progress: Is told what is read.
+        known: What lies in the directory, where somebody has looked already.
+
+    Raises:
+        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
+        CheckpointError: The directory can't be looked at.
+    """
+    wanted = request.wanted
+    root = require_directory(request.directory)
+    found = _surveyed(root, request, known)
+    now = time.time()
+    pointed = follow(root, found.groups)
+    failed = _failed(request, found, pointed, now, progress)
+    faults, checked = dict(failed.faults), set(failed.finite.values())
+    if faults:
+        pointed = follow(root, found.groups, faults)
+    following = followers([(one, wanted.of(one)) for one in found.groups])
+    while True:
+        protections = replace(
+            _protections(request, found, pointed, faults),
+            failed=failed.reasons,
+            finite=failed.finite,
+            removes_failed=request.failed == "remove",
+            followers=following,
+        )
+        try:
+            made, protections = _with_companions(found, wanted, protections, now)
+        except UsageError as error:
+            raise UsageError("; ".join([str(error), *found.remarks])) from error
+        unread = [entry for entry in _survivors(made, faults) if entry.path not in checked]
+        if not unread or request.depth == "quick":
+            break
+        checked.update(entry.path for entry in unread)
+        read = ((entry.path, read_in_full(entry, request.jobs, progress)) for entry in unread)
+        damaged = {path: fault for path, fault in read if fault is not None}
+        if damaged:
+            faults |= damaged
+            pointed = follow(root, found.groups, faults)
+    _require_few(made, found, request.max_delete)
+    chosen = [(one, planned.policy) for one, planned in zip(found.groups, made.groups, strict=True)]
+    warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
+    warnings = (*warnings, *copies(found.groups))
+    problems = tuple(_problems(found, made, faults))
+    if request.depth == "full":
+        made = _as_read(made, {*checked, *faults})
+    return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
+
+
+def _with_companions(
+    found: Survey, wanted: Policies, protections: Protections, now: float
+) -> tuple[Plan, Protections]:
+    """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
+    while True:
+        made = plan(found.groups, wanted, protections, now=now)
+        reasons = belonging(made, protections.faults)
+        if not reasons:
+            return made, protections
+        told = {path: [*protections.reasons.get(path, ()), *more] for path, more in reasons.items()}
+        protections = replace(protections, reasons={**protections.reasons, **told})
+
+
+def _as_read(made: Plan, read: Collection[str]) -> Plan:
+    """Return a plan that calls nothing the newest without saying so where it was not read."""
+    groups = tuple(
+        replace(one, keep=tuple(_as_looked_at(kept, read) for kept in one.keep)) for one in made.groups
+    )
+    return replace(made, groups=groups)
+
+
+def _as_looked_at(kept: Kept, read: Collection[str]) -> Kept:
+    if kept.entry.path in read or "newest" not in kept.reasons:
+        return kept
+    told = ("newest (not read)" if one == "newest" else one for one in kept.reasons)
+    return replace(kept, reasons=tuple(told))
+
+
+def _failed(request: Request, found: Survey, pointed: Pointed, now: float, progress: Progress) -> Failures:
+    """Return what failed, where somebody asked for that."""
+    if request.failed is None:
+        return Failures()
+    busy = {path for path, why in pointed.reasons.items() if any(one.startswith(WRITING) for one in why)}
+    goes = request.failed == "remove"
+    return failures(found.groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
+
+
+def _require_few(made: Plan, found: Survey, limit: str | None) -> None:
+    """Require that no more goes than is allowed.
+
+    Raises:
+        UsageError: More would go.
+    """
+    removed, total = len(made.removals), len(found.entries)
+    if limit is not None and not delete_limit(limit).allows(removed, total):
+        told = f"{removed:,} of {counted(total, 'checkpoint')} would go"
+        raise UsageError(f"{told}, more than --max-delete {limit} allows; nothing was removed")
+
+
+def _unmatched(wanted: Policies, found: Survey) -> Iterator[str]:
+    for rule in wanted.unmatched(found.groups):
+        yield f"{rule.origin or rule.glob}: no series matches {rule.glob!r}"
+
+
+def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
+    if (serial := serial_around(root)) is not None:
+        raise UsageError(f"{root} is a part of the checkpoint {serial}")
+    found = known or survey(
+        root,
+        recursive=request.recursive,
+        exclude=request.exclude,
+        max_depth=request.max_depth,
+        series=request.series,
+        group_by=request.group_by,
+        metrics=request.metrics,
+    )
+    itself = [entry for entry in found.entries if entry.unit.path == root]
+    if itself and len(found.entries) == 1:
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+    if not itself:
+        return found
+    groups = tuple(one for one in found.groups if one.entries[0].unit.path != root)
+    return replace(found, groups=groups)
+
+
+def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapping[str, str]) -> Protections:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    youngest = time.time_ns() - request.min_age * 10**9
+    for entry in found.entries:
+        reasons[entry.path] += pointed.reasons.get(entry.path, ())
+        if entry.holds_others:
+            reasons[entry.path].append("holds other checkpoints")
+        if entry.is_link:
+            reasons[entry.path].append("is a symlink")
+        if not all(map(is_name, entry.unit.members)):
+            reasons[entry.path].append("has parts elsewhere")
+        if request.min_age and entry.modified_ns > youngest:
+            reasons[entry.path].append("too young")
+    for one in found.groups:
+        for entry in untrained(one):
+            reasons[entry.path].append(NOTHING_TRAINED)
+    doubts = {one.key: _advised(one, why) for one in found.groups if (why := doubt(one, request.series))}
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)
+
+
+def _advised(group: Group, why: str) -> str:
+    """Return a doubt, and what somebody can do who knows better."""
+    if why in (METRICS_ALONE, UNORDERED):
+        return why
+    return f"{why} (if they are one series, say --series {quote(group.entries[0].fields.blank)})"
+
+
+def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:
+    """Yield what stays, as far as it is thought to be sound, where something else goes."""
+    for one in made.groups:
+        for kept in one.keep if one.remove else ():
+            if kept.entry.is_sound and kept.entry.path not in faults:
+                yield kept.entry
+
+
+def _is_there(entry: Entry) -> bool:
+    """Tell whether any of a checkpoint is still there: its writer may have removed it meanwhile."""
+    return any(os.path.lexists(os.path.join(entry.directory, name)) for name in entry.unit.members)
+
+
+def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
+    for error in found.errors:
+        yield Problem(shown(error.path), error.reason)
+    for one in made.groups:
+        if one.excess is not None:
+            yield Problem(one.key, one.excess)
+        if one.skipped not in (None, NO_RULE):
+            yield Problem(one.key, f"left alone: {one.skipped}")
+        for kept in one.keep:
+            fault = kept.entry.fault or faults.get(kept.entry.path)
+            if fault and _is_there(kept.entry):
+                yield Problem(kept.entry.path, f"{fault}; it is kept")

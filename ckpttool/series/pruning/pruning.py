@@ -1,0 +1,289 @@
+"""Thins out a directory of checkpoints: the one place that deletes what users made."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.series.changing.home import owner_of
+from ckpttool.series.changing.journal import Journal, Removal, waiting
+from ckpttool.series.changing.lock import BUSY, locked
+from ckpttool.series.changing.moves import new_identity
+from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.removal import Outcome, remove
+from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.files import Contents, contents
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.needs import named_above, named_beside, needing, places_of_all
+from ckpttool.series.members.reading import Progress, unseen
+from ckpttool.series.paths import require_directory
+from ckpttool.series.problem import Problem
+from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.retention.plan import GroupPlan, Kept, Plan
+from ckpttool.series.undoing.trash import put_aside
+
+Confirm = Callable[[Planned], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What was done, or would be.
+
+    Attributes:
+        plan: What stays and what went; of a dry run, what would go.
+        freed_bytes: Of all that went, or would go; what lies in the trash still takes its place.
+        dry_run: Whether nothing was changed.
+        declined: Whether somebody was asked, and said no.
+        failed: Why some of what was to go is still there, by path.
+        problems: What must be looked at.
+        warnings: What is doubtful about the order of a series.
+        journals: What still waits to be settled.
+        finished, put_back: What an interrupted prune had begun, and what became of it now.
+        trash: Identity under which what went lies in the trash; None where it is removed.
+        trashed_bytes: How much that is.
+    """
+
+    plan: Plan
+    freed_bytes: int
+    dry_run: bool = False
+    declined: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    finished: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+    trash: str | None = None
+    trashed_bytes: int = 0
+
+
+def prune(
+    request: Request,
+    *,
+    dry_run: bool = False,
+    confirm: Confirm = lambda planned: True,
+    progress: Progress = unseen,
+    trash: bool | str = False,
+) -> Pruned:
+    """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
+
+    What an interrupted command left is settled first. Survivors are verified before anything goes.
+
+    Args:
+        request: What is to be thinned out, and how.
+        dry_run: Whether to change nothing.
+        confirm: Is asked before anything goes.
+        progress: Is told what is read.
+        trash: Whether what goes is kept in the trash, from where ``undo`` takes it back; or the identity of
+            the command, where several prunes are one. Where whole runs go that failed, it always is.
+
+    Raises:
+        UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
+        CheckpointError: The directory can't be looked at, locked or changed; nothing was removed.
+    """
+    if dry_run:
+        planned = make_plan(request, progress)
+        return _result(planned, freed=planned.plan.freed_bytes, dry_run=True)
+    root = require_directory(request.directory)
+    trash = trash or request.failed == "remove"
+    with ExitStack() as stack:
+        locks = _Locks(stack)
+        refusal = locks.refusal(root)
+        settled = [_settled(root, refusal)]
+        planned = make_plan(request, progress)
+        if below := [one for one in _places(planned) if not os.path.samefile(one, root)]:
+            settled += [_settled(directory, locks.refusal(directory)) for directory in below]
+            planned = make_plan(request, progress)
+        result = _result(planned)
+        if planned.plan.removals and refusal is not None:
+            raise AccessDenied(root, f"{refusal.reason}; nothing was removed") from refusal
+        if planned.plan.removals and not confirm(planned):
+            result = replace(result, declined=True)
+        elif planned.plan.removals:
+            result = _carried_out(locks, root, planned, new_identity() if trash is True else trash or None)
+    return _with_settled(result, settled)
+
+
+class _Locks:
+    """The directories that are held until all is done."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._held: set[str] = set()
+
+    def hold(self, directory: str) -> None:
+        """Lock a directory, unless it is held already.
+
+        Raises:
+            AccessDenied: It can't be changed, or another ckpttool is at work there.
+        """
+        if directory not in self._held:
+            self._stack.enter_context(locked(directory))
+            self._held.add(directory)
+
+    def refusal(self, directory: str) -> AccessDenied | None:
+        """Lock a directory; return why it can't be changed, which matters only if something is to go.
+
+        Raises:
+            AccessDenied: Another ckpttool is at work there.
+        """
+        try:
+            self.hold(directory)
+        except AccessDenied as refusal:
+            if refusal.code == BUSY:
+                raise
+            return refusal
+        return None
+
+
+def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
+    """Return what became of interrupted removals in a directory that is held.
+
+    Raises:
+        CheckpointError: There are some, and they can't be settled.
+    """
+    if refusal is None:
+        return settle_all(directory)
+    if waiting(directory):
+        raise AccessDenied(directory, f"what was interrupted can't be settled: {refusal.reason}") from refusal
+    return Settled()
+
+
+def _places(planned: Planned) -> list[str]:
+    """Return the directories that interrupted prunes wait for."""
+    owners = (owner_of(os.path.dirname(path)) for path in planned.journals)
+    return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
+
+
+def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | None) -> Pruned:
+    """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
+    total = Outcome()
+    intended = _by_directory(planned.plan.groups)
+    needed = {**named_above(root), **_needed(planned.plan.groups)}
+    for directory, parts in intended.items():
+        try:
+            locks.hold(directory)
+            removals = _removals(directory, parts, needed, total)
+            if identity is None:
+                outcome = remove(directory, _journal(directory, removals))
+            else:
+                outcome = put_aside(directory, removals, identity)
+        except CheckpointError as failure:
+            if len(intended) == 1:
+                raise
+            outcome = Outcome(failed={entry.path: failure.reason for _, gone in parts for entry in gone})
+        total.removed += outcome.removed
+        total.failed |= outcome.failed
+        total.freed += outcome.freed
+    plan = replace(planned.plan, groups=tuple(_as_done(one, total.failed) for one in planned.plan.groups))
+    problems = tuple(Problem(path, f"not removed: {why}") for path, why in total.failed.items())
+    freed = total.freed if identity is None else 0
+    done = replace(_result(planned, freed=freed), plan=plan, failed=total.failed)
+    done = replace(done, trash=identity, trashed_bytes=total.freed - freed)
+    return replace(done, problems=planned.problems + problems)
+
+
+def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+    """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
+    found: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
+    for one in groups:
+        parts: dict[str, list[Entry]] = defaultdict(list)
+        for entry in reversed(one.remove):
+            parts[entry.directory].append(entry)
+        for directory, entries in parts.items():
+            found[directory].append((one, entries))
+    return found
+
+
+def _needed(groups: Sequence[GroupPlan]) -> dict[str, str]:
+    """Return the places of what those that stay need besides their own, with who needs it."""
+    staying = (kept.entry for one in groups for kept in one.keep)
+    return {place: entry.path for entry in staying for place in places_of_all(entry.needs)}
+
+
+def _removals(
+    directory: str,
+    parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
+    needed: Mapping[str, str],
+    total: Outcome,
+) -> list[Removal]:
+    """Return what is to be removed; a series whose survivors have changed is left alone.
+
+    Whatever the plan says, nothing goes of which something that stays needs a file.
+    """
+    removals: list[Removal] = []
+    going = [entry.path for _, entries in parts for entry in entries]
+    needed = {**named_beside(directory, going), **needed}
+    for one, entries in parts:
+        survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
+        changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
+        for entry in entries:
+            who = needing(directory, entry.contents, needed)
+            if changed is not None:
+                total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
+            elif who is not None:
+                total.failed[entry.path] = f"{os.path.basename(who)}, which stays, needs a part of it"
+            else:
+                beside = [kept for kept in survivors if kept.directory == entry.directory]
+                removals.append(_removal(entry, beside))
+    return removals
+
+
+def _journal(directory: str, removals: Sequence[Removal]) -> Journal:
+    rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
+    return Journal(tuple(removals), () if rewrite is None else (rewrite,))
+
+
+def _is_unchanged(entry: Entry) -> bool:
+    try:
+        return contents(entry.directory, entry.unit.members).is_same_as(entry.contents)
+    except OSError:  # it has vanished, or can't be looked at any more
+        return False
+
+
+def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
+    # The index goes first: what is left without one is no checkpoint any more. Manifests go last.
+    parts = entry.unit.parts
+    rank = {
+        name: (name not in parts, name != entry.name, "index" not in name, name)
+        for name in entry.unit.members
+    }
+    members = tuple(sorted(rank, key=rank.__getitem__))
+    place = {name: number for number, name in enumerate(members)}
+    files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])
+    names = tuple(name for one in survivors for name in one.unit.members)
+    return Removal(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
+
+
+def _as_done(group: GroupPlan, failed: Mapping[str, str]) -> GroupPlan:
+    """Return a plan with what could not be removed among what was kept."""
+    stayed = [entry for entry in group.remove if entry.path in failed]
+    kept = tuple(Kept(entry, (f"not removed: {failed[entry.path]}",)) for entry in stayed)
+    removed = tuple(entry for entry in group.remove if entry.path not in failed)
+    return replace(group, keep=group.keep + kept, remove=removed)
+
+
+def _result(planned: Planned, *, freed: int = 0, dry_run: bool = False) -> Pruned:
+    return Pruned(
+        plan=planned.plan,
+        freed_bytes=freed,
+        dry_run=dry_run,
+        problems=planned.problems,
+        warnings=planned.warnings,
+        journals=planned.journals,
+    )
+
+
+def _with_settled(result: Pruned, settled: Sequence[Settled]) -> Pruned:
+    failed = [Problem(path, why) for one in settled for path, why in one.failed.items()]
+    return replace(
+        result,
+        problems=tuple(failed) + result.problems,
+        finished=tuple(path for one in settled for path in one.finished),
+        put_back=tuple(path for one in settled for path in one.put_back),
+        warnings=tuple(told for one in settled for told in one.moved) + result.warnings,
+    )

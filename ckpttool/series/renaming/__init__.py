@@ -1,0 +1,1 @@
+"""New names for checkpoints, and all that has to follow them."""

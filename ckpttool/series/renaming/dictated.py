@@ -1,0 +1,105 @@
+"""Names that somebody else dictates: which are never changed, and which somebody will look for in vain.
+
+Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018 (``_get_dir_serial``); NVIDIA/Megatron-LM
+``megatron/training/checkpointing.py`` (``get_checkpoint_name``); huggingface/transformers
+``trainer_utils.py`` (``get_last_checkpoint``) and ``utils/__init__.py`` (``SAFE_WEIGHTS_NAME``);
+tensorflow/serving ``file_system_storage_path_source.cc``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.formats.hf_trainer import HfTrainer
+from ckpttool.series.changing.strictly import is_name
+from ckpttool.series.members.entry import Entry
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+_ITERATION = re.compile(r"iter_[0-9]{7}|release", re.ASCII)
+_TRAINER = re.compile(r"checkpoint-[0-9]+", re.ASCII)
+_CONFIGS = frozenset({"config.json", "adapter_config.json", "model_index.json", "params.json"})
+_FIXED = re.compile(
+    r"(?:model|pytorch_model|adapter_model|diffusion_pytorch_model|tf_model|flax_model|consolidated(?:\.\d+)?)"
+    r"\.(?:safetensors|bin|h5|msgpack|pth)(?:\.index(?:\.[\w-]+)?\.json)?",
+    re.ASCII,
+)
+
+
+def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
+    """Return why a checkpoint keeps its name whatever a template says, or None.
+
+    Args:
+        entry: The checkpoint.
+        names: What lies in its directory.
+    """
+    if entry.fault is not None:
+        return entry.fault
+    if entry.format == "fluid" and SERIAL.fullmatch(entry.name):
+        return "Paddle Fluid finds checkpoint_<n> by this name alone, and fails on any other beside it"
+    if TRACKER in names and _ITERATION.fullmatch(entry.name):
+        return f"Megatron finds iter_<n> by this name alone: {TRACKER} can hold nothing but the number"
+    if _FIXED.fullmatch(entry.name) and not _CONFIGS.isdisjoint(names):
+        return "its library finds it by this name alone; rename the directory instead"
+    if entry.holds_others:
+        return "other checkpoints lie in it"
+    if entry.is_link:
+        return "it is a symlink, or a part of it is"
+    if not all(map(is_name, entry.unit.members)):
+        return "parts of it lie elsewhere"
+    return None
+
+
+def looked_for(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
+    """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain.
+
+    Args:
+        renamed: Checkpoints, each with its new name.
+    """
+    trainer = [
+        entry
+        for entry, name in renamed
+        if isinstance(entry.unit.format, HfTrainer)
+        and _TRAINER.fullmatch(entry.name)
+        and not _TRAINER.fullmatch(name)
+    ]
+    if trainer:
+        yield _told(
+            trainer,
+            "the Hugging Face Trainer resumes from, and cleans up, checkpoint-<step> alone; "
+            "with another name it must be given as resume_from_checkpoint",
+        )
+    served = [
+        entry
+        for entry, name in renamed
+        if entry.format == "savedmodel" and entry.name.isdigit() and not name.isdigit()
+    ]
+    if served:
+        yield _told(served, "TensorFlow Serving finds versions whose names are numbers alone")
+    last = [entry for entry, _ in renamed if re.fullmatch(r"last(?:-v\d+)?\.ckpt", entry.name)]
+    if last:
+        yield _told(last, "Lightning's ckpt_path='last' finds last.ckpt by this name")
+
+
+def best_inside(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
+    """Yield what checkpoints call the best of their run in a pickle, which is never rewritten."""
+    names = {(entry.directory, entry.name): entry for entry in renamed}
+    holders = [
+        entry
+        for entry in entries
+        if any((entry.directory, os.path.basename(path.rstrip("/"))) in names for path in entry.best_paths)
+    ]
+    if holders:
+        yield _told(
+            holders,
+            "Lightning's best_model_path in it keeps the old name: it lies in a pickle, which is never "
+            "changed, so ckpt_path='best' finds nothing",
+        )
+
+
+def _told(entries: Sequence[Entry], sentence: str) -> str:
+    more = f" (and {len(entries) - 1:,} more)" if len(entries) > 1 else ""
+    return f"{entries[0].path}{more}: {sentence}"

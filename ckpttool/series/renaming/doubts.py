@@ -1,0 +1,109 @@
+"""What people should know of new names before they give them: what can't be read out of them, or is lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from ckpttool.naming import NameFields, is_named_best, parse_name
+from ckpttool.series.renaming.fields import is_dated_by_file, run_of
+from ckpttool.series.renaming.names import Renaming, unit_stem
+from ckpttool.series.renaming.template import Lacking, Template, render
+
+_SHOWN = 1
+"""How many names a warning tells; the others are counted."""
+
+
+def doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
+    """Return a sentence for each thing that is doubtful about new names, and of which it is said."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for one in renamings:
+        for what in _doubts(one, template):
+            told[what].append(f"{one.entry.path} -> {one.name}")
+    warnings = [f"{_first(names)}: {what}" for what, names in told.items()]
+    undated = [one for one in renamings if is_dated_by_file(one.entry)]
+    if undated and not template.names.isdisjoint(("date", "time")):
+        names = [one.entry.path for one in undated]
+        warnings.append(
+            f"{_first(names)}: its date is that of its file: neither it nor its name says when it was saved"
+        )
+    return [*warnings, *_parted(renamings)]
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" (and {len(names) - _SHOWN:,} more)" if len(names) > _SHOWN else ""
+    return names[0] + more
+
+
+def _doubts(one: Renaming, template: Template) -> Iterator[str]:
+    old, new = one.entry.fields, parse_name(one.name)
+    for name, told in (("epoch", new.epoch), ("step", new.step)):
+        value = one.values.get(name)
+        if told == value:
+            continue
+        if name in template.names and value is not None:
+            yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})"
+        elif told is not None:
+            yield f"this name would be read as {name} {told}"
+        elif _stands_in_name_alone(one, name):
+            yield f"its {name} stands in its old name alone, and not in the new one"
+    if _loses_order(one, old, new):
+        yield "the number in its old name, which orders it, isn't in the new one"
+    lost = [name for name in old.metrics if name not in template.names and _is_named_metric(one, name)]
+    if lost and not set(lost) & new.metrics.keys():
+        yield f"{lost[0]} stands in its old name, and not in the new one"
+    if new.saved_at is not None and _differs(one, new.saved_at):
+        yield f"this name would be read as the date {new.saved_at}"
+    if is_named_best(one.name) and not is_named_best(one.entry.name):
+        yield "this name says that it is the best, which is never pruned"
+    if _again(one, template) != one.name:
+        yield f"the next rename by this template would call it {_again(one, template)}"
+
+
+def _stands_in_name_alone(one: Renaming, name: str) -> bool:
+    inside = one.entry.inside[0] if name == "epoch" else one.entry.inside[1]
+    return inside is None and getattr(one.entry.fields, name) is not None
+
+
+def _loses_order(one: Renaming, old: NameFields, new: NameFields) -> bool:
+    is_inside = any(value is not None for value in one.entry.inside)
+    is_told = any(value is not None for value in (new.epoch, new.step, new.number))
+    return old.number is not None and not is_inside and not is_told
+
+
+def _is_named_metric(one: Renaming, name: str) -> bool:
+    """Tell whether a metric in a name may be known from nowhere else."""
+    return one.entry.metrics.get(name, one.entry.loss) == one.entry.fields.metrics.get(name)
+
+
+def _differs(one: Renaming, saved_at: str) -> bool:
+    value = one.values.get("date")
+    return isinstance(value, datetime) and not f"{value:%Y-%m-%dT%H:%M:%S}".startswith(saved_at)
+
+
+def _again(one: Renaming, template: Template) -> str:
+    """Return what a template makes of what it made: names that it would change again settle nowhere."""
+    unit = replace(one.entry.unit, path=one.to)
+    stem = unit_stem(replace(one.entry, unit=unit))
+    values = {**one.values, "name": stem, "run": run_of(stem, one.entry.directory)}
+    try:
+        new = render(template, values)
+    except Lacking:
+        return one.name
+    suffix = one.name.removeprefix(stem)
+    return new if suffix and new.endswith(suffix) else new + suffix
+
+
+def _parted(renamings: Sequence[Renaming]) -> Iterator[str]:
+    """Yield the series whose checkpoints would be taken for several series by their new names."""
+    groups: Mapping[str, list[Renaming]] = defaultdict(list)
+    for one in renamings:
+        groups[one.entry.group].append(one)
+    for key, found in groups.items():
+        old = {one.entry.fields.blank for one in found}
+        new = {parse_name(one.name).blank: one.name for one in found}
+        if len(old) == 1 and len(new) > 1:
+            names = " and ".join(list(new.values())[:2])
+            yield f"{key}: by their new names these would be {len(new)} series, such as {names}"

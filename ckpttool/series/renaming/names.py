@@ -1,0 +1,259 @@
+"""Which checkpoint gets which name. Pure: no file is touched here.
+
+What has its name already is left, and so is what is damaged. Where a name can't be made, or two would be one,
+that is refused, and then nothing is renamed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.formats import keras_sharded, shard_index, tf_prefix, tf_state
+from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.pointers.readers import temporary_for
+from ckpttool.series.problem import Problem
+from ckpttool.series.renaming.fields import stem_of, values_of
+from ckpttool.series.renaming.template import Lacking, Template, Value, render
+
+MAX_NAME = 255
+"""Bytes of a name, on every file system in use."""
+
+RESERVED = frozenset(
+    {tf_state.NAME, "latest", "last_checkpoint", "trainer_state.json", "checkpoint.pt.index"}
+)
+"""Names that pointers have."""
+
+_MEANINGS = (
+    (shard_index.SHARD, "a shard of a set"),
+    (shard_index.INDEX, "the index of a set"),
+    (keras_sharded.SHARD, "a shard of Keras's"),
+    (keras_sharded.INDEX, "an index of Keras's"),
+    (tf_prefix.DATA, "a part of TensorFlow's"),
+    (tf_prefix.TEMPORARY, "what TensorFlow is writing"),
+    (tf_prefix.OLD_SHARD, "a shard of TensorFlow's"),
+    (tf_prefix.STAGE, "what TensorFlow is writing"),
+    (SERIAL, "a serial of Paddle Fluid"),
+    (re.compile(r"checkpoint-\d{1,18}"), "a save of the Hugging Face Trainer"),
+)
+"""Names that are read in a way of their own."""
+
+_PART = re.compile(
+    r"\.data-\d{5}-of-\d{5}|\.index|\.meta|-\d+-of-\d+(?:\..*)?|_\d{5}\.weights\.h5|\.pdi?params(?:\.info)?|\.pdopt"
+)
+"""How what belongs to a checkpoint goes on behind its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """A checkpoint that gets another name.
+
+    Attributes:
+        entry: The checkpoint.
+        name: Its new name.
+        members: The old and the new names of all its members.
+        values: What the template could say of it.
+    """
+
+    entry: Entry
+    name: str
+    members: tuple[tuple[str, str], ...]
+    values: Mapping[str, Value] = field(repr=False, default_factory=dict)
+
+    @property
+    def to(self) -> str:
+        """Return its new path, as the user would write it."""
+        return os.path.join(os.path.dirname(self.entry.path), self.name)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Return new names by old ones: its own, and those of its members."""
+        return {**dict(self.members), self.entry.name: self.name}
+
+
+@dataclass(frozen=True, slots=True)
+class RenamePlan:
+    """What a template makes of checkpoints.
+
+    Attributes:
+        renamings: What gets another name.
+        same: What has its name already.
+        left: What keeps its name whatever the template says, and why.
+        refused: What can't get a name, and why; then nothing is renamed.
+    """
+
+    renamings: tuple[Renaming, ...] = ()
+    same: tuple[Entry, ...] = ()
+    left: tuple[Problem, ...] = ()
+    refused: tuple[Problem, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Return the number of checkpoints that were looked at."""
+        return (
+            len(
+                {problem.path for problem in (*self.left, *self.refused)}
+                - {one.entry.path for one in self.renamings}
+            )
+            + len(self.renamings)
+            + len(self.same)
+        )
+
+
+def plan_names(
+    entries: Sequence[Entry],
+    template: Template,
+    standing: Mapping[str, Collection[str]],
+    left: Mapping[str, str],
+) -> RenamePlan:
+    """Return what a template makes of checkpoints.
+
+    Args:
+        entries: The checkpoints.
+        template: The template.
+        standing: All names in each of their directories.
+        left: Why some of them keep their names, by path.
+    """
+    renamings: list[Renaming] = []
+    same: list[Entry] = []
+    refused: list[Problem] = []
+    for entry in entries:
+        if entry.path in left:
+            continue
+        try:
+            one = renaming(entry, template)
+        except Lacking as failure:
+            refused.append(Problem(entry.path, str(failure)))
+            continue
+        if one.name == entry.name:
+            same.append(entry)
+        else:
+            renamings.append(one)
+    refused += _collisions(renamings, same, standing)
+    problems = tuple(Problem(entry.path, left[entry.path]) for entry in entries if entry.path in left)
+    return RenamePlan(tuple(renamings), tuple(same), problems, tuple(refused))
+
+
+def renaming(entry: Entry, template: Template) -> Renaming:
+    """Return the name that a template gives a checkpoint, which may be the one that it has.
+
+    Raises:
+        Lacking: There is none; the text says why.
+    """
+    stem = unit_stem(entry)
+    apart = [name for name in entry.unit.members if not name.startswith(stem)]
+    if apart:
+        raise Lacking(f"its part {apart[0]} isn't named after it")
+    values = values_of(entry, stem)
+    new = render(template, values)
+    suffix = entry.name.removeprefix(stem)
+    if suffix and new.endswith(suffix):
+        new = new.removesuffix(suffix)
+    members = tuple((name, new + name.removeprefix(stem)) for name in entry.unit.members)
+    _require_valid(entry, new + suffix, members)
+    return Renaming(entry, new + suffix, members, values)
+
+
+def unit_stem(entry: Entry) -> str:
+    """Return what the names of all members of a checkpoint begin with: its name without its suffix."""
+    name = entry.name
+    for pattern in (shard_index.INDEX, keras_sharded.INDEX, tf_prefix.OLD_SHARD):
+        match = pattern.fullmatch(name)
+        if match is not None and len(entry.unit.parts) > 1:
+            return match.groupdict().get("stem") or match.groupdict()["prefix"]
+    if entry.unit.format is not None and entry.format == "paddle":
+        name = re.sub(r"\.(?:pdmodel|json)$", "", name) if len(entry.unit.parts) > 1 else name
+    return stem_of(name, is_directory=bool(entry.contents.directories))
+
+
+def _require_valid(entry: Entry, name: str, members: Sequence[tuple[str, str]]) -> None:
+    """Require that names can stand in a directory, and mean there what they meant.
+
+    Raises:
+        Lacking: One can't.
+    """
+    for old, new in ((entry.name, name), *members):
+        if why := _fault(old, new):
+            raise Lacking(f"its name would be {new!r:.80}, {why}")
+
+
+def _fault(old: str, new: str) -> str | None:
+    """Return what is wrong with a new name, or None."""
+    if new == old:
+        return None
+    if "/" in new or os.sep in new or "\0" in new:
+        return "which is no name but a path"
+    if not new or new.startswith((".", "-")):
+        return "which begins like an option or a hidden file"
+    if (nbytes := len(os.fsencode(new))) > MAX_NAME:
+        return f"which has {nbytes:,} bytes (at most {MAX_NAME})"
+    if new in RESERVED:
+        return "which pointers have"
+    if temporary_for(new) is not None and temporary_for(old) is None:
+        return "which says that it is being written"
+    for ending in SIDECARS:
+        if new.endswith(ending) and not old.endswith(ending):
+            return "which a manifest has"
+    for pattern, meaning in _MEANINGS:
+        if pattern.fullmatch(new) and not pattern.fullmatch(old):
+            return f"which says that it is {meaning}"
+    return None
+
+
+def folded(name: str) -> str:
+    """Return a name as file systems compare it that know no case, and take accents apart."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _collisions(
+    renamings: Sequence[Renaming], same: Sequence[Entry], standing: Mapping[str, Collection[str]]
+) -> Iterator[Problem]:
+    """Yield what would get a name that another gets, or has."""
+    places: dict[str, list[Renaming]] = defaultdict(list)
+    for one in renamings:
+        places[one.entry.directory].append(one)
+    for directory, found in places.items():
+        leaving = {old for one in found for old, _ in one.members}
+        stay = {folded(name): name for name in standing.get(directory, ()) if name not in leaving}
+        wanted: dict[str, list[tuple[Renaming, str]]] = defaultdict(list)
+        for one in found:
+            for name in {one.name, *(new for _, new in one.members)}:
+                wanted[folded(name)].append((one, name))
+        for one in found:
+            if why := _taken(one, wanted, stay):
+                yield Problem(one.entry.path, why)
+
+
+def _taken(
+    one: Renaming, wanted: Mapping[str, Sequence[tuple[Renaming, str]]], stay: Mapping[str, str]
+) -> str | None:
+    """Return why a name isn't free, or None."""
+    targets = sorted({one.name, *(new for _, new in one.members)})
+    for name in targets:
+        others = [(other, wish) for other, wish in wanted[folded(name)] if other is not one]
+        if others:
+            other, wish = others[0]
+            alike = "" if wish == name else f", which differs from {wish} in case alone,"
+            return f"its name would be {name}{alike} as that of {other.entry.path}"
+        there = stay.get(folded(name))
+        if there is not None:
+            alike = "" if there == name else f", as {there}, which differs in case alone"
+            return f"its name would be {name}, which is there already{alike}"
+    stem = one.name.removesuffix(one.entry.name.removeprefix(unit_stem(one.entry)))
+    sidecars = (folded(name + ending) for name in targets for ending in SIDECARS)
+    own = [stay[name] for name in sidecars if name in stay]
+    if len(targets) > 1:
+        own += [there for there in stay.values() if _is_part(there, stem)]
+    if own:
+        return f"its name would be {one.name}, and {own[0]}, which is there already, would belong to it"
+    return None
+
+
+def _is_part(name: str, stem: str) -> bool:
+    return name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)) is not None

@@ -1,0 +1,177 @@
+"""Which checkpoints of a directory get other names, and what has to follow; nothing is changed here."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import UsageError
+from ckpttool.formats import tf_state
+from ckpttool.series.changing.home import serial_around
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.paths import require_directory, shown
+from ckpttool.series.pointers.protection import PART_OF, WRITING, follow
+from ckpttool.series.pointers.readers import PINS, names_in
+from ckpttool.series.problem import Problem
+from ckpttool.series.renaming.dictated import best_inside, looked_for, reason_to_leave
+from ckpttool.series.renaming.doubts import doubts
+from ckpttool.series.renaming.names import RenamePlan, plan_names
+from ckpttool.series.renaming.new_paths import Moved
+from ckpttool.series.renaming.repointing import Following, Scene, following, holders, links_around
+from ckpttool.series.renaming.steps import Step, steps
+from ckpttool.series.renaming.template import FIELDS, Template, parse_template
+from ckpttool.series.surveying.survey import survey
+
+Names = dict[str, dict[str, str]]
+"""New names by old ones, by directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenameRequest:
+    """What is to be renamed, and how; see ``planning.Request`` for what they have in common."""
+
+    directory: str
+    template: str
+    recursive: bool = False
+    exclude: Sequence[str] = ()
+    max_depth: int | None = None
+    series: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNames:
+    """A plan, with what was found on the way.
+
+    Attributes:
+        plan: Which checkpoint gets which name.
+        scene: Where they lie, and what leads there.
+        follows: How many pointers, links and other texts have to follow.
+        problems: What must be looked at; it keeps nothing from being renamed.
+        warnings: What is doubtful about the names.
+        journals: What an interrupted command left.
+    """
+
+    plan: RenamePlan
+    scene: Scene
+    follows: int = 0
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+
+
+def plan_rename(request: RenameRequest) -> PlannedNames:
+    """Return which checkpoint gets which name; nothing on disk is changed.
+
+    Raises:
+        UsageError: The template is none, or the directory is a checkpoint itself.
+        CheckpointError: The directory can't be looked at.
+    """
+    template = parse_template(request.template)
+    root = require_directory(request.directory)
+    if (serial := serial_around(root)) is not None:
+        raise UsageError(f"{root} is a part of the checkpoint {serial}")
+    found = survey(
+        root,
+        recursive=request.recursive,
+        exclude=request.exclude,
+        max_depth=request.max_depth,
+        series=request.series,
+        metrics=request.metrics,
+    )
+    entries = tuple(entry for entry in found.entries if entry.unit.path != root)
+    if found.entries and not entries:
+        raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")
+    standing = {directory: names_in(directory) for directory in {entry.directory for entry in entries}}
+    left = {
+        entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
+    }
+    for path, reasons in follow(root, found.groups).reasons.items():
+        for reason in reasons:
+            if reason.startswith((WRITING, PART_OF)):
+                left.setdefault(path, reason)
+    _require_known(template, [entry for entry in entries if entry.path not in left])
+    scene = Scene(root, entries, links_around(root))
+    plan, follows = _planned(template, scene, standing, left)
+    errors = [Problem(shown(error.path), error.reason) for error in found.errors]
+    problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
+    warnings = [
+        f"{shown(path)}: it can't be changed, and may have old names: {why}"
+        for path, why in follows.faults.items()
+    ]
+    renamed = [(one.entry, one.name) for one in plan.renamings]
+    warnings += [*looked_for(renamed), *best_inside(entries, [entry for entry, _ in renamed])]
+    warnings += doubts(plan.renamings, template)
+    warnings += _unknown(template, [entry for entry in entries if entry.path not in left])
+    count = follows.count
+    return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
+
+
+def _require_known(template: Template, entries: Sequence[Entry]) -> None:
+    """Require that each metric in a template is one that some checkpoint has.
+
+    Raises:
+        UsageError: None has it.
+    """
+    known = _known(entries)
+    for one in template.fields:
+        if entries and one.name not in FIELDS and one.name not in known and not one.is_optional:
+            told = ", ".join((*FIELDS, *sorted(known)))
+            raise UsageError(
+                f"template {template.text!r}: no checkpoint has a field {one.name} (there are {told})"
+            )
+
+
+def _unknown(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield the metrics that a template leaves out of every name, since no checkpoint has them."""
+    known = _known(entries)
+    for one in template.fields:
+        if entries and one.name not in FIELDS and one.name not in known:
+            told = ", ".join((*FIELDS, *sorted(known)))
+            what = f"no checkpoint has a field {one.name}, which is left out of every name"
+            yield f"{one.shown} of the template: {what} (there are {told})"
+
+
+def _known(entries: Sequence[Entry]) -> set[str]:
+    known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
+    return known | {"loss" for entry in entries if entry.metric("loss") is not None}
+
+
+def _planned(
+    template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
+) -> tuple[RenamePlan, Following]:
+    """Return a plan, and what has to follow it; what can't follow leaves alone what it names."""
+    while True:
+        plan = plan_names(scene.entries, template, standing, left)
+        moved = Moved(names_of(steps(plan.renamings)))
+        follows = following(scene, moved)
+        reasons = dict(_unfollowed(plan, scene, moved, follows))
+        if not reasons:
+            return plan, follows
+        left |= reasons
+
+
+def _unfollowed(
+    plan: RenamePlan, scene: Scene, moved: Moved, follows: Following
+) -> Iterator[tuple[str, str]]:
+    """Yield what has to keep its name since something that names it can't be changed, and why."""
+    paths = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
+    for place in holders(scene, paths, moved):
+        yield paths[place].path, "a symlink in it leads to a checkpoint that gets another name"
+    for path, why in follows.faults.items():
+        directory, name = os.path.split(path)
+        for entry in paths.values():
+            is_meant = name == PINS or (name == tf_state.NAME and entry.format == "tensorflow")
+            is_own = name in entry.unit.members
+            if entry.directory == (directory or os.curdir) and (is_meant or is_own):
+                yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
+
+
+def names_of(waiting: Iterable[Step]) -> Names:
+    """Return new names by old ones, by directory, of what steps make of them."""
+    names: Names = defaultdict(dict)
+    for step in waiting:
+        names[step.entry.directory] |= step.to
+    return names

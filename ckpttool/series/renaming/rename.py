@@ -1,0 +1,244 @@
+"""Gives the checkpoints of a directory the names that a template makes of them."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Moves, new_identity
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.paths import require_directory
+from ckpttool.series.pointers.readers import names_in
+from ckpttool.series.problem import Problem
+from ckpttool.series.renaming.new_paths import Moved
+from ckpttool.series.renaming.plan import PlannedNames, RenameRequest, names_of, plan_rename
+from ckpttool.series.renaming.repointing import Following, following, links_around
+from ckpttool.series.renaming.steps import Step, after, next_wave, onwards, refreshed, steps
+from ckpttool.series.renaming.template import parse_template
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """What was done, or would be.
+
+    Attributes:
+        planned: The plan.
+        renames: Old and new paths of what was renamed; of a dry run, of what would be.
+        dry_run: Whether nothing was changed.
+        declined: Whether somebody was asked, and said no.
+        failed: Why some have their old names, or other ones than they were to have, by path.
+        stale: Why what names them in another directory has old names, by that directory.
+        settled: What an interrupted command had begun, and what became of it now.
+    """
+
+    planned: PlannedNames
+    renames: tuple[tuple[str, str], ...] = ()
+    dry_run: bool = False
+    declined: bool = False
+    failed: Mapping[str, str] = field(default_factory=dict)
+    stale: Mapping[str, str] = field(default_factory=dict)
+    settled: tuple[Settled, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether nothing was renamed since some names can't be given."""
+        return bool(self.planned.plan.refused) and not self.dry_run
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Return all that must be looked at."""
+        failed = (Problem(path, f"not renamed: {why}") for path, why in self.failed.items())
+        stale = (
+            Problem(path, f"what names checkpoints here has old names: {why}")
+            for path, why in self.stale.items()
+        )
+        unsettled = (Problem(path, why) for one in self.settled for path, why in one.failed.items())
+        return (*unsettled, *self.planned.plan.refused, *self.planned.problems, *failed, *stale)
+
+
+Confirm = Callable[[PlannedNames], bool]
+
+
+def rename(
+    request: RenameRequest, *, dry_run: bool = False, confirm: Confirm = lambda planned: True
+) -> Renamed:
+    """Give checkpoints their names; with ``dry_run`` say what these would be.
+
+    What an interrupted command left is settled first. Where one name can't be given, none is.
+
+    Raises:
+        UsageError: The template is none, or the directory is a checkpoint itself.
+        CheckpointError: The directory can't be looked at, locked or changed; nothing was renamed.
+    """
+    if dry_run:
+        planned = plan_rename(request)
+        pairs = ((one.entry.path, one.to) for one in planned.plan.renamings)
+        return Renamed(planned, tuple(pairs), dry_run=True)
+    root = require_directory(request.directory)
+    parse_template(request.template)
+    with ExitStack() as stack:
+        held: dict[str, Settled] = {}
+        if os.access(root, os.W_OK):
+            _hold(stack, held, root)
+        planned = plan_rename(request)
+        places = _places(planned)
+        for directory in places:
+            _hold(stack, held, directory)
+        if any(one.finished or one.put_back for one in held.values()) or len(held) > 1:
+            planned = plan_rename(request)
+            if set(_places(planned)) - {os.path.realpath(one) for one in held} - set(places):
+                raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
+        result = Renamed(planned, settled=tuple(held.values()))
+        if not planned.plan.renamings or planned.plan.refused:
+            return result
+        if not confirm(planned):
+            return replace(result, declined=True)
+        return _Course(planned).carried_out(result)
+
+
+def _places(planned: PlannedNames) -> list[str]:
+    """Return the directories in which something gets another name, or names something that does."""
+    names = names_of(steps(planned.plan.renamings))
+    if not names or planned.plan.refused:
+        return []
+    return list(dict.fromkeys((*names, *following(planned.scene, Moved(names)).homes)))
+
+
+def _hold(stack: ExitStack, held: dict[str, Settled], directory: str) -> None:
+    """Lock a directory, and settle what was interrupted there.
+
+    Raises:
+        CheckpointError: It can't be.
+    """
+    if not any(os.path.samefile(directory, one) for one in held):
+        stack.enter_context(locked(directory))
+        held[directory] = settle_all(directory)
+
+
+class _Course:
+    """A plan that is being carried out: what waits, and what became of the rest."""
+
+    def __init__(self, planned: PlannedNames) -> None:
+        self._identity = new_identity()
+        self._scene = planned.scene
+        self._waiting: dict[str, list[Step]] = defaultdict(list)
+        for step in steps(planned.plan.renamings):
+            self._waiting[step.entry.directory].append(step)
+        self._is_alone = len(self._waiting) == 1
+        self._renames: list[tuple[str, str]] = []
+        self._failed: dict[str, str] = {}
+        self._stale: dict[str, str] = {}
+
+    def carried_out(self, result: Renamed) -> Renamed:
+        """Return what became of it.
+
+        Raises:
+            CheckpointError: Nothing could be renamed.
+        """
+        while any(self._waiting.values()):
+            done: list[Step] = []
+            for directory in list(self._waiting):
+                done += self._directory(directory)
+            self._elsewhere(done)
+        order = {one.entry.path: number for number, one in enumerate(result.planned.plan.renamings)}
+        self._renames.sort(key=lambda pair: order[pair[0]])
+        return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
+
+    def _directory(self, directory: str) -> list[Step]:
+        """Make the next steps in a directory; return those that were made."""
+        waiting = self._waiting.pop(directory)
+        wave = next_wave(
+            waiting, {*names_in(directory), *(new for step in waiting for new in step.to.values())}
+        )
+        if not wave:
+            return []
+        follows = following(self._scene, Moved(names_of(wave)))
+        try:
+            failed = self._made(directory, wave, follows)
+        except CheckpointError as failure:
+            if self._is_alone and not self._renames:
+                raise
+            failed = dict.fromkeys((step.wish.entry.path for step in wave), failure.reason)
+        self._failed |= failed
+        done = [step for step in wave if step.wish.entry.path not in failed]
+        if failed:  # what waited for these can't go on
+            self._give_up(waiting, {step.wish.entry.path for step in done}, next(iter(failed.values())))
+        else:
+            entries = self._renewed(done)
+            rest = [
+                step for step in waiting if step.wish.entry.path not in {one.wish.entry.path for one in wave}
+            ]
+            rest = [replace(step, entry=entries.get(step.entry.path, step.entry)) for step in rest]
+            rest += [onwards(step, entries[step.entry.path]) for step in done if not step.is_last]
+            if rest:
+                self._waiting[directory] = rest
+        self._renames += [(step.wish.entry.path, step.wish.to) for step in done if step.is_last]
+        return done
+
+    def _made(self, directory: str, wave: Sequence[Step], follows: Following) -> Mapping[str, str]:
+        rewrites = tuple(follows.rewrites.get(directory, ()))
+        renewed = {one.name for one in rewrites if one.after is None}
+        moves = Moves(
+            kind="rename",
+            identity=self._identity,
+            moves=tuple(step.without(renewed) for step in wave),
+            rewrites=rewrites,
+            relinks=tuple(follows.relinks.get(directory, ())),
+            source=directory,
+            target=directory,
+        )
+        return carry_out(directory, moves).failed
+
+    def _give_up(self, waiting: Sequence[Step], done: set[str], why: str) -> None:
+        for step in waiting:
+            path = step.wish.entry.path
+            if path not in done and path not in self._failed:
+                now = "" if step.entry.path == path else f"; it is called {step.entry.name} now"
+                self._failed[path] = f"{why}{now}"
+
+    def _renewed(self, done: Sequence[Step]) -> dict[str, Entry]:
+        """Return all checkpoints of the scene as they are now, by the paths that they had before."""
+        made = {step.entry.path: step for step in done}
+        entries: dict[str, Entry] = {}
+        for entry in self._scene.entries:
+            step = made.get(entry.path)
+            try:
+                entries[entry.path] = after(replace(step, entry=entry)) if step else refreshed(entry)
+            except OSError as error:
+                raise from_os_error(error, entry.path) from error
+        self._scene = replace(
+            self._scene, entries=tuple(entries.values()), links=links_around(self._scene.root)
+        )
+        return entries
+
+    def _elsewhere(self, done: Sequence[Step]) -> None:
+        """Change what names checkpoints from other directories than their own; failing is told."""
+        if not done:
+            return
+        follows = following(self._scene, Moved(names_of(done)))
+        for home in follows.homes:
+            moves = Moves(
+                kind="rename",
+                identity=self._identity,
+                moves=(),
+                rewrites=tuple(follows.rewrites.get(home, ())),
+                relinks=tuple(follows.relinks.get(home, ())),
+                source=home,
+                target=home,
+            )
+            try:
+                carry_out(home, moves)
+            except CheckpointError as failure:
+                self._stale[home] = failure.reason
+        if not follows.homes:
+            return
+        self._scene = replace(self._scene, links=links_around(self._scene.root))
+        for home in following(self._scene, Moved(names_of(done))).homes:
+            self._stale.setdefault(home, "it has changed since the plan was made")

@@ -1,0 +1,132 @@
+"""In which order checkpoints get their names, where one is to have the name that another still has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.series.changing.moves import Move
+from ckpttool.series.files import Contents, contents
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.renaming.names import MAX_NAME, Renaming, folded, unit_stem
+
+MOST_WAVES = 3
+"""Each wave is a journal; what would take more goes by names of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A checkpoint on its way to its name.
+
+    Attributes:
+        entry: The checkpoint, as it is called now.
+        to: New names by the ones that it has now: its own, and those of its members.
+        wish: Which checkpoint it is, and what it is to be called in the end.
+        is_last: Whether it has its name then.
+    """
+
+    entry: Entry
+    to: Mapping[str, str]
+    wish: Renaming
+    is_last: bool = True
+
+    @property
+    def move(self) -> Move:
+        """Return it as a journal has it: its index last to come and first to leave."""
+        parts = self.entry.unit.parts
+        rank = {
+            name: (name not in parts, name != self.entry.name, "index" not in name, name)
+            for name in self.entry.unit.members
+        }
+        members = tuple((name, self.to[name]) for name in sorted(rank, key=rank.__getitem__))
+        return Move(self.wish.entry.path, members, self.entry.contents)
+
+    def without(self, names: Collection[str]) -> Move:
+        """Return the move of what isn't written anew under its new name."""
+        move = self.move
+        files = tuple(file for file in move.contents.files if file.path not in names)
+        members = tuple((old, new) for old, new in move.members if old not in names)
+        return Move(move.path, members, Contents(files, move.contents.directories))
+
+
+def steps(renamings: Sequence[Renaming]) -> list[Step]:
+    """Return the steps that lead to some names, each the whole way."""
+    return [Step(one.entry, one.names, one) for one in renamings]
+
+
+def next_wave(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
+    """Return the steps in one directory that can be made at once: nothing still has the names that they need.
+
+    Where the others wait for each other, or in a long row, they go aside first, all at once, by names that
+    say as much as their old ones.
+    """
+    ready = _ready(waiting)
+    if _is_short(waiting):
+        return ready
+    return [*ready, *_aside([step for step in waiting if not any(step is one for one in ready)], standing)]
+
+
+def _ready(waiting: Sequence[Step]) -> list[Step]:
+    owners = {folded(old): step for step in waiting for old in step.to}
+    return [
+        step for step in waiting if all(owners.get(folded(new), step) is step for new in step.to.values())
+    ]
+
+
+def _is_short(waiting: Sequence[Step]) -> bool:
+    """Tell whether a few waves in their order are enough."""
+    for _ in range(MOST_WAVES):
+        if not waiting:
+            return True
+        ready = {id(step) for step in _ready(waiting)}
+        waiting = [step for step in waiting if id(step) not in ready]
+    return not waiting
+
+
+def _aside(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
+    """Return steps to names that nothing has, from which the same fields can be read."""
+    taken = set(map(folded, standing))
+    found = []
+    for step in waiting:
+        stem = unit_stem(step.entry)
+        longest = max(len(os.fsencode(name)) for name in step.to)
+        number = 0
+        while True:
+            number += 1
+            mark = f"~{number}"
+            new = (stem if longest + len(mark) <= MAX_NAME else "renaming") + mark
+            to = {name: new + name.removeprefix(stem) for name in step.to}
+            if taken.isdisjoint(map(folded, to.values())):
+                break
+        taken.update(map(folded, to.values()))
+        found.append(replace(step, to=to, is_last=False))
+    return found
+
+
+def after(step: Step) -> Entry:
+    """Return a checkpoint as it is once a step was made."""
+    entry = step.entry
+    name = step.to[entry.name]
+    members = tuple(step.to[member] for member in entry.unit.members)
+    unit = replace(entry.unit, path=os.path.join(os.path.dirname(entry.unit.path), name), members=members)
+    path = os.path.join(os.path.dirname(entry.path), name)
+    return refreshed(replace(entry, path=path, unit=unit))
+
+
+def refreshed(entry: Entry) -> Entry:
+    """Return a checkpoint with its files as they are now, after what we changed in it ourselves.
+
+    Raises:
+        OSError: They can't be looked at.
+    """
+    return replace(entry, contents=contents(entry.directory, entry.unit.members))
+
+
+def onwards(step: Step, entry: Entry) -> Step:
+    """Return the step from where a checkpoint is now to its name."""
+    old = {**dict(zip(step.entry.unit.members, entry.unit.members, strict=True)), step.entry.name: entry.name}
+    goal = step.wish.names
+    first = {**dict(zip(step.wish.entry.unit.members, step.entry.unit.members, strict=True))}
+    first[step.wish.entry.name] = step.entry.name
+    return Step(entry, {old[first[name]]: new for name, new in goal.items()}, step.wish)

@@ -1,0 +1,308 @@
+"""Which checkpoint is to be resumed from: the newest that is intact, or the best."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckpttool.errors import NotFound, UsageError
+from ckpttool.series.members.choice import newest_first
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.reading import read_in_full
+from ckpttool.series.paths import shown
+from ckpttool.series.pointers.readers import temporary_for
+from ckpttool.series.problem import Problem
+from ckpttool.series.pruning.planning import Depth
+from ckpttool.series.resuming.doubts import (
+    blind,
+    hopeless,
+    measure,
+    newer,
+    require_merely_missing,
+    unmeasured,
+    unseen,
+    warnings,
+    why_none,
+)
+from ckpttool.series.resuming.unfinished import GONE_SECONDS, markers, unfinished
+from ckpttool.series.resuming.waiting import MOMENTS, SYSTEM, Clock, Tell, Unsettled, Watch
+from ckpttool.series.retention.rules import is_carried_on
+from ckpttool.series.surveying.survey import Survey, survey
+
+Mode = Literal["min", "max"]
+
+NO_STEP = "no step is known of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
+
+    ``waited`` seconds went by while somebody wrote ``waited_for``.
+    """
+
+    entry: Entry | None
+    reason: str | None = None
+    passed_over: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    journals: tuple[str, ...] = ()
+    waited: float = 0.0
+    waited_for: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str | None:
+        """Return the path of the checkpoint, or None where there is none."""
+        return None if self.entry is None else self.entry.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which checkpoint is wanted; ``latest`` says what each means."""
+
+    recursive: bool
+    exclude: Sequence[str]
+    max_depth: int | None
+    depth: Depth
+    best: str | None
+    mode: Mode | None
+    metrics: Sequence[str]
+    before: int | None
+    jobs: int | None
+
+
+def latest(
+    directory: str | os.PathLike[str],
+    *,
+    recursive: bool = False,
+    exclude: Sequence[str] = (),
+    max_depth: int | None = None,
+    depth: Depth = "quick",
+    best: str | None = None,
+    mode: Mode | None = None,
+    metrics: Sequence[str] = (),
+    before: int | None = None,
+    wait: float = 0,
+    tell: Tell = lambda text: None,
+    clock: Clock = SYSTEM,
+    jobs: int | None = None,
+) -> Latest:
+    """Return the newest intact checkpoint of a directory; with ``best`` that of the best metric.
+
+    Args:
+        directory: Where they lie; it may be missing, as before a run's first job.
+        recursive: Whether to descend.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        depth: Whether intact means the structure, or every byte.
+        best: Name of a metric.
+        mode: Which of its values are good.
+        metrics: Logs that know more metrics.
+        before: The step before which it has to be saved.
+        wait: For how many seconds to wait for a writer that is at one that would come first.
+        tell: Told what is waited for.
+        clock: What the time is.
+        jobs: Number of threads.
+
+    Raises:
+        UsageError: A metric without a mode, or a mode without a metric.
+        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be.
+    """
+    if (best is None) != (mode is None):
+        raise UsageError("--best METRIC and --mode min|max belong together")
+    wanted = Wanted(
+        recursive=recursive,
+        exclude=exclude,
+        max_depth=max_depth,
+        depth=depth,
+        best=best,
+        mode=mode,
+        metrics=metrics,
+        before=before,
+        jobs=jobs,
+    )
+    watch = Watch(wait, tell, clock)
+    refused: frozenset[str] = frozenset()
+    while True:
+        search = _Search(directory, wanted, clock.time(), refused, frozenset(watch.writing))
+        look = search.look()
+        if wait and watch.wait([*look.unsettled, *watch.grown(look.quiet)]):
+            continue
+        found, unsettled = look.found, [*look.unsettled, *look.quiet]
+        changing = {one.path for one in watch.still_changing(unsettled)} - refused
+        if changing:
+            refused |= changing
+            continue
+        if found.entry is None and look.unseen:
+            raise blind(os.fspath(directory), look.unseen)
+        return replace(found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a directory came to.
+
+    Attributes:
+        found: The answer.
+        unsettled: What may become a better one.
+        quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
+        unseen: What nobody could look at, and why.
+    """
+
+    found: Latest
+    unsettled: Sequence[Unsettled] = ()
+    quiet: Sequence[Unsettled] = ()
+    unseen: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One look at a directory: what is there at a time, and which of it is wanted."""
+
+    directory: str | os.PathLike[str]
+    wanted: Wanted
+    now: float
+    refused: frozenset[str]
+    writing: frozenset[str] = frozenset()
+
+    def look(self) -> _Look:
+        """Return the answer, and what may become a better one.
+
+        Raises:
+            CheckpointError: The directory can't be looked at.
+        """
+        wanted = self.wanted
+        try:
+            found = survey(
+                self.directory,
+                recursive=wanted.recursive,
+                exclude=wanted.exclude,
+                max_depth=wanted.max_depth,
+                metrics=wanted.metrics,
+            )
+        except NotFound as error:
+            require_merely_missing(os.fspath(self.directory))
+            return _Look(Latest(None, f"{error.path}: {error.reason}"))
+        chosen, passed = self._choice(found)
+        told = {entry.path for entry, _ in passed}
+        without_hope = [(one, one.fault) for one in hopeless(found) if one.path not in told and one.fault]
+        unsettled = list(self._unsettled(found, chosen, passed, without_hope))
+        if chosen is not None:
+            passed += without_hope
+            passed += newer(found, chosen, wanted.before) if wanted.best is None else ()
+        return _Look(
+            self._answer(found, chosen, passed),
+            [one for one in unsettled if self._is_recent(one)],
+            [one for one in unsettled if not self._is_recent(one)],
+            unseen(found, passed),
+        )
+
+    def _choice(self, found: Survey) -> tuple[Entry | None, list[tuple[Entry, str]]]:
+        """Return the first that nothing is wrong with, and what came before it, with its fault."""
+        passed: list[tuple[Entry, str]] = []
+        for entry in self._candidates(found):
+            fault = self._fault(entry)
+            if fault is None:
+                return entry, passed
+            passed.append((entry, fault))
+        return None, passed
+
+    def _answer(self, found: Survey, chosen: Entry | None, passed: Sequence[tuple[Entry, str]]) -> Latest:
+        wanted = self.wanted
+        errors = [Problem(shown(error.path), error.reason) for error in found.errors]
+        problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
+        if chosen is None:
+            why = why_none(found, recursive=wanted.recursive, best=wanted.best, before=wanted.before)
+            return Latest(None, why, problems, found.remarks, found.journals)
+        doubts = warnings(found, chosen, wanted.best, {entry.path for entry, _ in passed})
+        told = (*found.remarks, *doubts, *unmeasured(found, wanted.best))
+        return Latest(chosen, None, problems, told, found.journals)
+
+    def _candidates(self, found: Survey) -> Iterator[Entry]:
+        """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
+        before, best = self.wanted.before, self.wanted.best
+        ordered = [
+            entry
+            for entry in newest_first(found.groups)
+            if not entry.holds_others and (before is None or entry.step is None or entry.step < before)
+        ]
+        if best is None:
+            yield from ordered
+            return
+        sign = 1 if self.wanted.mode == "min" else -1
+        if is_carried_on(best):
+            ordered.reverse()
+        measured = [(value, entry) for entry in ordered if (value := measure(entry, best)) is not None]
+        finite = [pair for pair in measured if math.isfinite(pair[0])]
+        yield from (entry for _, entry in sorted(finite, key=lambda pair: sign * pair[0]))
+        yield from (entry for value, entry in measured if not math.isfinite(value))
+
+    def _fault(self, entry: Entry) -> str | None:
+        if entry.fault is not None:
+            return entry.fault
+        if self.wanted.before is not None and entry.step is None:
+            return NO_STEP
+        if temporary_for(entry.name) is not None:
+            return "being written"
+        if entry.path in self.refused:
+            return "being written: it changed while it was waited for"
+        fault = unfinished(entry, self.now)
+        if fault is None and self.wanted.depth == "full":
+            return read_in_full(entry, self.wanted.jobs)
+        return fault
+
+    def _unsettled(
+        self,
+        found: Survey,
+        chosen: Entry | None,
+        passed: Sequence[tuple[Entry, str]],
+        without_hope: Sequence[tuple[Entry, str]],
+    ) -> Iterator[Unsettled]:
+        """Yield what a writer may still be at that would come before the one that was chosen."""
+        told = set()
+        no_value = [(one, one.fault) for one in found.entries if self.wanted.best and one.fault]
+        for entry, fault in (*passed, *without_hope, *no_value):
+            is_waited_for = fault.startswith(("incomplete", "damaged", "being written"))
+            if is_waited_for and entry.path not in told and self._may_come(entry.step):
+                told.add(entry.path)
+                yield _unsettled(entry, fault)
+        if chosen is not None and self._is_young(chosen):
+            yield _unsettled(chosen, "it was changed a moment ago", is_whole=True)
+        for one in markers(found, self.wanted.exclude):
+            if one.path not in told and self._may_come(one.fields.step):
+                directory, name = os.path.split(one.path)
+                seen = one.contents.files
+                yield Unsettled(
+                    one.path,
+                    "being written",
+                    directory or os.curdir,
+                    (name,),
+                    seen,
+                    modified_ns=one.modified_ns,
+                )
+
+    def _is_young(self, entry: Entry) -> bool:
+        return self._age(entry.modified_ns) < GONE_SECONDS or entry.path in self.writing
+
+    def _may_come(self, step: int | None) -> bool:
+        return self.wanted.before is None or step is None or step < self.wanted.before
+
+    def _is_recent(self, one: Unsettled) -> bool:
+        return self._age(one.modified_ns) < (2 * MOMENTS if one.is_whole else GONE_SECONDS)
+
+    def _age(self, modified_ns: int) -> float:
+        return self.now - modified_ns / 1e9
+
+
+def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
+    return Unsettled(
+        entry.path,
+        why,
+        entry.directory,
+        entry.unit.members,
+        entry.contents.files,
+        is_whole,
+        entry.modified_ns,
+    )

@@ -1,0 +1,210 @@
+"""Waiting for a writer to finish: what it is at is looked at again and again, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.discovery import OWN_PREFIX, unit_at
+from ckpttool.series.files import Fingerprint, contents
+from ckpttool.series.members.entry import look_at
+
+POLL_SECONDS = 0.25
+"""How often the names, sizes and times of what is being written are looked at."""
+
+MOMENTS = 1.0
+"""Seconds without a change after which a file that is whole is taken for finished."""
+
+MOMENTS_BETWEEN = 2.0
+"""The same of a directory: a writer pauses between two files."""
+
+State = tuple[Fingerprint, ...] | None
+"""The files of something; None where it isn't there."""
+
+
+class Clock(Protocol):
+    """What the time is, and how it passes."""
+
+    def time(self) -> float:
+        """Return the seconds since 1970, as files have them."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+
+
+class _SystemClock:
+    """The computer's own."""
+
+    def time(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float, /) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+
+SYSTEM = _SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """Something that may not be finished.
+
+    Attributes:
+        path: Where it is.
+        why: What tells so.
+        directory: The directory that it lies in.
+        members: Its names there.
+        seen: Its files, as they were when that was told.
+        is_whole: Whether it can be read as it is, and was only changed a moment ago.
+        modified_ns: When its newest file was changed, in nanoseconds since 1970, by its server's clock.
+    """
+
+    path: str
+    why: str
+    directory: str
+    members: tuple[str, ...]
+    seen: State
+    is_whole: bool = False
+    modified_ns: int = 0
+
+    @property
+    def moments(self) -> float:
+        """Return for how many seconds it must not change."""
+        return MOMENTS_BETWEEN if os.path.isdir(self.path) else MOMENTS
+
+
+Tell = Callable[[str], None]
+
+
+class Watch:
+    """Waits for writers, and knows what it has seen of them.
+
+    Args:
+        seconds: How long it waits in all.
+        tell: Told what it waits for, once of each.
+        clock: What the time is.
+    """
+
+    def __init__(self, seconds: float, tell: Tell, clock: Clock) -> None:
+        self.clock = clock
+        self._seconds = seconds
+        self._tell = tell
+        self._begun = clock.monotonic()
+        self._told: set[str] = set()
+        self._since: dict[str, tuple[State, float]] = {}
+        self._changed: set[str] = set()
+        self.writing: set[str] = set()
+        self._has_glimpsed = False
+        self.waited_for: list[Unsettled] = []
+        self.waited = 0.0
+
+    @property
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return self._seconds - (self.clock.monotonic() - self._begun)
+
+    def wait(self, unsettled: Sequence[Unsettled]) -> bool:
+        """Wait until something of it has been finished, and all is to be looked at again.
+
+        Returns:
+            False where nothing is unsettled, or no time is left.
+        """
+        open_ = [one for one in unsettled if not self._is_quiet(one)]
+        if not open_ or self.left <= 0:
+            return False
+        self._say(open_)
+        started = self.clock.monotonic()
+        seen = {one.path: one.seen for one in open_}
+        names = _names(open_)
+        while self.left > 0 and not any([self._has_finished(one, seen) for one in open_]):
+            self.clock.sleep(min(POLL_SECONDS, self.left))
+            if _names(open_) != names:
+                break
+        self.waited += self.clock.monotonic() - started
+        return True
+
+    def grown(self, quiet: Sequence[Unsettled]) -> list[Unsettled]:
+        """Return what changes though its time says that nobody is at it: a server's clock may be behind.
+
+        The first time it takes a moment; whoever is known to write then is waited for like all others.
+        """
+        is_first, self._has_glimpsed = not self._has_glimpsed, True
+        if quiet and is_first and self.left > 0:
+            before = {one.path: one.seen for one in quiet}
+            self.clock.sleep(min(MOMENTS, self.left))
+            self.writing.update(one.path for one in quiet if _state(one) != before[one.path])
+        return [replace(one, why=f"{one.why}, and it changes") for one in quiet if one.path in self.writing]
+
+    def still_changing(self, unsettled: Iterable[Unsettled]) -> list[Unsettled]:
+        """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
+        return [
+            one for one in unsettled if one.is_whole and one.path in self._changed and not self._is_quiet(one)
+        ]
+
+    def _say(self, unsettled: Sequence[Unsettled]) -> None:
+        for one in unsettled:
+            if one.path not in self._told:
+                self._told.add(one.path)
+                self.waited_for.append(one)
+                self._tell(f"waiting up to {max(self.left, 0):.0f} s for {one.path}: {one.why}")
+
+    def _has_finished(self, one: Unsettled, seen: dict[str, State]) -> bool:
+        """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""
+        if one.is_whole:
+            return self._is_quiet(one)
+        before, seen[one.path] = seen[one.path], _state(one)
+        now = seen[one.path]
+        return now != before and (now is None or _is_sound(one.path))
+
+    def _is_quiet(self, one: Unsettled) -> bool:
+        return one.is_whole and self.clock.monotonic() - self._note(one) >= one.moments
+
+    def _note(self, one: Unsettled) -> float:
+        """Look at it, and return since when it has been as it is."""
+        state = _state(one)
+        before, since = self._since.get(one.path, (one.seen, self.clock.monotonic()))
+        if state != before:
+            self._changed.add(one.path)
+            since = self.clock.monotonic()
+        self._since[one.path] = state, since
+        return since
+
+
+def _state(one: Unsettled) -> State:
+    try:
+        return contents(one.directory, one.members).files
+    except OSError:  # a part of it has gone
+        return None
+
+
+def _names(unsettled: Iterable[Unsettled]) -> frozenset[str]:
+    """Return what lies beside it: whatever comes or goes there may be what we wait for."""
+    found: set[str] = set()
+    for directory in {one.directory for one in unsettled}:
+        try:
+            found.update(os.path.join(directory, name) for name in os.listdir(directory))
+        except OSError:  # it has gone
+            continue
+    return frozenset(path for path in found if not os.path.basename(path).startswith(OWN_PREFIX))
+
+
+def _is_sound(path: str) -> bool:
+    try:
+        unit = unit_at(path)
+        entry = None if unit is None else look_at(unit)
+    except CheckpointError:  # it is being replaced
+        return False
+    return entry is not None and entry.is_sound

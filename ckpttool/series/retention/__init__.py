@@ -1,0 +1,1 @@
+"""What is to stay and what is to go, and why: pure functions of what was found."""

@@ -1,0 +1,123 @@
+"""Runs that came to nothing: their newest checkpoint was never finished, or holds weights that are NaN.
+
+Telling costs reading the newest checkpoint of each series, so nobody is told who doesn't ask. Where such a
+run is to go, it is read backwards until one is found that is worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckpttool.errors import CheckpointError
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group
+from ckpttool.series.members.reading import Progress, read_whole, unseen
+from ckpttool.series.pointers.readers import temporary_for
+from ckpttool.series.retention.companions import with_siblings
+
+STALE_SECONDS = 3600
+"""No checkpoint takes an hour to write; a younger one may be about to be finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Runs that came to nothing.
+
+    Attributes:
+        reasons: Why series failed, by their keys.
+        finite: The path of the newest that is intact and finite, by the key of its series.
+        faults: What reading them found wrong, by path.
+    """
+
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    finite: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+
+def failures(
+    groups: Sequence[Group],
+    now: float,
+    *,
+    busy: Collection[str] = (),
+    jobs: int | None = None,
+    goes: bool = False,
+    progress: Progress = unseen,
+) -> Failures:
+    """Return which series failed, with those that were written together with them.
+
+    Args:
+        groups: The series.
+        now: In seconds since 1970.
+        busy: Paths of checkpoints that a writer is at work on.
+        jobs: Number of threads.
+        goes: Whether they are to go, so that it matters what of them is worth keeping.
+        progress: Is told what is read for that.
+    """
+    reasons = with_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
+    if not goes:
+        return Failures(reasons)
+    faults: dict[str, str] = {}
+    found = {one.key: _newest_finite(one, jobs, progress, faults) for one in groups if one.key in reasons}
+    return Failures(reasons, {key: path for key, path in found.items() if path is not None}, faults)
+
+
+def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: dict[str, str]) -> str | None:
+    """Return the path of the newest that is intact and finite.
+
+    Where each holds infinities, as attention masks do on purpose, it is the newest that is intact.
+    """
+    newest = None
+    for entry in reversed(group.entries):
+        if not entry.is_sound:
+            continue
+        read = read_whole(entry, jobs, progress)
+        if read.fault is not None:
+            faults[entry.path] = read.fault
+        elif read.is_finite:
+            return entry.path
+        else:
+            newest = newest or entry.path
+    return newest
+
+
+def failed_runs(
+    groups: Sequence[Group], now: float, *, busy: Collection[str] = (), jobs: int | None = None
+) -> dict[str, str]:
+    """Return why series failed, by their keys.
+
+    Args:
+        groups: The series.
+        now: In seconds since 1970.
+        busy: Paths of checkpoints that a writer is at work on.
+        jobs: Number of threads.
+    """
+    found = {one.key: _failure(one.entries[-1], now, busy, jobs) for one in groups}
+    return {key: reason for key, reason in found.items() if reason is not None}
+
+
+def _failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+    if newest.fault is not None:
+        is_finished = newest.path not in busy and temporary_for(newest.name) is None
+        is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
+        is_cut = newest.fault.startswith("incomplete") and is_finished and is_stale
+        return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
+    if not newest.has_weights:
+        return None
+    told = not_numbers(newest, jobs)
+    return None if told is None else f"its newest, {newest.name}, has NaN: {told}"
+
+
+def not_numbers(entry: Entry, jobs: int | None = None) -> str | None:
+    """Return where a checkpoint holds NaN, after reading all its values; None where it holds none.
+
+    What can't be read is damaged, not diverged, and none of it counts. Infinities are on purpose in masks.
+    """
+    from ckpttool.ops.verify import verify
+
+    try:
+        verdict = verify(entry.unit, only=("values",), jobs=jobs)
+    except CheckpointError:
+        return None
+    found = next((one for one in verdict.findings if one.code == "nan"), None)
+    return None if found is None else ": ".join(filter(None, (found.where, found.message)))

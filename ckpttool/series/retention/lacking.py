@@ -1,0 +1,85 @@
+"""What checkpoints lack that a policy asks for: a metric, a step, an epoch, a date that can be believed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from ckpttool.errors import UsageError
+from ckpttool.report import counted
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group
+from ckpttool.series.retention.moments import PERIODS, undated
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.rules import lacks, measured
+
+Chosen = Sequence[tuple[Group, Policy | None]]
+"""Series, each with its policy."""
+
+
+def require_metrics(chosen: Chosen) -> None:
+    """Require that some checkpoint has the metric that a policy names.
+
+    Raises:
+        UsageError: None has it; it tells which there are.
+    """
+    for metric, sound in _by_metric(chosen).items():
+        if sound and all(measured(entry, metric) is None for entry in sound):
+            known = {name for entry in sound for name in (*entry.metrics, *_loss(entry))}
+            there = f"there are {', '.join(sorted(known))}" if known else "none has any"
+            raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
+
+
+def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
+    """Yield how many checkpoints a rule keeps because they lack what it asks for.
+
+    Args:
+        chosen: The series.
+        now: In seconds since 1970.
+        followers: Paths of those for which the metric of what belongs with them counts.
+    """
+    for metric, sound in _by_metric(chosen).items():
+        own = [entry for entry in sound if entry.path not in followers]
+        yield from _told([lacks(entry, metric) is not None for entry in own], f"no {metric}")
+    for count in ("step", "epoch"):
+        sound = _sound(chosen, {f"keep_every_{count}s"})
+        yield from _told([getattr(entry, count) is None for entry in sound], f"no {count}")
+    lacking = [
+        entry.path in doubts
+        for one in _groups(chosen, {*PERIODS, "keep_within"})
+        for doubts in [undated(_sound_of(one), now)]
+        for entry in _sound_of(one)
+    ]
+    yield from _told(lacking, "no date that can be believed")
+
+
+def _told(lacking: Sequence[bool], what: str) -> Iterator[str]:
+    if count := sum(lacking):
+        verb, they = ("has", "it is") if count == 1 else ("have", "they are")
+        yield f"{count:,} of {counted(len(lacking), 'checkpoint')} {verb} {what}; {they} kept"
+
+
+def _by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
+    """Return the sound checkpoints for which a policy names a metric, by the metric."""
+    found: dict[str, list[Entry]] = defaultdict(list)
+    for one, policy in chosen:
+        if policy is not None and policy.metric is not None:
+            found[policy.metric] += [entry for entry in one.entries if entry.is_sound]
+    return found
+
+
+def _sound(chosen: Chosen, rules: Collection[str]) -> list[Entry]:
+    """Return the sound checkpoints whose policy has any of some rules."""
+    return [entry for one in _groups(chosen, rules) for entry in _sound_of(one)]
+
+
+def _groups(chosen: Chosen, rules: Collection[str]) -> list[Group]:
+    return [one for one, policy in chosen if policy is not None and policy.rules.keys() & set(rules)]
+
+
+def _sound_of(one: Group) -> list[Entry]:
+    return [entry for entry in one.entries if entry.is_sound]
+
+
+def _loss(entry: Entry) -> tuple[str, ...]:
+    return () if entry.loss is None else ("loss",)

@@ -1,0 +1,315 @@
+"""The plan that a policy makes of a series: what stays, why, and what goes.
+
+Pure: no file is touched here. What any rule keeps stays; what is protected stays whatever the rules say.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.errors import UsageError
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group, by_other_count, in_order
+from ckpttool.series.retention.lacking import require_metrics
+from ckpttool.series.retention.policy import Policies, Policy, size
+from ckpttool.series.retention.rules import RULES, History, wished
+
+NO_RULE = "no rule of the configuration is for it"
+FINITE = "newest of a failed run that is intact and finite"
+
+
+@dataclass(frozen=True, slots=True)
+class Protections:
+    """What is stronger than every rule.
+
+    Attributes:
+        reasons: Why a checkpoint stays, by its path.
+        skipped: Why a whole series is left alone, by its key.
+        doubts: Why a whole series may be none, by its key: it is left alone where something of it would go.
+        faults: What reading checkpoints in full found wrong, by their paths.
+        failed: Why a whole series failed, by its key.
+        removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
+        finite: The newest of such a series that is intact and finite, by its key: it stays, too.
+        followers: Paths of those for which the metric of what belongs with them counts.
+        holders: The file that a reason comes from, by the checkpoint's path and the reason.
+    """
+
+    reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    removes_failed: bool = False
+    finite: Mapping[str, str] = field(default_factory=dict)
+    followers: Collection[str] = frozenset()
+    holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A checkpoint that stays, and every reason for it."""
+
+    entry: Entry
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What becomes of one series, the newest first.
+
+    Attributes:
+        key: The key of the series.
+        keep: What stays.
+        remove: What goes.
+        skipped: Why it is left alone.
+        policy: What it was planned by; None where there is no rule for it.
+        failed: Why it is a failed run, where these are looked for.
+        excess: Why it takes more than its limit of size.
+        unfitting: Of what goes for want of room alone, which rules keep it, and what it doesn't fit; by path.
+    """
+
+    key: str
+    keep: tuple[Kept, ...]
+    remove: tuple[Entry, ...] = ()
+    skipped: str | None = None
+    policy: Policy | None = None
+    failed: str | None = None
+    excess: str | None = None
+    unfitting: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of all series."""
+
+    policies: Policies
+    groups: tuple[GroupPlan, ...]
+    removes_failed: bool = False
+
+    @property
+    def policy(self) -> Policy | None:
+        """Return the policy of what no path's rule is for; None where there is none."""
+        return self.policies.default
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules of that policy."""
+        return {} if self.policy is None else self.policy.rules
+
+    @property
+    def removals(self) -> tuple[Entry, ...]:
+        """Return all that goes."""
+        return tuple(entry for one in self.groups for entry in one.remove)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Return the bytes that are freed: those of files none of whose names stays."""
+        return freed_bytes(self.removals)
+
+
+def plan(
+    groups: Sequence[Group], wanted: Policy | Policies, protections: Protections, *, now: float | None = None
+) -> Plan:
+    """Return what stays and what goes.
+
+    Args:
+        groups: The series.
+        wanted: One policy, or several by path.
+        protections: What is stronger than every rule.
+        now: In seconds since 1970: what is dated later has no date. None believes every date.
+
+    Raises:
+        UsageError: No rule would keep anything of a series, or none has the metric that a policy names, or
+            one series has two policies.
+    """
+    policies = wanted if isinstance(wanted, Policies) else Policies(wanted)
+    chosen = [(one, policies.of(one)) for one in groups]
+    require_metrics(chosen)
+    planned = tuple(_planned(one, policy, protections, now) for one, policy in chosen)
+    return Plan(policies, planned, protections.removes_failed)
+
+
+def _planned(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> GroupPlan:
+    failed = protections.failed.get(group.key)
+    if policy is None and not (failed is not None and protections.removes_failed):
+        made = Draft({entry.path: [NO_RULE] for entry in group.entries})
+    else:
+        made = drafted(group, policy, protections, now)
+    newest_first = group.entries[::-1]
+    remove = tuple(entry for entry in newest_first if made.goes(entry))
+    skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
+    if skipped is None and policy is None and not remove:
+        skipped = NO_RULE
+    if skipped is not None:
+        remove = ()
+    kept = newest_first if not remove else (entry for entry in newest_first if not made.goes(entry))
+    keep = tuple(Kept(entry, tuple(made.reasons[entry.path])) for entry in kept)
+    excess, unfitting = (made.excess, made.unfitting(policy)) if skipped is None else (None, {})
+    return GroupPlan(group.key, keep, remove, skipped, policy, failed, excess, unfitting)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a policy says of a series, whether it is left alone or not.
+
+    Attributes:
+        reasons: Why each checkpoint stays, by its path; one without a reason goes.
+        dropped: Paths of what rules keep and the limit of size doesn't.
+        excess: What to say where the limit is passed by what always stays alone.
+    """
+
+    reasons: Mapping[str, Sequence[str]]
+    dropped: frozenset[str] = frozenset()
+    excess: str | None = None
+
+    def goes(self, entry: Entry) -> bool:
+        """Tell whether a checkpoint goes."""
+        return entry.path in self.dropped or not self.reasons[entry.path]
+
+    def unfitting(self, policy: Policy | None) -> dict[str, str]:
+        """Return which rules keep what the limit of size doesn't, by path, unless it is the only rule."""
+        if policy is None or policy.max_size is None or policy.limits_alone:
+            return {}
+        told = f"doesn't fit {size(policy.max_size)}"
+        return {path: ", ".join([*self.reasons[path], told]) for path in sorted(self.dropped)}
+
+
+def history_of(group: Group, protections: Protections, now: float | None) -> History:
+    """Return what the rules see of a series: its intact checkpoints, in their order.
+
+    Without what a read found damaged, the others may have more in common, and so another order.
+    """
+    sound = [entry for entry in group.entries if entry.is_sound]
+    intact = [entry for entry in sound if entry.path not in protections.faults]
+    ordered = in_order(intact)[0] if len(intact) < len(sound) else intact
+    return History(ordered[::-1], now, protections.followers)
+
+
+def drafted(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> Draft:
+    """Return what a policy says of a series; no policy keeps nothing but what always stays.
+
+    Raises:
+        UsageError: No rule would keep anything of it.
+    """
+    newest_first = group.entries[::-1]
+    faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
+    history = history_of(group, protections, now)
+    intact = history.intact
+    goes_whole = protections.removes_failed and group.key in protections.failed
+    always = _finite_of(group, protections) if goes_whole else newest_of(newest_first, history)
+    ruled = {} if policy is None else _ruled(policy, history)
+    protected = {path for path in faults if protections.reasons.get(path)}
+    kept_faults = {} if goes_whole else {path: fault for path, fault in faults.items() if fault is not None}
+    if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
+        for path in _left_behind(newest_first, intact[0]) - protected:
+            del kept_faults[path]
+    reasons = {
+        entry.path: _listed(
+            always.get(entry.path, ()),
+            ruled.get(entry.path, ()),
+            protections.reasons.get(entry.path, ()),
+            kept_faults.get(entry.path),
+        )
+        for entry in newest_first
+    }
+    follows = any(path in protections.followers for path in faults)
+    if intact and not (ruled or goes_whole or follows) and not all(reasons.values()):
+        raise UsageError(f"{group.key}: the policy would keep nothing of it")
+    if policy is None or policy.max_size is None:
+        return Draft(reasons)
+    held = {*always, *kept_faults, *protected}
+    staying = {entry.path: entry for entry in reversed(newest_first) if reasons[entry.path]}
+    last = [entry.path for entry in wished(policy, history)]
+    in_turn = [*(path for path in staying if path not in last), *last]
+    return Draft(reasons, *_fitted([staying[path] for path in in_turn], held, policy.max_size))
+
+
+def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
+    path = protections.finite.get(group.key)
+    return {} if path is None else {path: [FINITE]}
+
+
+def _listed(
+    always: Sequence[str], ruled: Sequence[str], protected: Sequence[str], fault: str | None
+) -> list[str]:
+    return list(dict.fromkeys((*always, *ruled, *protected, *(() if fault is None else (fault,)))))
+
+
+def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
+    """Return what stays for being the newest, by path: in order, in time, or by the other count."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    if newest := _newest(newest_first, history.intact):
+        reasons[newest.path].append("newest" if history.intact else "none is intact")
+    for entry in history.written_last[:1]:
+        reasons[entry.path].append("written last")
+    if found := by_other_count(history.intact[::-1]):
+        reasons[found[0].path].append(f"newest by {found[1]}")
+    return reasons
+
+
+def _ruled(policy: Policy, history: History) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    given = policy.rules
+    for name, rule in RULES.items():
+        for entry, reason in rule(policy, history) if name in given else ():
+            if reason not in reasons[entry.path]:
+                reasons[entry.path].append(reason)
+    return reasons
+
+
+def _left_behind(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
+    """Return the paths of incomplete ones that come before the newest intact one, in order and in time."""
+    older = newest_first[newest_first.index(newest) + 1 :]
+    return {
+        entry.path
+        for entry in older
+        if (entry.fault or "").startswith("incomplete") and entry.modified_ns <= newest.modified_ns
+    }
+
+
+def _fitted(staying: Sequence[Entry], held: Collection[str], limit: int) -> tuple[frozenset[str], str | None]:
+    """Return what goes, one in turn, until the rest takes no more than a limit; or why it can't."""
+    names: dict[tuple[int, int], int] = defaultdict(int)
+    for file in (file for entry in staying for file in entry.contents.files):
+        names[file.device, file.inode] += 1
+    sizes = {(file.device, file.inode): file.size for entry in staying for file in entry.contents.files}
+    total = sum(sizes.values())
+    dropped = set()
+    for entry in staying:
+        if total <= limit:
+            break
+        if entry.path not in held:
+            dropped.add(entry.path)
+            for file in entry.contents.files:
+                key = file.device, file.inode
+                names[key] -= 1
+                total -= 0 if names[key] else sizes[key]
+    if total <= limit:
+        return frozenset(dropped), None
+    return frozenset(dropped), f"{size(total)} always stay of it, more than --max-size {size(limit)}"
+
+
+def _newest(newest_first: Sequence[Entry], intact: Sequence[Entry]) -> Entry | None:
+    if intact:
+        return intact[0]
+    incomplete = (entry for entry in newest_first if (entry.fault or "").startswith("incomplete"))
+    return next(incomplete, None)
+
+
+def fault_of(entry: Entry, protections: Protections) -> str | None:
+    """Return what is wrong with a checkpoint, as far as it is known."""
+    return entry.fault or protections.faults.get(entry.path)
+
+
+def freed_bytes(entries: Sequence[Entry]) -> int:
+    """Return the bytes of all files whose every name is among those of some checkpoints."""
+    names: dict[tuple[int, int], int] = defaultdict(int)
+    files = {}
+    for entry in entries:
+        for file in entry.contents.files:
+            names[file.device, file.inode] += 1
+            files[file.device, file.inode] = file
+    return sum(file.size for key, file in files.items() if names[key] >= file.links)

@@ -1,0 +1,295 @@
+"""What is to be kept of a series, and how people write durations, sizes and limits."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ckpttool.errors import UsageError
+from ckpttool.series.retention.globs import matches
+
+if TYPE_CHECKING:
+    from ckpttool.series.members.order import Group
+
+Mode = Literal["min", "max"]
+Incomplete = Literal["keep", "remove"]
+
+_UNITS = {"y": 366 * 86400, "mo": 31 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile(
+    r"(?:(?P<y>\d{1,3})y)?(?:(?P<mo>\d{1,4})mo)?(?:(?P<w>\d{1,5})w)?(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,6})h)?"
+    r"(?:(?P<m>\d{1,6})m(?:in)?)?(?:(?P<s>\d{1,9})s)?",
+    re.ASCII,
+)
+_BARE = re.compile(r"(?:.*[a-z])?0*(\d{1,18})", re.ASCII)
+_SECONDS = re.compile(r"\d{1,9}", re.ASCII)
+_BARE_MINUTES = re.compile(r"[0-9]m(?!o|in)")
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?)B?|B)", re.ASCII)
+_NO_UNIT = re.compile(r"\d{1,18}(?:\.\d{1,9})?", re.ASCII)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
+_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
+
+COUNTED = (
+    *("keep_last", "keep_best", "keep_every_steps", "keep_every_epochs"),
+    *("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"),
+)
+"""The rules that have a number of at least 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Which checkpoints of each series are wanted: what any rule keeps stays.
+
+    Attributes:
+        keep_last: How many of the newest intact ones stay.
+        keep_best, metric, mode: How many of the best stay, by which metric, and which of its values are good.
+        keep_every_steps, keep_every_epochs: Of each stretch of so many steps, or epochs, the first stays.
+        keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly: Of how many hours, days, ISO weeks,
+            months and years with a checkpoint the newest one stays; in local time.
+        keep_within: What is at most so many seconds older than the newest of its series stays.
+        keep_names: Globs of names that stay.
+        max_size: A limit in bytes for all that stays of a series. The oldest that only rules keep go until
+            the rest fits; what ``keep_best`` or ``keep_names`` asks for goes last. Without another rule, the
+            newest that fit stay.
+        incomplete: Whether incomplete ones go that are older than the newest intact one.
+    """
+
+    keep_last: int | None = None
+    keep_best: int | None = None
+    metric: str | None = None
+    mode: Mode | None = None
+    keep_every_steps: int | None = None
+    keep_every_epochs: int | None = None
+    keep_hourly: int | None = None
+    keep_daily: int | None = None
+    keep_weekly: int | None = None
+    keep_monthly: int | None = None
+    keep_yearly: int | None = None
+    keep_within: int | None = None
+    keep_names: tuple[str, ...] = ()
+    max_size: int | None = None
+    incomplete: Incomplete = "keep"
+
+    def __post_init__(self) -> None:
+        self._require_best()
+        for name in (*COUNTED, "keep_within", "max_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{option(name)} {value} would keep nothing (at least 1)")
+        if not all(self.keep_names):
+            raise UsageError("--keep-name needs a glob of names, such as 'best*'")
+        if self.incomplete not in get_args(Incomplete):
+            raise UsageError(f"--incomplete {self.incomplete} (keep or remove)")
+        if not self.rules.keys() - {"incomplete"}:
+            raise UsageError("no rule says what to keep (--keep N keeps the newest N)")
+
+    def _require_best(self) -> None:
+        given = (self.keep_best, self.metric, self.mode)
+        if any(one is not None for one in given) and None in given:
+            told = ("--keep-best N", "--metric NAME", "--mode min|max")
+            lacking = [name for name, one in zip(told, given, strict=True) if one is None]
+            said = f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
+            raise UsageError(f"{', '.join(told[:2])} and {told[2]} belong together ({said})")
+        if self.mode is not None and self.mode not in get_args(Mode):
+            raise UsageError(f"--mode {self.mode} (min or max)")
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """Return the rules that were given, by name, with what belongs to them."""
+        return dict(_given(self))
+
+    @property
+    def limits_alone(self) -> bool:
+        """Tell whether the limit of size is the only rule."""
+        return self.rules.keys() - {"incomplete"} == {"max_size"}
+
+
+@lru_cache
+def _given(policy: Policy) -> Mapping[str, Any]:
+    told = {one.name: (getattr(policy, one.name), one.default) for one in fields(policy)}
+    return {name: value for name, (value, default) in told.items() if value != default}
+
+
+@dataclass(frozen=True, slots=True)
+class PathRule:
+    """A policy for the series whose paths match a glob.
+
+    Attributes:
+        glob: Of ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
+        policy: The policy.
+        origin: Where it stands, for messages.
+    """
+
+    glob: str
+    policy: Policy
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Which policy each series has: that of the last rule that matches its path, or else the default.
+
+    Attributes:
+        default: For series that no rule matches; None leaves them alone.
+        rules: In the order of the configuration.
+        directory: What the globs of the rules are relative to.
+    """
+
+    default: Policy | None = None
+    rules: tuple[PathRule, ...] = ()
+    directory: str = os.curdir
+
+    def of(self, group: Group) -> Policy | None:
+        """Return the policy of a series; None where it is left alone.
+
+        Raises:
+            UsageError: It spans several directories or names, and these have different policies.
+        """
+        if not self.rules:
+            return self.default
+        found = {path: self._rule_of(path) for path in self._paths(group)}
+        (first, rule), *others = found.items()
+        for path, other in others:
+            if other != rule:
+                told = f"{first} ({_origin(rule)}) and {path} ({_origin(other)})"
+                raise UsageError(f"{group.key} is one series with two policies: {told}")
+        return self.default if rule is None else rule.policy
+
+    def unmatched(self, groups: tuple[Group, ...]) -> list[PathRule]:
+        """Return the rules that match no series."""
+        paths = {path for one in groups for path in self._paths(one)} if self.rules else ()
+        return [rule for rule in self.rules if not any(matches(rule.glob, path) for path in paths)]
+
+    def _rule_of(self, path: str) -> PathRule | None:
+        return next((rule for rule in reversed(self.rules) if matches(rule.glob, path)), None)
+
+    def _paths(self, group: Group) -> list[str]:
+        base = os.path.realpath(self.directory)
+        places = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
+        real = {directory: os.path.realpath(directory) for directory, _ in places}
+        told = (os.path.relpath(os.path.join(real[where], blank), base) for where, blank in places)
+        return [path.replace(os.sep, "/") for path in told]
+
+
+def _origin(rule: PathRule | None) -> str:
+    return "no rule" if rule is None else rule.origin or rule.glob
+
+
+def option(name: str) -> str:
+    """Return the option that gives a policy's attribute."""
+    named = {"keep_last": "--keep", "keep_names": "--keep-name"}
+    return named.get(name, f"--{name.replace('_', '-')}")
+
+
+def seconds(duration: str) -> int:
+    """Return the seconds of a duration such as ``7d12h``, ``90min``, ``2w``, ``6mo``, ``1y``, or of ``0``.
+
+    ``m`` are minutes. A month counts as 31 days and a year as 366: rather too long than too short.
+
+    Raises:
+        UsageError: It is none, or a number has no unit.
+    """
+    told = duration.strip()
+    if told == "0":
+        return 0
+    match = _DURATION.fullmatch(told)
+    if match is not None and any(match.groups()):
+        return sum(int(match[unit] or 0) * nominal for unit, nominal in _UNITS.items())
+    if (bare := _BARE.fullmatch(told)) is not None and _DURATION.fullmatch(f"{told}s"):
+        number, where = bare[1], "" if bare[1] == told else f"{told}: "
+        units = f"{number}s, {number}min, {number}h or {number}d"
+        raise UsageError(f"{where}{number} of what? (such as {units})")
+    raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90min or 2w)")
+
+
+def waiting_seconds(duration: str) -> int:
+    """Return the seconds of a duration for ``--wait``, where a number alone is of seconds.
+
+    Raises:
+        UsageError: It is none.
+    """
+    told = duration.strip()
+    return int(told) if _SECONDS.fullmatch(told) else seconds(told)
+
+
+def within(duration: str) -> int:
+    """Return the seconds of a duration for ``--keep-within``, where ``m`` is refused: elsewhere it is months.
+
+    Raises:
+        UsageError: It is none, or could be read in two ways.
+    """
+    if _BARE_MINUTES.search(duration):
+        raise UsageError(f"{duration!r} could be minutes or months (say min or mo)")
+    return seconds(duration)
+
+
+def nbytes(size: str) -> int:
+    """Return the bytes of a size such as ``200GB``, ``1.5TiB`` or ``4096B``, or of ``0``.
+
+    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; behind such a letter the ``B`` may be left out.
+
+    Raises:
+        UsageError: It is none, or has no unit.
+    """
+    told = size.strip()
+    if told == "0":
+        return 0
+    if _NO_UNIT.fullmatch(told):
+        raise UsageError(f"{told} of what? (such as {told}B, {told}MB or {told}GB)")
+    match = _SIZE.fullmatch(told)
+    if match is None:
+        raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
+    number, unit, binary = match.groups()
+    return int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[(unit or "").lower()])
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteLimit:
+    """How much one prune may remove: a number of checkpoints, or a share of them in percent."""
+
+    count: int | None = None
+    percent: Decimal | None = None
+
+    def allows(self, removed: int, total: int) -> bool:
+        """Tell whether so many of all checkpoints may go."""
+        if self.count is not None:
+            return removed <= self.count
+        return self.percent is None or removed * 100 <= self.percent * total
+
+
+def delete_limit(text: str) -> DeleteLimit:
+    """Return the limit that ``10`` or ``20%`` means.
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _LIMIT.fullmatch(text.strip())
+    if match is None or (match[1] is not None and Decimal(match[1]) > 100):
+        raise UsageError(f"--max-delete {text}: no limit (such as 10 or 20%)")
+    percent, count = match.groups()
+    return DeleteLimit(None if count is None else int(count), None if percent is None else Decimal(percent))
+
+
+def duration(seconds: int) -> str:
+    """Return a duration as people write it: ``7d12h``."""
+    parts = []
+    for unit, nominal in _UNITS.items():
+        if unit not in ("y", "mo", "w") and seconds >= nominal:
+            parts.append(f"{seconds // nominal}{'min' if unit == 'm' else unit}")
+            seconds %= nominal
+    return "".join(parts) or "0s"
+
+
+def size(nbytes: int) -> str:
+    """Return a size as people write it, where one decimal says it exactly: ``200 GB``, ``1.5 TiB``."""
+    for base, units in ((1000, ("PB", "TB", "GB", "MB", "kB")), (1024, ("PiB", "TiB", "GiB", "MiB", "KiB"))):
+        for power, unit in zip(range(5, 0, -1), units, strict=True):
+            tenths, rest = divmod(nbytes * 10, base**power)
+            if not rest and tenths >= 10:
+                whole, tenth = divmod(tenths, 10)
+                return f"{whole:,}.{tenth} {unit}" if tenth else f"{whole:,} {unit}"
+    return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"

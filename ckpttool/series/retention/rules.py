@@ -1,0 +1,223 @@
+"""The rules of a policy: functions from the intact checkpoints of a series to those to keep, and why.
+
+``RULES`` is the table, by the policy's attribute. Rules know nothing of each other: what any of them keeps
+stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
+
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import written_last
+from ckpttool.series.retention.moments import PERIODS, saved, undated
+from ckpttool.series.retention.policy import Policy, duration, size
+
+Told = Iterator[tuple[Entry, str]]
+"""Checkpoints to keep, each with the reason in a few words."""
+
+
+class Dated(NamedTuple):
+    """A checkpoint with its time: in seconds since 1970, and in the local zone."""
+
+    seconds: float
+    when: datetime
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rules see of a series.
+
+    Attributes:
+        intact: Its intact checkpoints, the newest first.
+        now: In seconds since 1970: what is dated later has no date. None believes every date.
+        followers: Paths of those for which the metric of what belongs with them counts.
+    """
+
+    intact: Sequence[Entry]
+    now: float | None = None
+    followers: Collection[str] = ()
+
+    @cached_property
+    def written_last(self) -> Sequence[Entry]:
+        """Return them with the last written first, where times contradict their order; else none."""
+        return written_last(self.intact[::-1])
+
+    @cached_property
+    def _doubts(self) -> Mapping[str, str]:
+        return undated(self.intact, self.now)
+
+    @cached_property
+    def dated(self) -> Sequence[Dated]:
+        """Return those with a date that can be believed, the newest first."""
+        times = [(saved(entry), entry) for entry in self.intact if entry.path not in self._doubts]
+        return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
+
+    @cached_property
+    def by_time(self) -> Sequence[Dated]:
+        """Return those with a date, the last saved first; of equals the newer."""
+        return sorted(self.dated, key=attrgetter("seconds"), reverse=True)
+
+    @property
+    def undated(self) -> Told:
+        """Yield what has no date that can be believed: nobody knows that it is old."""
+        doubts = ((entry, self._doubts.get(entry.path)) for entry in self.intact)
+        return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
+
+
+Rule = Callable[[Policy, History], Told]
+
+
+def _last(policy: Policy, history: History) -> Told:
+    """Keep the newest, and as many of what a restarted run wrote last, though its epochs come before."""
+    count = policy.keep_last or 0
+    for entry in history.intact[:count]:
+        yield entry, f"last {count}"
+    for entry in history.written_last[:count]:
+        yield entry, f"last {count} by time"
+
+
+def _best(policy: Policy, history: History) -> Told:
+    """Keep the best, and what nobody can compare; what follows another stays where that stays."""
+    metric, count = policy.metric or "", policy.keep_best
+    for entry in ranked(policy, history)[:count]:
+        yield entry, f"best {count} by {metric} ({measured(entry, metric):.6g})"
+    for entry in history.intact:
+        unmeasured = lacks(entry, metric)
+        if unmeasured is not None and not (
+            entry.path in history.followers and measured(entry, metric) is None
+        ):
+            yield entry, unmeasured
+
+
+def wished(policy: Policy, history: History) -> list[Entry]:
+    """Return what ``keep_best`` and ``keep_names`` ask for, what one would least miss first."""
+    named = {entry.path: entry for entry, _ in reversed(list(_names(policy, history)))}
+    best = ranked(policy, history)[: policy.keep_best] if policy.keep_best else []
+    return [*(entry for entry in reversed(best) if entry.path not in named), *named.values()]
+
+
+def ranked(policy: Policy, history: History) -> list[Entry]:
+    """Return what has a metric, the best first, and what is infinite last.
+
+    Of equals the newer comes first, unless the metric is carried on.
+    """
+    sign = -1 if policy.mode == "max" else 1
+    found = [
+        (entry, value)
+        for entry in (reversed(history.intact) if is_carried_on(policy.metric or "") else history.intact)
+        if (value := measured(entry, policy.metric or "")) is not None and not math.isnan(value)
+    ]
+    ordered = sorted(
+        found, key=lambda one: (math.isinf(one[1]), sign * one[1] if math.isfinite(one[1]) else 0)
+    )
+    return [entry for entry, _ in ordered]
+
+
+def is_carried_on(metric: str) -> bool:
+    """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: the oldest has it."""
+    return metric.startswith("best")
+
+
+def measured(entry: Entry, metric: str) -> float | None:
+    """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
+    return entry.metrics.get(metric, entry.loss if metric == "loss" else None)
+
+
+def lacks(entry: Entry, metric: str) -> str | None:
+    """Return why a checkpoint can't be compared by a metric, or None where it can."""
+    value = measured(entry, metric)
+    if value is None:
+        return f"no {metric}"
+    return f"{metric} is NaN" if math.isnan(value) else None
+
+
+def _every(count: str, policy: Policy, history: History) -> Told:
+    """Keep the first of each stretch of so many steps, or epochs, and what has none."""
+    each = getattr(policy, f"keep_every_{count}s")
+    place = attrgetter(count)
+    stretch = count if each == 1 else f"{each:,} {count}s"
+    for entry in stretches(each, place, history).values():
+        yield entry, f"every {stretch} ({number(place(entry))})"
+    for entry in history.intact:
+        if place(entry) is None:
+            yield entry, f"no {count}"
+
+
+def stretches(each: int, place: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
+    """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
+    first: dict[int, Entry] = {}
+    for entry in sorted(
+        (one for one in history.intact if place(one) is not None), key=lambda one: place(one) or 0
+    ):
+        first.setdefault(int((place(entry) or 0) // each), entry)
+    return first
+
+
+def number(value: float) -> str:
+    """Return an epoch or a step as people write it."""
+    return f"{int(value):,}" if value == int(value) else f"{value:,}"
+
+
+def _periods(rule: str, policy: Policy, history: History) -> Told:
+    """Keep the newest of each of so many natural periods that have one, and what has no date."""
+    count = getattr(policy, rule)
+    word = rule.removeprefix("keep_")
+    for told, entry in islice(newest_of_periods(rule, history), count):
+        yield entry, f"{word} {told}"
+    yield from history.undated
+
+
+def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]]:
+    """Yield each natural period that has a checkpoint, in words, and its newest one; the newest first."""
+    key, format = PERIODS[rule]
+    seen: set[Hashable] = set()
+    for _, when, entry in history.by_time:
+        if (period := key(when)) not in seen:
+            seen.add(period)
+            yield when.strftime(format), entry
+
+
+def _within(policy: Policy, history: History) -> Told:
+    """Keep what is not much older than the newest that has a date, and what has none."""
+    span = policy.keep_within or 0
+    for seconds, _, entry in history.dated:
+        if seconds >= history.dated[0].seconds - span:
+            yield entry, f"within {duration(span)}"
+    yield from history.undated
+
+
+def _names(policy: Policy, history: History) -> Told:
+    for entry in history.intact:
+        if (
+            glob := next((one for one in policy.keep_names if fnmatchcase(entry.name, one)), None)
+        ) is not None:
+            yield entry, f"name {glob}"
+
+
+def _size(policy: Policy, history: History) -> Told:
+    """Keep all, where the size alone limits how many: what doesn't fit goes afterwards."""
+    if policy.limits_alone:
+        for entry in history.intact:
+            yield entry, f"fits {size(policy.max_size or 0)}"
+
+
+RULES: Mapping[str, Rule] = {
+    "keep_last": _last,
+    "keep_best": _best,
+    "keep_every_steps": partial(_every, "step"),
+    "keep_every_epochs": partial(_every, "epoch"),
+    **{name: partial(_periods, name) for name in PERIODS},
+    "keep_within": _within,
+    "keep_names": _names,
+    "max_size": _size,
+}

@@ -1,0 +1,1 @@
+"""What lies in a directory, and which of it a path means."""

@@ -1,0 +1,62 @@
+"""Which checkpoint a directory stands for, where one is wanted: its newest."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+
+from ckpttool.errors import from_os_error
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The checkpoint that stands for a path, how many others lie there, and which journals wait there."""
+
+    path: str
+    others: int
+    journals: tuple[str, ...] = ()
+
+
+def newest_in(path: str) -> Chosen:
+    """Return the checkpoint that a path stands for: itself, or the newest in the directory.
+
+    Raises:
+        NotACheckpoint: There is none.
+        CheckpointError: The path can't be looked at.
+    """
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError:  # a NUL in the path; whoever opens it says so
+        is_directory = False
+    if not is_directory:
+        return Chosen(path, 0)
+    return _standing_for(path)
+
+
+def _standing_for(path: str) -> Chosen:
+    """Return the newest checkpoint in a directory, or the directory where it is one itself.
+
+    What lies in the directory comes before what lies deeper.
+
+    Raises:
+        NotACheckpoint: There is none.
+        CheckpointError: It can't be looked at.
+    """
+    from ckpttool.formats import unrecognised
+    from ckpttool.formats.discovery import unit_at
+    from ckpttool.formats.interface import Probe
+    from ckpttool.series.members.choice import newest_first
+    from ckpttool.series.surveying.survey import survey
+
+    if unit_at(path) is not None:
+        return Chosen(path, 0)
+    for recursive in (False, True):
+        found = survey(path, recursive=recursive)
+        if found.entries:
+            newest = min(newest_first(found.groups), key=lambda entry: not entry.is_sound)
+            return Chosen(newest.path, len(found.entries) - 1, found.journals)
+    with Probe(path) as probe:
+        raise unrecognised(probe)

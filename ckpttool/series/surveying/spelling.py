@@ -1,0 +1,126 @@
+"""Which checkpoint a path means: a file of a set, an index, a prefix, a link, or a part of a directory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ckpttool.errors import CheckpointError, NotACheckpoint
+from ckpttool.formats import formats, tf_state
+from ckpttool.formats.discovery import Walk, discover, unit_at
+from ckpttool.formats.interface import SetFormat, Unit, scan
+from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.report import counted
+from ckpttool.series.paths import bare, shown
+
+_MOST_LEVELS = 4
+"""How deep a part of a checkpoint may lie in its directory: ``checkpoint-4/global_step4/…``."""
+
+_ENOUGH = 100
+"""Checkpoints in a directory that are counted."""
+
+_WITH_DIRECTORIES = frozenset({"savedmodel", "fluid"})
+"""Formats whose own parts lie in directories, and look like checkpoints there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint is: the directory that it lies in, its name there, and all its names."""
+
+    directory: str
+    name: str
+    names: frozenset[str] = frozenset()
+
+    @property
+    def path(self) -> str:
+        """Return its path as people write it."""
+        return shown(os.path.join(self.directory, self.name))
+
+
+def named(path: str) -> Place:
+    """Return the checkpoint that a path means; a link means what it leads to.
+
+    A file that belongs to a checkpoint of several means all of it.
+
+    Raises:
+        NotACheckpoint: It means none, or several.
+        CheckpointError: It can't be looked at.
+    """
+    unit = _unit(_linked(bare(path)))
+    directory = os.path.dirname(unit.path) or os.curdir
+    return Place(directory, os.path.basename(unit.path), frozenset(unit.members))
+
+
+def place_of(path: str) -> Place:
+    """Return where a path is, whatever is there."""
+    directory, name = os.path.split(path)
+    return Place(directory or os.curdir, name, frozenset({name}))
+
+
+def _linked(path: str) -> str:
+    """Return where a path leads, where its last part is a link."""
+    if os.path.islink(path):
+        return _real(path)
+    if not os.path.lexists(path) and os.path.islink(path + INDEX):
+        return _real(path + INDEX)
+    return path if os.path.basename(path) not in (os.curdir, os.pardir) else os.path.realpath(path)
+
+
+def _real(path: str) -> str:
+    real = os.path.realpath(path)
+    return real if os.path.isabs(path) else os.path.relpath(real)
+
+
+def _unit(path: str) -> Unit:
+    unit = _set_with(path) or unit_at(path)
+    if unit is not None:
+        return _around(unit)
+    whole = _around(Unit(path, (os.path.basename(path),), None))
+    if whole.path == path or not os.path.lexists(path):
+        raise _none_at(path)
+    return whole
+
+
+def _none_at(path: str) -> CheckpointError:
+    count = sum(1 for _ in islice(discover(path, Walk(recursive=False)), _ENOUGH))
+    if count:
+        told = f"{count} or more checkpoints" if count == _ENOUGH else counted(count, "checkpoint")
+        return NotACheckpoint(path, f"holds {told}, and is none itself", expected="name one of them")
+    if os.path.basename(path) == tf_state.NAME and os.path.isfile(path):
+        return NotACheckpoint(path, "only names checkpoints", expected="name one of them")
+    return NotACheckpoint(path, "no checkpoint, and no part of one")
+
+
+def _set_with(path: str) -> Unit | None:
+    """Return the set of files in a directory that one of them belongs to."""
+    directory, name = os.path.split(path)
+    try:
+        entries = scan(directory or os.curdir)
+    except CheckpointError:
+        return None
+    if name not in entries:
+        return None
+    for format in formats():
+        if isinstance(format, SetFormat):
+            for unit in format.units(directory or os.curdir, entries):
+                if name in unit.members:
+                    return unit
+    return None
+
+
+def _around(unit: Unit) -> Unit:
+    """Return the checkpoint that another is a part of, as a Trainer's directory is around its weights."""
+    at = os.path.abspath(unit.path)
+    for level in range(_MOST_LEVELS):
+        at = os.path.dirname(at)
+        around = unit_at(at) if os.path.dirname(at) != at else None
+        if around is None or around.format is None:
+            continue
+        is_beside = level == 0 and not os.path.isdir(unit.path)
+        if unit.format is None and not is_beside and around.format.name not in _WITH_DIRECTORIES:
+            continue  # a directory in a run's own is none of its parts
+        if is_beside or around.format.takes_in or around.format.name in _WITH_DIRECTORIES:
+            path = at if os.path.isabs(unit.path) else os.path.relpath(at)
+            unit = replace(around, path=path)
+    return unit

@@ -1,0 +1,1 @@
+"""The trash, and taking back what was done."""

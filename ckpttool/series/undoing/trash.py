@@ -1,0 +1,278 @@
+"""The trash: what a prune has put aside, on the same file system, until it is emptied or taken back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+
+from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.series.changing.history import (
+    RECORD,
+    Record,
+    Step,
+    homes,
+    identities,
+    read_record,
+    write_record,
+)
+from ckpttool.series.changing.home import Home, home_of
+from ckpttool.series.changing.journal import Removal
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_at
+from ckpttool.series.changing.moving import carry_out, told
+from ckpttool.series.changing.pointing import text_at
+from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.removal import Outcome, is_temporary
+from ckpttool.series.changing.stage import Changed, remove_directories, status_of, unlink_file
+from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.changing.trash_places import tidy
+from ckpttool.series.files import Fingerprint, fingerprint, opened
+from ckpttool.series.paths import shown
+from ckpttool.series.problem import Problem
+from ckpttool.series.undoing.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
+
+PLACE = "0"
+"""The directory in a command's place that its files lie in: their names are those of one directory."""
+
+
+def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Outcome:
+    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then.
+
+    Raises:
+        AccessDenied: The directory can't be changed; nothing was.
+    """
+    outcome = Outcome()
+    left = list(removals)
+    while left:
+        done = carry_out(directory, _aside(directory, left, identity))
+        outcome.removed += done.moved + done.gone
+        outcome.failed |= done.failed
+        outcome.freed += sum(one.contents.nbytes for one in left if one.path in done.moved)
+        if done.moved or not done.failed:
+            break
+        # A pointer goes with all of them: what can't go is taken out, and the rest tried again.
+        left = [one for one in left if one.path not in done.failed and one.path not in done.gone]
+    return outcome
+
+
+def _aside(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
+    rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
+    return Moves(
+        kind="trash",
+        identity=identity,
+        moves=tuple(
+            Move(one.path, tuple((name, os.path.join(PLACE, name)) for name in one.members), one.contents)
+            for one in removals
+        ),
+        rewrites=() if rewrite is None else (_rewrite(directory, rewrite.name, rewrite.text),),
+        source=directory,
+        target=trash_at(home_of(directory), identity),
+    )
+
+
+def _rewrite(directory: str, name: str, text: str) -> Rewrite:
+    return Rewrite(name, text_at(os.path.join(directory, name)), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """What was removed from a trash, or would be.
+
+    Attributes:
+        removed: The checkpoints, by the paths that they had.
+        freed_bytes: How many bytes that freed.
+        dry_run: Whether nothing was changed.
+        problems: What lies there that no record lists, or is not as it was, and is left.
+        warnings: What became of an interrupted command, and which directory is a copy.
+        left_bytes: How many bytes lie in the trash that records list, and are left as they have changed.
+    """
+
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    dry_run: bool = False
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    left_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Emptying:
+    """What became of a trash so far."""
+
+    dry_run: bool
+    removed: list[str] = field(default_factory=list)
+    freed: int = 0
+    left: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def empty(
+    directory: str,
+    older_than: int | None = None,
+    dry_run: bool = False,
+) -> Emptied:
+    """Remove what the records of a directory's trash list, and nothing else. It can't be taken back then.
+
+    Args:
+        directory: The directory whose trash it is.
+        older_than: Only what was put there more than so many seconds ago.
+        dry_run: Whether to change nothing.
+
+    Raises:
+        CheckpointError: The directory can't be looked at, locked or changed.
+    """
+    directory = directory.rstrip(os.sep) or directory[:1]
+    if not any(_exists(home) for home in homes(directory)):
+        return Emptied(dry_run=dry_run)
+    emptying = _Emptying(dry_run)
+    if dry_run:
+        _empty(directory, older_than, emptying)
+        return _emptied(emptying)
+    with locked(directory):
+        settled = settle_all(directory)
+        emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
+        emptying.warnings += settled.moved
+        _empty(directory, older_than, emptying)
+    return _emptied(emptying)
+
+
+def _exists(home: Home) -> bool:
+    return os.path.isdir(os.path.join(home.path, TRASH + home.suffix))
+
+
+def _emptied(emptying: _Emptying) -> Emptied:
+    return Emptied(
+        tuple(emptying.removed),
+        emptying.freed,
+        emptying.dry_run,
+        tuple(emptying.problems),
+        tuple(emptying.warnings),
+        emptying.left,
+    )
+
+
+def _empty(directory: str, older_than: int | None, emptying: _Emptying) -> None:
+    for home in homes(directory):
+        for identity in identities(directory, home):
+            if older_than is None or _age(identity) >= older_than:
+                _empty_one(directory, home, identity, emptying)
+
+
+def _age(identity: str) -> float:
+    """Return how long ago a command was run, in seconds."""
+    moment = datetime.strptime(identity.partition("Z")[0], "%Y%m%dT%H%M%S.%f")
+    return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
+
+
+def _empty_one(directory: str, home: Home, identity: str, emptying: _Emptying) -> None:
+    try:
+        record = read_record(directory, home, identity)
+        steps = (
+            () if record is None else tuple(_emptied_step(record, step, emptying) for step in record.steps)
+        )
+        listed = _listed(record.steps if record is not None and emptying.dry_run else steps)
+        if record is not None and not emptying.dry_run:
+            write_record(replace(record, steps=tuple(step for step in steps if step.undoing.moves)))
+        if not emptying.dry_run:
+            _clear_temporaries(trash_at(home, identity))
+            tidy(home, identity)
+        emptying.problems += _foreign(trash_at(home, identity), listed)
+    except OSError as error:
+        raise from_os_error(error, trash_at(home, identity)) from error
+    except CheckpointError as failure:
+        emptying.problems.append(Problem(trash_at(home, identity), f"left as it is: {failure.reason}"))
+
+
+def _emptied_step(record: Record, step: Step, emptying: _Emptying) -> Step:
+    """Remove what a step would put back; return it with what could not be removed."""
+    if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
+        return replace(step, undoing=replace(step.undoing, moves=()))
+    moves = as_copied(record.directory, step.undoing)
+    if is_of_copy(moves, step.undoing):
+        emptying.warnings.append(f"{shown(record.directory)}: {COPIED}")
+    elif has_lost_times(record.directory, moves):
+        emptying.warnings.append(f"{shown(record.directory)}: {LOST_TIMES}")
+    left: list[Move] = []
+    with opened(record.place) as place:
+        for move in moves.moves:
+            path = shown(os.path.join(record.directory, os.path.basename(move.path)))
+            try:
+                freed = _removed(place, move, dry_run=emptying.dry_run)
+            except (Changed, OSError) as failure:
+                emptying.problems.append(Problem(path, f"left in {shown(record.place)}: {told(failure)}"))
+                emptying.left += move.contents.nbytes
+                left.append(move)
+            else:
+                emptying.removed.append(path)
+                emptying.freed += freed
+    return replace(step, undoing=replace(moves, moves=tuple(left)))
+
+
+def _removed(place: int, move: Move, *, dry_run: bool) -> int:
+    """Remove a checkpoint from the trash; return how many bytes that frees, or would.
+
+    Raises:
+        Changed: A file isn't what was put there; nothing of it was removed.
+        OSError: Something can't be removed.
+    """
+    freed = sum(_freed_by(place, file) for file in move.contents.files)
+    if dry_run:
+        return freed
+    for file in move.contents.files:
+        with suppress(FileNotFoundError):  # its directory has gone before
+            unlink_file(place, file)
+    try:
+        remove_directories(place, move.contents)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
+            raise
+    return freed
+
+
+def _freed_by(place: int, file: Fingerprint) -> int:
+    """Return how many bytes a file's going would free; one that is gone frees none."""
+    parent, name = os.path.split(file.path)
+    try:
+        with opened(parent, place) as directory:
+            status = status_of(name, directory)
+    except FileNotFoundError:
+        return 0
+    if status is None:
+        return 0
+    if fingerprint(file.path, status).identity != file.identity:
+        raise Changed(f"{file.path} has changed since it was put there")
+    return status.st_size if status.st_nlink == 1 else 0
+
+
+def _listed(steps: Iterable[Step]) -> set[str]:
+    """Return all that a record lists, with the directories above it."""
+    found: set[str] = {RECORD}
+    for step in steps:
+        for move in step.undoing.moves:
+            found.update(file.path for file in move.contents.files)
+            found.update(move.contents.directories)
+            found.update(os.path.dirname(old) for old, _ in move.members)
+    return found
+
+
+def _clear_temporaries(place: str) -> None:
+    for name in os.listdir(place):
+        if is_temporary(name):
+            os.unlink(os.path.join(place, name))
+
+
+def _foreign(place: str, listed: Collection[str]) -> Iterator[Problem]:
+    """Yield what lies in a command's place in the trash, and no record lists."""
+    for directory, names, files in os.walk(place):
+        for name in sorted([*names, *files]):
+            path = os.path.join(directory, name)
+            relative = os.path.relpath(path, place)
+            is_around = name in names and not os.path.islink(path) and os.listdir(path)
+            if relative not in listed and not is_around:
+                yield Problem(path, "no record lists it; it is left")

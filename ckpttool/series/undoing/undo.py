@@ -1,0 +1,242 @@
+"""Takes back the last prune into the trash, or the last renaming: each checkpoint to its old name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+
+from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.series.changing.history import Record, homes, identities, moment_of, read_record, write_record
+from ckpttool.series.changing.home import OWNER
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import TRASH, Kind
+from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.paths import require_directory, shown
+from ckpttool.series.problem import Problem
+from ckpttool.series.undoing.taking_back import TakenBack, taken_back
+
+LEVELS_BELOW = 3
+"""So far below is looked for something to take back, where a directory itself has nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """One checkpoint that has its old name again: by that, and by the path it had until now."""
+
+    path: str
+    was: str
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """What was taken back, or would be.
+
+    Attributes:
+        identity: Of the command that was taken back; None where there was none.
+        kind: What it had done: "trash" or "rename".
+        restored: What is back.
+        pointers: The paths of the files that say again what they said, or what goes with what is back.
+        dry_run: Whether nothing was changed.
+        problems: What could not be taken back, and why.
+        warnings: What became of an interrupted command, and which pointers are left as they are.
+        below: In how many directories below something can be taken back, where here is nothing.
+    """
+
+    identity: str | None = None
+    kind: Kind | None = None
+    restored: tuple[Restored, ...] = ()
+    pointers: tuple[str, ...] = ()
+    dry_run: bool = False
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    below: int = 0
+
+
+def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> Undone:
+    """Take back the last prune into the trash, or the last renaming, of a directory.
+
+    Of what could not be taken back once already, the command before is tried, too.
+
+    Args:
+        directory: The directory.
+        recursive: Whether to take it back in all directories below, too, as far as it was one command.
+        dry_run: Whether to change nothing.
+
+    Raises:
+        UsageError: It is a file.
+        CheckpointError: It can't be looked at, locked or changed.
+    """
+    root = require_directory(directory)
+    places = list(with_trash(root)) if recursive else [root]
+    with ExitStack() as stack:
+        result, is_held = Undone(dry_run=dry_run), False
+        for place in places if not dry_run else ():
+            result = _held(stack, place, result)
+        found = sorted({identity for place in places for identity in _recorded(place)}, reverse=True)
+        for number, identity in enumerate(found):
+            records = [record for place in places for record in _records(place, identity)]
+            above = None if recursive else above_of(root, identity)
+            if above is not None and not (dry_run or is_held):
+                result, is_held = _held(stack, above.directory, result), True
+                above = above_of(root, identity)  # what was settled may have changed it
+            result = replace(result, identity=identity, kind=records[0].kind)
+            result = _undone(result, records, above, is_tree=recursive)
+            older = found[number + 1 :]
+            if older and not dry_run:
+                _mark(records)
+            if result.restored or result.pointers:
+                break
+            if older and not all(record.is_told for record in records):
+                return _with_hint(result, older[0])
+        if not found and not recursive:
+            return replace(result, below=_count_below(root))
+    return result
+
+
+def _count_below(root: str) -> int:
+    """Return in how many directories not far below something can be taken back."""
+    count = 0
+    for place in with_trash(root, levels=LEVELS_BELOW):
+        with suppress(CheckpointError):  # whoever asks for it is told
+            count += any(_recorded(place))
+    return count
+
+
+def _held(stack: ExitStack, place: str, result: Undone) -> Undone:
+    """Lock a directory, and settle what was interrupted there."""
+    stack.enter_context(locked(place))
+    settled = settle_all(place)
+    problems = (Problem(path, why) for path, why in settled.failed.items())
+    return replace(
+        result,
+        problems=(*result.problems, *problems),
+        warnings=(*result.warnings, *settled.moved),
+    )
+
+
+def _with_hint(result: Undone, older: str) -> Undone:
+    hint = f"nothing of it is back; the next undo goes on with the command before, of {moment_of(older)}"
+    return replace(result, warnings=(*result.warnings, hint))
+
+
+def _undone(result: Undone, records: Sequence[Record], above: Record | None, *, is_tree: bool) -> Undone:
+    """Take back what some records of one command tell of; ``above`` has what points there from above."""
+    for record in records:
+        others = [] if is_tree else _others(record)
+        if others:
+            why = f"not taken back: it goes with what the same rename changed in {others[0]} (undo -r)"
+            result = replace(result, problems=(*result.problems, Problem(shown(record.directory), why)))
+            continue
+        done = taken_back(record, result.dry_run)
+        result = _with(result, done)
+        if above is not None and done.restored:
+            is_whole = not done.problems
+            result = _with(result, taken_back_above(above, record, is_whole, result.dry_run))
+    return result
+
+
+def _mark(records: Sequence[Record]) -> None:
+    """Note of what is left that it was told: it is in the way of no older command any more."""
+    for record in records:
+        left = read_record(record.directory, record.home, record.identity)
+        if left is None or left.is_told:
+            continue
+        try:
+            write_record(replace(left, is_told=True))
+        except OSError as error:
+            raise from_os_error(error, left.path) from error
+
+
+def _others(record: Record) -> list[str]:
+    """Return the directories below in which a command renamed what a record alone has the pointers of."""
+    if record.has_moves or not record.steps:
+        return []
+    return [
+        shown(place)
+        for place in with_trash(record.directory)
+        if place != record.directory and any(one.has_moves for one in _records(place, record.identity))
+    ]
+
+
+def above_of(root: str, identity: str) -> Record | None:
+    """Return the record that a command left in the directory above of pointers alone, if it did."""
+    above = os.path.dirname(root) or os.curdir
+    real = os.path.dirname(os.path.realpath(root))
+    if not os.path.isdir(above) or not os.path.samefile(above, real):
+        above = real
+    if os.path.samefile(above, root):
+        return None
+    try:
+        return next(iter(_records(above, identity)), None)
+    except AccessDenied:  # another's trash: nothing of ours is in it
+        return None
+
+
+def taken_back_above(above: Record, record: Record, is_whole: bool, dry_run: bool) -> TakenBack:
+    """Take back what points at checkpoints from the directory above, unless others wait for it, too.
+
+    Args:
+        above: What was changed there.
+        record: What is taken back below.
+        is_whole: Whether all of that is back, or would be.
+        dry_run: Whether to change nothing.
+    """
+    places = [place for place in with_trash(above.directory) if not os.path.samefile(place, above.directory)]
+    waiting = [place for place in places if any(_records(place, record.identity))]
+    if dry_run and is_whole:
+        waiting = [place for place in waiting if not os.path.samefile(place, record.directory)]
+    if not waiting and not above.has_moves:
+        return taken_back(above, dry_run)
+    why = f"what points from here to what is back may still have its other names (undo -r {above.directory})"
+    return TakenBack(warnings=[f"{shown(above.directory)}: {why}"])
+
+
+def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
+    """Yield the directories in a tree that have a trash, in them or beside them.
+
+    Args:
+        root: The tree.
+        levels: How many levels to descend; None is all.
+    """
+    seen: set[str] = set()
+    for directory, names, _ in os.walk(root):
+        for name in sorted(names):
+            if name == TRASH or name.startswith(TRASH + OWNER):
+                place = directory if name == TRASH else os.path.join(directory, name[len(TRASH + OWNER) :])
+                if place not in seen and os.path.isdir(place):
+                    seen.add(place)
+                    yield place
+        names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
+        if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
+            names.clear()
+    if root not in seen and any(identities(root, home) for home in homes(root)):
+        yield root
+
+
+def _recorded(directory: str) -> Iterator[str]:
+    """Yield the identities of what can be taken back in a directory."""
+    for home in homes(directory):
+        for identity in identities(directory, home):
+            if read_record(directory, home, identity) is not None:
+                yield identity
+
+
+def _records(directory: str, identity: str) -> Iterator[Record]:
+    """Yield what a directory has recorded of one command."""
+    for home in homes(directory):
+        record = read_record(directory, home, identity) if identity in identities(directory, home) else None
+        if record is not None:
+            yield record
+
+
+def _with(result: Undone, done: TakenBack) -> Undone:
+    return replace(
+        result,
+        restored=(*result.restored, *(Restored(path, was) for path, was in done.restored.items())),
+        pointers=(*result.pointers, *done.pointers),
+        problems=(*result.problems, *done.problems),
+        warnings=(*result.warnings, *done.warnings),
+    )
