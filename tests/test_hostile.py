@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ckpttool import CheckpointError, open_checkpoint
-from ckpttool.formats import trees
+from ckpttool.formats.content import trees
 from ckpttool.testing import no_file_left_open
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "files" / "hostile"

@@ -58,7 +58,7 @@ def merge(
     from ckpttool.cli.diffing import chosen
     from ckpttool.ops.conversion import ConvertWishes
     from ckpttool.ops.merge import plan_merge
-    from ckpttool.ops.merging import gathered
+    from ckpttool.ops.merging.gathered import gathered
 
     wishes = ConvertWishes(
         to=to,

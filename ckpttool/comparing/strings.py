@@ -8,7 +8,7 @@ from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.elements import Elements, Side, Unreadable
 from ckpttool.comparing.statistics import Statistics, unraveled
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.tf_values import decoded_strings
+from ckpttool.formats.tensorflow.values import decoded_strings
 
 MAX_BYTES = 1 << 24
 MAX_STRINGS = 1 << 18

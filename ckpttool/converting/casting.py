@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Role, Tensor
 from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
-from ckpttool.formats.objects import replaced
+from ckpttool.formats.content.objects import replaced
 from ckpttool.pairing.arranged_values import regrouped
 from ckpttool.report import counted
 from ckpttool.writing.content import Content

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, Tensor
-from ckpttool.formats.keras_orders import UNLIKE
+from ckpttool.formats.keras.orders import UNLIKE
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Layer, has_other_word, layers_of
 from ckpttool.pairing.layouts import RULES, Item

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from ckpttool.checkpoint import Path, Tensor
 from ckpttool.converting.versions import Versions
 from ckpttool.errors import UsageError
-from ckpttool.formats.folding import Parts, fold
-from ckpttool.formats.objects import mapped_of, rebuilt, replaced, tensors_in, walk
+from ckpttool.formats.content.folding import Parts, fold
+from ckpttool.formats.content.objects import mapped_of, rebuilt, replaced, tensors_in, walk
 from ckpttool.wire.pickled import Call, Mapped
 
 

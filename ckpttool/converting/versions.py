@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.formats.objects import mapped_of
+from ckpttool.formats.content.objects import mapped_of
 from ckpttool.report import counted
 from ckpttool.wire.pickled import Mapped
 

@@ -15,31 +15,31 @@ from ckpttool.formats.foreign import foreign
 from ckpttool.formats.interface import Format, Probe, open_with
 
 FORMATS: dict[str, str] = {
-    "pytorch_zip:PytorchZip": "zip",
+    "torch.zip:PytorchZip": "zip",
     "pickles:PytorchLegacy": "pickle other",
-    "pytorch_tar:PytorchTar": "tar",
-    "torchscript:TorchScript": "zip",
+    "torch.tar:PytorchTar": "tar",
+    "torch.torchscript:TorchScript": "zip",
     "pickles:PlainPickle": "pickle other",
     "safetensors:Safetensors": "json",
     "sharded:ShardedSafetensors": "json directory",
     "sharded:ShardedPytorch": "json directory",
     "hf_trainer:HfTrainer": "directory",
-    "tf_checkpoint:TensorFlow": "table other directory",
-    "savedmodel:SavedModelDirectory": "other directory",
-    "torch_dcp:TorchDcp": "directory",
-    "dcp_safetensors:DcpSafetensors": "directory",
-    "dcp_safetensors:DcpConsolidated": "directory",
-    "deepspeed:DeepSpeed": "directory",
-    "torch_export:TorchExport": "zip",
-    "numpy_files:Npy": "numpy",
-    "numpy_files:Npz": "zip",
-    "fluid:Fluid": "directory",
+    "tensorflow.checkpoint:TensorFlow": "table other directory",
+    "savedmodel.directory:SavedModelDirectory": "other directory",
+    "torch.dcp:TorchDcp": "directory",
+    "torch.dcp_safetensors:DcpSafetensors": "directory",
+    "torch.dcp_safetensors:DcpConsolidated": "directory",
+    "torch.deepspeed:DeepSpeed": "directory",
+    "torch.export:TorchExport": "zip",
+    "arrays.files:Npy": "numpy",
+    "arrays.files:Npz": "zip",
+    "paddle.fluid:Fluid": "directory",
     "pickles:PaddlePickle": "pickle other",
-    "paddle_files:PaddleFiles": "json other",
-    "hdf5:Hdf5": "hdf5",
-    "keras_h5:KerasH5": "hdf5",
-    "keras_zip:KerasZip": "zip",
-    "keras_sharded:KerasSharded": "json directory",
+    "paddle.files:PaddleFiles": "json other",
+    "hdf5.plain:Hdf5": "hdf5",
+    "keras.h5:KerasH5": "hdf5",
+    "keras.zip:KerasZip": "zip",
+    "keras.sharded:KerasSharded": "json directory",
 }
 """Where each format's class lies in this package, and the kinds of content (``Probe.kinds``) it may have.
 
@@ -119,7 +119,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         return open_with(path, recognised)
     except NotACheckpoint:
-        from ckpttool.formats.fluid_siblings import only_serial
+        from ckpttool.formats.paddle.fluid_siblings import only_serial
 
         if (serial := only_serial(os.fspath(path))) is None:
             raise

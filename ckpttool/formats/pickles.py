@@ -50,7 +50,7 @@ class PytorchLegacy(Format):
         return _has_legacy_magic(probe.head)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.pytorch_legacy import open_legacy
+        from ckpttool.formats.torch.legacy import open_legacy
 
         return open_legacy(probe, self.name)
 
@@ -95,7 +95,7 @@ class PaddlePickle(Format):
         return any(name in tail for name in _PADDLE_KEYS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.paddle import open_saved
+        from ckpttool.formats.paddle.pickled import open_saved
 
         return open_saved(probe, self.name)
 

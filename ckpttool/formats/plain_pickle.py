@@ -11,13 +11,13 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.assembly import assemble
+from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.objects import kept
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Flat, Leaf, flatten, nodes, references
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.objects import kept
-from ckpttool.formats.pytorch_legacy import Pickles, read_legacy, told_by_errors
-from ckpttool.formats.telling import plain
-from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
-from ckpttool.formats.trees import Flat, Leaf, flatten, nodes, references
+from ckpttool.formats.torch.legacy import Pickles, read_legacy, told_by_errors
+from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call, Payload, Persistent

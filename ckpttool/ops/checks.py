@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint, Span, Tensor
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.chunks import storages_of
+from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.manifest import compare, has_digests, manifests_of
 from ckpttool.ops.scanned import (
     checksum_findings,

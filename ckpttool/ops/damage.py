@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ckpttool.checkpoint import Checkpoint, Span
 from ckpttool.comparing.comparing import Comparison, Outcome, Side
-from ckpttool.formats.chunks import storages_of
+from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.difference import Broken
 from ckpttool.ops.scanned import checksum_findings
 from ckpttool.pairing.layouts import Item

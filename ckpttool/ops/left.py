@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.digests import RECORDS
-from ckpttool.formats.keras_native import ASSET
-from ckpttool.formats.objects import dropped
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.digests import RECORDS
+from ckpttool.formats.content.objects import dropped
+from ckpttool.formats.keras.native import ASSET
 from ckpttool.ops.conversion import Dropped
 from ckpttool.report import Severity
 from ckpttool.writing.content import Content

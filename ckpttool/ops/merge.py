@@ -10,7 +10,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.ops.conversion import Converted, ConvertWishes
 from ckpttool.ops.convert import carry_out
-from ckpttool.ops.merging import gathered
+from ckpttool.ops.merging.gathered import gathered
 from ckpttool.ops.planning import Plan, model_of, plan
 from ckpttool.ops.whole import Whole
 from ckpttool.work import Advance

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ckpttool.checkpoint import Checkpoint, Tensor
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.left import left_behind

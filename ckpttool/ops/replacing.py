@@ -11,9 +11,9 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.fluid_parts import MARKER
-from ckpttool.formats.fluid_siblings import only_serial
 from ckpttool.formats.interface import SIDECARS, scan
+from ckpttool.formats.paddle.fluid_parts import MARKER
+from ckpttool.formats.paddle.fluid_siblings import only_serial
 from ckpttool.ops.manifest import SHARED, base_of
 
 _MARKS = frozenset({MARKER, *SHARED})

@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterator, Mapping
 
 from ckpttool.checkpoint import Checkpoint, Tensor
-from ckpttool.formats.carried import encoded
-from ckpttool.formats.carried_training import carried_training
-from ckpttool.formats.digests import RECORDS
-from ckpttool.formats.keras_native import CONFIG, METADATA, STORED, TRAINING_CONFIG
-from ckpttool.formats.likeness import are_alike
-from ckpttool.formats.objects import carried
-from ckpttool.formats.tf_native import GRAPH, KEYS, known_keys
+from ckpttool.formats.content.carried import encoded
+from ckpttool.formats.content.carried_training import carried_training
+from ckpttool.formats.content.digests import RECORDS
+from ckpttool.formats.content.likeness import are_alike
+from ckpttool.formats.content.objects import carried
+from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
+from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import Writer
 

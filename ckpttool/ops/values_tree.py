@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttool.formats.telling import KeyText
+from ckpttool.formats.content.telling import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.report import counted
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.fluid_native import HEIGHTS, LEVELS
-from ckpttool.formats.fluid_parts import COUNTERS, MARKER, MODEL, TRAINER
-from ckpttool.formats.fluid_trainers import MAX_ARGUMENT
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.paddle.fluid_native import HEIGHTS, LEVELS
+from ckpttool.formats.paddle.fluid_parts import COUNTERS, MARKER, MODEL, TRAINER
+from ckpttool.formats.paddle.fluid_trainers import MAX_ARGUMENT
 from ckpttool.wire.lodtensor_writing import NUMBERS, lod_tensor_header, rows_header, values_header
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged

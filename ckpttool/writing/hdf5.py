@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.h5_entry import parts_of
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.hdf5.entry import parts_of
 from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
@@ -119,7 +119,7 @@ def renamed(content: Content, paths: Mapping[str, Path]) -> Content:
         content: What is written.
         paths: The path of each tensor in the target, by its name.
     """
-    from ckpttool.formats.objects import replaced
+    from ckpttool.formats.content.objects import replaced
 
     names = {name: ".".join(map(str, path)) for name, path in paths.items()}
     changed = {

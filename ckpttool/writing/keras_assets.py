@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping
 
-from ckpttool.formats.keras_native import ASSET
+from ckpttool.formats.keras.native import ASSET
 from ckpttool.wire.zip_writing import MAX_NAME
 
 _DIRECTORY = "assets"

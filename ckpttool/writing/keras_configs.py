@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.formats.keras_native import CONFIG, METADATA, TRAINING_CONFIG, object_of
+from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
 from ckpttool.wire.hdf5_writing import attribute_fault
 
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}

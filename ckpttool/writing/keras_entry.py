@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Path, TrainingState
-from ckpttool.formats.digests import RECORDS
-from ckpttool.formats.keras_native import ASSET, STORED
+from ckpttool.formats.content.digests import RECORDS
+from ckpttool.formats.keras.native import ASSET, STORED
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.hdf5 import renamed

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.keras_layout import Groups, top_of
-from ckpttool.formats.keras_native import ASSET, CONFIGS, h5_native, object_of
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.formats.keras.native import ASSET, CONFIGS, h5_native, object_of
 from ckpttool.wire.hdf5_writing import Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

@@ -5,11 +5,11 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``.
 
 from __future__ import annotations
 
-from ckpttool.formats.keras_compare import grouped
-from ckpttool.formats.keras_layers import Layer, weights_of
-from ckpttool.formats.keras_layout import TOP_LEVEL, names_in
-from ckpttool.formats.keras_names import WITHOUT
-from ckpttool.formats.keras_native import Stored, stored_of
+from ckpttool.formats.keras.compare import grouped
+from ckpttool.formats.keras.layers import Layer, weights_of
+from ckpttool.formats.keras.layout import TOP_LEVEL, names_in
+from ckpttool.formats.keras.names import WITHOUT
+from ckpttool.formats.keras.native import Stored, stored_of
 from ckpttool.writing.content import Content
 from ckpttool.writing.keras_order import LAYERS, VARS, Unknown, require_known, slots_of, sublayers
 from ckpttool.writing.keras_places import (

@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras_compare import grouped, snake_case
-from ckpttool.formats.keras_layers import RULES, Layer, layer_of, weights_of
-from ckpttool.formats.keras_names import CLASSES, WITHOUT
+from ckpttool.formats.keras.compare import grouped, snake_case
+from ckpttool.formats.keras.layers import RULES, Layer, layer_of, weights_of
+from ckpttool.formats.keras.names import CLASSES, WITHOUT
 
 Parts = tuple[str, ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.scalars import lazy_scalar
+from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.training import training_state
 from ckpttool.writing.content import Content
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ckpttool.checkpoint import Tensor
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.objects import dropped
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.objects import dropped
 from ckpttool.wire.staged import Staged
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeGuard
 
 from ckpttool.checkpoint import Tensor, TrainingState
 from ckpttool.dtypes import BY_SAFETENSORS
-from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged

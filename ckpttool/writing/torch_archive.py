@@ -11,7 +11,7 @@ from isal import isal_zlib
 
 from ckpttool.dtypes import BY_STORAGE
 from ckpttool.errors import Unsupported
-from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content.carried import ENTRY
 from ckpttool.wire.literals import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, pickle_into
 from ckpttool.wire.sink import Sink

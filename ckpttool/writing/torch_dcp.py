@@ -12,8 +12,8 @@ from itertools import islice
 from typing import ClassVar
 
 from ckpttool.checkpoint import Path, Tensor
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.telling import plain
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.telling import plain
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call
 from ckpttool.wire.staged import Shape, Staged
 from ckpttool.wire.zip_writing import TorchZip

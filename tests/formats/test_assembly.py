@@ -8,10 +8,10 @@ import pytest
 
 from ckpttool.checkpoint import Extent, Path, Role, Tensor
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.assembly import named, training_of
-from ckpttool.formats.belonging import guesser
-from ckpttool.formats.scalars import lazy_scalar
-from ckpttool.formats.torch_objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.belonging import guesser
+from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.source import Buffer
 

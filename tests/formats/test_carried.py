@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Checkpoint, Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats import carried, tree_decoding
-from ckpttool.formats.carried import ENTRY, decoded, encoded, restored
-from ckpttool.formats.objects import dropped
+from ckpttool.formats.content import carried, tree_decoding
+from ckpttool.formats.content.carried import ENTRY, decoded, encoded, restored
+from ckpttool.formats.content.objects import dropped
 from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
 

@@ -10,8 +10,8 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import UINT8
-from ckpttool.formats import content_entry
-from ckpttool.formats.carried import ENTRY, SCHEMA
+from ckpttool.formats.content import content_entry
+from ckpttool.formats.content.carried import ENTRY, SCHEMA
 from ckpttool.report import Severity
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged

@@ -18,7 +18,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
-from ckpttool.formats import h5_tensors
+from ckpttool.formats.hdf5 import tensors as h5_tensors
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verdict import Safety, Status
 from ckpttool.ops.verify import verify

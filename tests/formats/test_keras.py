@@ -14,7 +14,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.formats.discovery import discover
-from ckpttool.formats.keras_config import judge
+from ckpttool.formats.keras.config import judge
 from ckpttool.ops.verdict import Safety, Status, Verification
 from ckpttool.ops.verify import verify
 

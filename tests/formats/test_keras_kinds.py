@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckpttool.formats.keras_kinds import kind_of
-from ckpttool.formats.keras_layers import layer_of
+from ckpttool.formats.keras.kinds import kind_of
+from ckpttool.formats.keras.layers import layer_of
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.keras_kinds import kinds_grouped, kinds_in, kinds_listed
-from ckpttool.formats.keras_layers import layer_of
-from ckpttool.formats.paddle_operators import Operator, kind_by_name, kinds_by_operator, operators_in
-from ckpttool.formats.paddle_pir import read_pir
-from ckpttool.formats.paddle_program import read_program
+from ckpttool.formats.keras.kinds import kinds_grouped, kinds_in, kinds_listed
+from ckpttool.formats.keras.layers import layer_of
+from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
+from ckpttool.formats.paddle.pir import read_pir
+from ckpttool.formats.paddle.program import read_program
 from ckpttool.wire.source import Buffer, Source
 from tests.twins import unpacked
 

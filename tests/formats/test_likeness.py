@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.likeness import are_alike
-from ckpttool.formats.objects import call_of, mapped_of
-from ckpttool.formats.tree_encoding import encoded
+from ckpttool.formats.content.likeness import are_alike
+from ckpttool.formats.content.objects import call_of, mapped_of
+from ckpttool.formats.content.tree_encoding import encoded
 from ckpttool.wire.pickled import Call, Global, Opaque
 
 A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")

@@ -19,8 +19,16 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint, Tensor
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.carried import restored
-from ckpttool.formats.objects import NDARRAY, REQUIRES_GRAD, Opaque, dropped, replaced, tensors_in, walk
+from ckpttool.formats.content.carried import restored
+from ckpttool.formats.content.objects import (
+    NDARRAY,
+    REQUIRES_GRAD,
+    Opaque,
+    dropped,
+    replaced,
+    tensors_in,
+    walk,
+)
 from ckpttool.wire.pickled import Call, Mapped
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document

@@ -17,9 +17,9 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint, Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats import paddle_program
 from ckpttool.formats.discovery import discover
-from ckpttool.formats.paddle_program import looks_like_program, read_program
+from ckpttool.formats.paddle import program as paddle_program
+from ckpttool.formats.paddle.program import looks_like_program, read_program
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.testing import described, digest, expected_digests, is_valid, outcome_of, read_truth

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.formats import detect, open_checkpoint, trees
+from ckpttool.formats import detect, open_checkpoint
+from ckpttool.formats.content import trees
 from ckpttool.formats.interface import Probe
 from ckpttool.testing import places
 

@@ -14,12 +14,12 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
-from ckpttool.formats import savedmodel_walk
 from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.pbtext import encode
-from ckpttool.formats.savedmodel_graph import read_model
-from ckpttool.formats.savedmodel_types import type_name
-from ckpttool.formats.savedmodel_walk import message_in
+from ckpttool.formats.savedmodel import walk as savedmodel_walk
+from ckpttool.formats.savedmodel.graph import read_model
+from ckpttool.formats.savedmodel.pbtext import encode
+from ckpttool.formats.savedmodel.types import type_name
+from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.testing import read_truth

@@ -11,8 +11,9 @@ from zlib import crc32
 
 import pytest
 
-from ckpttool.formats import open_checkpoint, savedmodel_wiring
-from ckpttool.formats.savedmodel_wiring import of_functions
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.savedmodel import wiring as savedmodel_wiring
+from ckpttool.formats.savedmodel.wiring import of_functions
 
 WRITE = """
 import os, sys

@@ -21,9 +21,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats import open_checkpoint, telling, trees
-from ckpttool.formats.telling import KeyText, Teller
-from ckpttool.formats.trees import flatten
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.content import telling, trees
+from ckpttool.formats.content.telling import KeyText, Teller
+from ckpttool.formats.content.trees import flatten
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.source import Buffer
 

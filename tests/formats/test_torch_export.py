@@ -12,7 +12,7 @@ import pytest
 
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.torch_expressions import objection
+from ckpttool.formats.torch.expressions import objection
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 

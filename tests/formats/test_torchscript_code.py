@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.torchscript_code import told_code
+from ckpttool.formats.torch.torchscript_code import told_code
 
 pytestmark = [pytest.mark.framework, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.merge import merge
-from ckpttool.ops.merging import gathered
+from ckpttool.ops.merging.gathered import gathered
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 State = dict[str, torch.Tensor]

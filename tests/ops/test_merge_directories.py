@@ -14,10 +14,10 @@ import torch
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.ops import merging_fluid
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.merge import merge
-from ckpttool.ops.merging import gathered
+from ckpttool.ops.merging import fluid as merging_fluid
+from ckpttool.ops.merging.gathered import gathered
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 SERIAL = "checkpoint_0"
@@ -155,7 +155,7 @@ def test_a_shard_of_a_table_twice(machines: list[Path]) -> None:
 def test_rows_that_two_servers_have(
     machines: list[Path], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    from ckpttool.formats import fluid_tables
+    from ckpttool.formats.paddle import fluid_tables
 
     monkeypatch.setattr(merging_fluid, "ROWS_AT_ONCE", at_once)
     one, two = (machines[2 + at] / "__lookup_table__" / f"{TABLE}_{at}" for at in (0, 1))

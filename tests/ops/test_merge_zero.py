@@ -21,7 +21,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.merge import merge
-from ckpttool.ops.merging import gathered
+from ckpttool.ops.merging.gathered import gathered
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 ZERO = Path(__file__).parents[2] / "fixtures" / "files" / "deepspeed"

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from ckpttool.ops.uniting import Conflict, united
+from ckpttool.ops.merging.uniting import Conflict, united
 
 (ODD_NAN,) = struct.unpack(">d", bytes.fromhex("7ff800000000beef"))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.telling import KeyText
+from ckpttool.formats.content.telling import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.ops.values_diff import compare_values, not_compared
 from ckpttool.training import training_state

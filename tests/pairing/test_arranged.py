@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats import chunks, open_checkpoint
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.torch import chunks
 from ckpttool.pairing import arranged_values
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed, transposed
 from ckpttool.pairing.arranged_values import Reordered, elements

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.formats.discovery import discover, unit_at
-from ckpttool.formats.tf_state import CheckpointState, parse_state, state_text
+from ckpttool.formats.tensorflow.state import CheckpointState, parse_state, state_text
 from ckpttool.ops.verify import verify
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, is_valid, names, renamed, seal

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.formats.tf_state import CheckpointState, escaped, expanded, parse_state, state_text, unescaped
+from ckpttool.formats.tensorflow.state import (
+    CheckpointState,
+    escaped,
+    expanded,
+    parse_state,
+    state_text,
+    unescaped,
+)
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.pointers.readers import READERS, names_in
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied
-from ckpttool.formats.tf_state import parse_state
+from ckpttool.formats.tensorflow.state import parse_state
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.pruning.planning import Request

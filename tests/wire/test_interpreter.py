@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats import trees
-from ckpttool.formats.trees import flatten
+from ckpttool.formats.content import trees
+from ckpttool.formats.content.trees import flatten
 from ckpttool.wire import interpreter as under_test
 from ckpttool.wire import window
 from ckpttool.wire.interpreter import Interpreter

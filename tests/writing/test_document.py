@@ -13,7 +13,7 @@ import pytest
 from ckpttool.checkpoint import Role, TrainingState
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.carried import encoded
+from ckpttool.formats.content.carried import encoded
 from ckpttool.wire.staged import Staged
 from ckpttool.writing import document as module
 from ckpttool.writing.content import Content

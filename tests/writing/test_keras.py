@@ -18,7 +18,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import UsageError
-from ckpttool.formats.carried import ENTRY
+from ckpttool.formats.content.carried import ENTRY
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verify import verify
 from ckpttool.wire.staged import Staged
@@ -309,7 +309,7 @@ def test_keras_2_is_not_given_the_order_of_keras_3(files: Path, tmp_path: Path) 
 
 
 def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> None:
-    from ckpttool.formats.keras_layout import names_in
+    from ckpttool.formats.keras.layout import names_in
     from ckpttool.wire.hdf5_writing import Plan, draw
     from ckpttool.writing.keras_places import in_chunks
 

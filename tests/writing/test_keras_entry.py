@@ -9,8 +9,8 @@ import h5py
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.carried import ENTRY
-from ckpttool.formats.carried_training import carried_training
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.carried_training import carried_training
 from ckpttool.ops.convert import convert
 
 

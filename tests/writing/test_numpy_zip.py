@@ -16,7 +16,7 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Truncated
-from ckpttool.formats.carried import ENTRY, encoded
+from ckpttool.formats.content.carried import ENTRY, encoded
 from ckpttool.ops.verify import verify
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source

@@ -19,8 +19,8 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint, Role, Tensor
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated, Unsupported
-from ckpttool.formats.carried import ENTRY, encoded
-from ckpttool.formats.objects import dropped
+from ckpttool.formats.content.carried import ENTRY, encoded
+from ckpttool.formats.content.objects import dropped
 from ckpttool.ops.verify import verify
 from ckpttool.wire.pickled import Call, Global
 from ckpttool.wire.readable import InMemory

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
-from ckpttool.formats.tf_bundle import DTYPES
+from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.writing.content import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModel
 from ckpttool.writing.tensorflow import TensorFlow

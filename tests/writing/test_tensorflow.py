@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Role
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.tf_bundle import DTYPES
-from ckpttool.formats.tf_graph import key_of
+from ckpttool.formats.tensorflow.bundle import DTYPES
+from ckpttool.formats.tensorflow.graph import key_of
 from ckpttool.ops.verify import verify
 from ckpttool.writing.content import Content
 from ckpttool.writing.safetensors import Safetensors

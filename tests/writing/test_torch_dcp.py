@@ -15,7 +15,7 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint, Role, Tensor
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
-from ckpttool.formats.carried import ENTRY, encoded
+from ckpttool.formats.content.carried import ENTRY, encoded
 from ckpttool.ops.verify import verify
 from ckpttool.wire.pickler import pickled
 from ckpttool.wire.readable import InMemory

@@ -13,10 +13,10 @@ import os
 from typing import NamedTuple
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.fluid import Fluid
-from ckpttool.formats.fluid_parts import MODEL, TABLES
-from ckpttool.formats.fluid_siblings import SERIAL
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.paddle.fluid import Fluid
+from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
+from ckpttool.formats.paddle.fluid_siblings import SERIAL
 
 OWNER = "@"
 """Stands in a name between what is ours and the name of the directory that it is for."""

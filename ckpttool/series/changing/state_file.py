@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection
 from dataclasses import replace
 
-from ckpttool.formats.tf_prefix import INDEX
-from ckpttool.formats.tf_state import NAME, CheckpointState, expanded, read_state, state_text
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.formats.tensorflow.state import NAME, CheckpointState, expanded, read_state, state_text
 from ckpttool.series.changing.journal import Rewrite
 
 

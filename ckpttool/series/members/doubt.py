@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_siblings import SERIAL
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, is_ordered
 

@@ -9,8 +9,8 @@ import struct
 from typing import BinaryIO
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
+from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.interface import scan
-from ckpttool.formats.scalars import shortest
 from ckpttool.series.metrics.log import EPOCHS, Log
 from ckpttool.wire.protobuf import FIXED32, fields, varint
 from ckpttool.wire.tfrecord import records

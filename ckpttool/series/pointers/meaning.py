@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import lines, words
 from ckpttool.series.pointers.readers import names_in

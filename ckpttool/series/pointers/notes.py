@@ -11,8 +11,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from ckpttool.formats import tf_state
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.pointers.readers import MAX_POINTER, PINS
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.home import home_of
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS

@@ -16,7 +16,7 @@ from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.journal import waiting
 from ckpttool.series.changing.lock import BUSY, locked
 from ckpttool.series.changing.recovery import settle_all

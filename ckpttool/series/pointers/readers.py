@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ckpttool.formats import tf_state
+from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.order import Group
 
 PINS = ".ckpttool.toml"

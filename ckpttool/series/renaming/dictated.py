@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from ckpttool.formats.fluid_siblings import SERIAL
 from ckpttool.formats.hf_trainer import HfTrainer
+from ckpttool.formats.paddle.fluid_siblings import SERIAL
 from ckpttool.series.changing.strictly import is_name
 from ckpttool.series.members.entry import Entry
 

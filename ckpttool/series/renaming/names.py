@@ -13,9 +13,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckpttool.formats import keras_sharded, shard_index, tf_prefix, tf_state
-from ckpttool.formats.fluid_siblings import SERIAL
+from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.keras import sharded as keras_sharded
+from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.tensorflow import prefix as tf_prefix
+from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.problem import Problem

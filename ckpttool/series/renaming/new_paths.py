@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.renaming.rewording import NewName
 
 

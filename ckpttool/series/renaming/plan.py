@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import UsageError
-from ckpttool.formats import tf_state
+from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory, shown

@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats import keras_sharded, shard_index, tf_state
+from ckpttool.formats import shard_index
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import SIDECARS
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.keras import sharded as keras_sharded
+from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.changing.pointing import text_at

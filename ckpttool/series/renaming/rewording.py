@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool.formats.tf_state import parse_state, state_text
+from ckpttool.formats.tensorflow.state import parse_state, state_text
 
 BEST = "best_model_checkpoint"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ckpttool.formats import suffix_format
-from ckpttool.formats.tf_prefix import DATA, INDEX
+from ckpttool.formats.tensorflow.prefix import DATA, INDEX
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry

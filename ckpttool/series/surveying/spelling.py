@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ckpttool.errors import CheckpointError, NotACheckpoint
-from ckpttool.formats import formats, tf_state
+from ckpttool.formats import formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import SetFormat, Unit, scan
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.report import counted
 from ckpttool.series.paths import bare, shown
 

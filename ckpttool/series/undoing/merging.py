@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from ckpttool.formats.tf_state import NAME, CheckpointState, parse_state, state_text
+from ckpttool.formats.tensorflow.state import NAME, CheckpointState, parse_state, state_text
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
 from ckpttool.series.changing.pointing import text_at
 from ckpttool.series.changing.stage import Changed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ckpttool.errors import from_os_error
-from ckpttool.formats.tf_prefix import INDEX
+from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.history import Record, Step, without
 from ckpttool.series.changing.moves import Move, Moves
 from ckpttool.series.changing.moving import carry_out, why_not

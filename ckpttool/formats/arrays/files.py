@@ -1,0 +1,312 @@
+"""NumPy's own files: one array in ``.npy``, several of them in a zip, ``.npz``.
+
+Arrays of Python objects hold a pickle. It is judged, and nothing of it is built.
+
+Source: NumPy ``numpy/lib/_format_impl.py``, ``numpy/lib/_npyio_impl.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Path, Producer, Role, Span, Values
+from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
+from ckpttool.formats.content.assembly import assemble, training_of
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.content_entry import restored_from_record
+from ckpttool.formats.content.telling import Sums
+from ckpttool.formats.content.trees import Flat
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.torch.objects import TensorParts
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.roles import role_of
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
+from ckpttool.wire.pickled import Payload
+from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
+from ckpttool.wire.source import Source
+from ckpttool.wire.strided import Strided, is_contiguous
+from ckpttool.wire.zip_directory import EMPTY_MAGIC, STORED, Member
+from ckpttool.wire.zipped import Archive
+
+_SUFFIX = ".npy"
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
+_OPAQUE = {"V1": "bits8", "V2": "bits16"}
+"""How bfloat16 and types of a byte come out: NumPy forgets which they were."""
+_MAX_INT64 = (1 << 63) - 1
+
+
+class _Arrays:
+    """The arrays of a file, and what was found in them."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.tensors: list[tuple[Path, TensorParts]] = []
+        self.told: dict[str, dict[str, object]] = {}
+        self.findings: list[Finding] = []
+        self.safety: list[Finding] = []
+
+    def add(
+        self,
+        source: Readable,
+        start: int,
+        end: int,
+        name: str,
+        *,
+        extent: bool,
+        where: str | None,
+        crc32: int | None = None,
+    ) -> int:
+        """Add the array between two offsets in bytes; return where it ends.
+
+        Args:
+            source: What its bytes are read from; ``start`` and ``end`` are offsets in it.
+            name: Its name in the checkpoint; ``where`` is that of its record, for errors.
+            extent: Whether its elements lie in the file as they are.
+            crc32: The checksum of all between the two offsets, where it is known.
+
+        Raises:
+            DamagedCheckpoint: Its header can't be read, or it is longer than its place.
+        """
+        header = read_npy_header(source, start, end, where)
+        if header.has_objects:
+            self.told[name] = described(header, crc32)
+            return self._add_objects(source, header, end, name, where)
+        nbytes = self._nbytes(header, where)
+        if header.data + nbytes > end:
+            found = f"truncated: {end - header.data:,} of {nbytes:,} bytes of elements"
+            raise Truncated(self.path, found, where=where)
+        dtype, order = element_type(header.descr)
+        if dtype is None:
+            self.told[name] = described(header, crc32)
+            return header.data + nbytes
+        if dtype.kind == "bits":
+            message = (
+                f"elements of an unknown type of {dtype.itemsize} bytes; bfloat16 and float8 are saved so"
+            )
+            self.findings.append(note("opaque-type", message, where or name))
+        place = Extent(self.path, header.data, nbytes) if extent else None
+        self.tensors.append(((name,), _parts(name, header, dtype, order, source, nbytes, place)))
+        return header.data + nbytes
+
+    def _nbytes(self, header: Header, where: str | None) -> int:
+        try:
+            nbytes = itemsize(header.descr) * math.prod(header.shape)
+        except ValueError as failure:
+            raise DamagedCheckpoint(self.path, str(failure), where=where, code="npy-header") from failure
+        if nbytes > _MAX_INT64 or math.prod(header.shape) > _MAX_INT64:
+            found = f"shape {list(header.shape)} overflows"
+            raise DamagedCheckpoint(self.path, found, where=where, code="shape-overflow")
+        return nbytes
+
+    def _add_objects(self, source: Readable, header: Header, end: int, name: str, where: str | None) -> int:
+        """Judge the pickle of an array of objects."""
+        try:
+            judged = read_pickles(source, header.data, end, where)
+        except DamagedCheckpoint as failure:
+            failure.safety = (*self.safety, *failure.safety)
+            raise
+        self.safety += judged.safety
+        if judged.trailing or len(judged.pickles) > 1:
+            self.findings.append(
+                error("pickle-trailing", "something lies behind the pickle's STOP", where or name)
+            )
+        self.findings.append(
+            note("object-array", "Python objects in a pickle, which are not read", where or name)
+        )
+        return end
+
+
+def _parts(
+    name: str,
+    header: Header,
+    dtype: DType,
+    order: Literal["little", "big"],
+    source: Readable,
+    nbytes: int,
+    place: Extent | None,
+) -> TensorParts:
+    shape, swap = header.shape, swap_width(dtype.word_bytes, order)
+    strides = tuple(math.prod(shape[:axis]) for axis in range(len(shape)))
+    values: Values
+    in_place = not header.fortran_order or is_contiguous(shape, strides) or not nbytes
+    if in_place:
+        values = Contiguous(source, header.data, nbytes, swap)
+    else:
+        values = Strided(source, header.data, dtype.itemsize, shape, strides, swap)
+    is_state = math.prod(shape) == 1 and role_of((name,), shape) is Role.TRAINING
+    role = Role.TRAINING if is_state else None
+    return TensorParts(dtype, shape, values, place if in_place else None, place, order, None, role)
+
+
+def element_type(descr: Any) -> tuple[DType | None, Literal["little", "big"]]:
+    """Return the type of the elements and their byte order; None for text, dates and structures."""
+    if not isinstance(descr, str):
+        return None, "little"
+    order: Literal["little", "big"] = "big" if descr.startswith(">") else "little"
+    code = descr.lstrip("<>|=")
+    if code in ("b1", "?"):
+        return BY_NAME["bool"], order
+    if code in _OPAQUE:
+        return BY_NAME[_OPAQUE[code]], order
+    if code[:1] in _KINDS and code[1:].isdecimal() and len(code) <= 3:
+        return BY_NAME.get(f"{_KINDS[code[0]]}{8 * int(code[1:])}"), order
+    return None, order
+
+
+def described(header: Header, crc32: int | None) -> dict[str, object]:
+    """Return what is known of an array that is no tensor; the checksum is that of header and elements."""
+    shown = header.descr if isinstance(header.descr, str) else repr(header.descr)[:1000]
+    told: dict[str, object] = {"<class>": "numpy.ndarray", "dtype": shown, "shape": list(header.shape)}
+    return told if crc32 is None else {**told, "CRC-32": f"{crc32:08x}"}
+
+
+class Npy(Format):
+    """One array."""
+
+    name: ClassVar[str] = "numpy"
+    suffixes = (".npy",)
+
+    def matches(self, probe: Probe) -> bool:
+        return probe.head.startswith(MAGIC)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        source, arrays = probe.source, _Arrays(probe.path)
+        end = arrays.add(source, 0, source.size, "tensor", extent=True, where=None)
+        trailing = source.size - end
+        if trailing:
+            follows = source.read(end, min(trailing, len(MAGIC))) == MAGIC
+            what = "another array" if follows else "which nothing declares"
+            message = f"{trailing:,} bytes behind the array, {what}"
+            arrays.findings.append((warning if follows else error)("trailing-bytes", message))
+        if arrays.told:
+            return _told(probe, arrays)
+        return assemble(
+            probe=probe,
+            format=self.name,
+            variant="npy",
+            flat=Flat(arrays.tensors, arrays.told),
+            files=(FileEntry(probe.path, source.size),),
+            spans=lambda: _spans(source, arrays),
+            producer=Producer("numpy"),
+            findings=tuple(arrays.findings),
+            safety=tuple(arrays.safety),
+        )
+
+
+def _told(probe: Probe, arrays: _Arrays) -> Checkpoint:
+    """Return the checkpoint of an array that is no tensor, which is read only to tell what it is."""
+    source, place = probe.source, Payload(probe.source, 0, probe.source.size, "bytes")
+
+    @functools.cache
+    def metadata() -> Mapping[str, object]:
+        found = Sums().of(place)
+        if found is None:
+            return arrays.told
+        ((name, told),) = arrays.told.items()
+        return {name: {**told, "CRC-32": f"{found[1]:08x}"}}
+
+    return Checkpoint(
+        path=probe.path,
+        format="numpy",
+        variant="npy",
+        tensors=(),
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: iter(()),
+        metadata=metadata,
+        training=lambda: training_of(arrays.told, (), probe.name),
+        producer=Producer("numpy"),
+        findings=tuple(arrays.findings),
+        safety=tuple(arrays.safety),
+        close=probe.close,
+    )
+
+
+def _spans(source: Source, arrays: _Arrays) -> Iterator[Span]:
+    for path, parts in arrays.tensors:
+        if parts.storage is not None:
+            read = reader_from(source, parts.storage.offset)
+            yield Span(parts.storage, str(path[0]), read, None, parts.dtype, parts.byteorder)
+
+
+class Npz(Format):
+    """Several arrays in a zip."""
+
+    name: ClassVar[str] = "numpy"
+    suffixes = (".npz",)
+
+    def matches(self, probe: Probe) -> bool:
+        if not probe.is_zip:
+            return False
+        try:
+            names = list(probe.archive.names)
+        except CheckpointError:  # of a damaged zip the first record tells
+            length = int.from_bytes(probe.head[26:28], "little")
+            names = [probe.head[30 : 30 + length].decode("utf-8", "replace")]
+        if not names:  # no arrays at all: its name is the only sign
+            return probe.head.startswith(EMPTY_MAGIC) and probe.name.endswith(".npz")
+        return all(name.endswith(_SUFFIX) or name == ENTRY for name in names)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        archive, arrays = probe.archive, _Arrays(probe.path)
+        members = archive.members
+        if len({member.name for member in members}) < len(members):
+            raise DamagedCheckpoint(probe.path, "two records with one name", code="zip-duplicate")
+        arrays.findings += archive.findings
+        entry = next((member for member in members if member.name == ENTRY), None)
+        for member in members:
+            if member is not entry:
+                _add(archive, arrays, member)
+        checkpoint = assemble(
+            probe=probe,
+            format=self.name,
+            variant="npz",
+            flat=Flat(arrays.tensors, arrays.told),
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=lambda: _member_spans(probe, members),
+            producer=Producer("numpy"),
+            findings=tuple(arrays.findings),
+            safety=tuple(arrays.safety),
+        )
+        return restored_from_record(checkpoint, archive, entry)
+
+
+def safety_of(archive: Archive) -> list[Finding]:
+    """Return what loading the arrays in a zip could run.
+
+    Raises:
+        CheckpointError: Its records can't be found.
+    """
+    arrays = _Arrays(archive.source.path)
+    for member in archive.members:
+        if member.name != ENTRY:
+            _add(archive, arrays, member)
+    return arrays.safety
+
+
+def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
+    content, start = archive.content(member), archive.offset(member)
+    name, end = member.name.removesuffix(_SUFFIX), start + member.size
+    try:
+        in_place = member.method == STORED
+        behind = arrays.add(content, start, end, name, extent=in_place, where=member.name, crc32=member.crc32)
+    except DamagedCheckpoint as failure:
+        arrays.findings.append(error(failure.code, failure.reason, member.name))
+        arrays.safety += failure.safety
+        arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
+        return
+    if behind < end:
+        message = f"{end - behind:,} bytes behind the array"
+        arrays.findings.append(error("trailing-bytes", message, member.name))
+
+
+def _member_spans(probe: Probe, members: tuple[Member, ...]) -> Iterator[Span]:
+    for member in members:
+        extent = Extent(probe.path, member.payload, member.stored)
+        read = reader_from(probe.archive.content(member), probe.archive.offset(member))
+        inflated = None if member.method == STORED else member.size
+        yield Span(extent, member.name, read, member.crc32, inflated=inflated)

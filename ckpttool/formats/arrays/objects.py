@@ -1,0 +1,295 @@
+"""NumPy's arrays and scalars in a pickle, read without calling NumPy's constructors.
+
+Source: NumPy ``numpy/_core/src/multiarray/methods.c`` (``__reduce__``), ``descriptor.c``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.checkpoint import Extent, Values
+from ckpttool.dtypes import DType
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.arrays.types import ByteOrder, element_type, spelled
+from ckpttool.formats.content.scalars import shortest
+from ckpttool.formats.content.telling import Sums, described_bytes, plain
+from ckpttool.formats.content.trees import Leaf
+from ckpttool.wire.pickled import Call, Global, Payload
+from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
+from ckpttool.wire.source import Source
+from ckpttool.wire.strided import Strided, is_contiguous
+
+_MULTIARRAY = frozenset({"numpy.core.multiarray", "numpy._core.multiarray"})
+_MASKED = frozenset({"numpy.ma.core", "numpy.ma"})
+_NUMERIC = frozenset({"numpy.core.numeric", "numpy._core.numeric"})
+_MAX_AXES = 32
+_BYTES = frozenset({Global("builtins", "bytes"), Global("builtins", "bytearray")})
+_BOOL = Call(Global("numpy", "dtype"), ("b1",))
+_SCALARS = {
+    "float16": "e",
+    "float32": "f",
+    "float64": "d",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "bool": "?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Array bytes that lie in the pickle as text, decoded when they are read; ``nbytes`` once decoded."""
+
+    payload: Payload
+    nbytes: int
+    swap: int = 1
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        step = max(16, limit - limit % 16)
+        ready = b""
+        for data in self._decoded(step):
+            ready += data
+            while len(ready) >= step:
+                yield swapped(memoryview(ready)[:step], self.swap)
+                ready = ready[step:]
+        if ready:
+            yield swapped(memoryview(ready), self.swap)
+
+    def _decoded(self, step: int) -> Iterator[bytes]:
+        source, end = self.payload.source, self.payload.offset + self.payload.nbytes
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        done = 0
+        for start in range(self.payload.offset, end, step):
+            length = min(step, end - start)
+            try:
+                data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
+            except UnicodeError as error:
+                found = f"array bytes that are no 8-bit text: {error}"
+                raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
+            done += len(data)
+            yield data
+        if done != self.nbytes:
+            found = f"{done:,} bytes of an array"
+            raise DamagedCheckpoint(source.path, found, expected=f"{self.nbytes:,}", code="tensor-damaged")
+
+    def once(self) -> Decoded:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Reordered:
+    """Array bytes that must be decoded whole to be put in order; gathered in memory."""
+
+    stored: Decoded
+    element: DType
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+
+    def blocks(self, limit: int) -> Iterator[memoryview]:
+        data = b"".join(map(bytes, self.stored.blocks(limit)))
+        return InMemory(_transposed(data, self.element, self.shape, self.axes)).blocks(limit)
+
+    def once(self) -> Reordered:
+        return self
+
+
+def numpy_leaf(call: Call, path: str, make: Callable[..., Any], sums: Sums | None = None) -> Leaf[Any] | None:
+    """Return the array or scalar that a call stands for, or None where it is neither.
+
+    Args:
+        call: What the interpreter recorded.
+        path: The file, for errors.
+        make: Builds the tensor from ``dtype, shape, values, extent, storage, byteorder``.
+        sums: What reads checksums of arrays that are no tensors.
+
+    Raises:
+        DamagedCheckpoint: Its description and its bytes disagree.
+    """
+    function, sums = call.function, sums or Sums()
+    if not isinstance(function, Global):
+        return None
+    try:
+        if function.name == "scalar" and function.module in _MULTIARRAY:
+            return Leaf(plain=_scalar(call, sums))
+        if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
+            return _masked(path, call.state, make, sums)
+        if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
+            shape, dtype, fortran, data = tuple(call.state)[-4:]
+            return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
+        if function.name == "_frombuffer" and function.module in _NUMERIC:
+            data, dtype, *layout = call.args
+            return _array(path, dtype, *_layout(*layout), data, make, sums)
+        return None
+    except (IndexError, TypeError, ValueError, struct.error) as error:
+        message = f"arguments that make no array: {error}"
+        raise DamagedCheckpoint(path, message, where=str(function), code="tensor-damaged") from error
+
+
+def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of the elements as they are stored, and which of its axes each axis of the array is.
+
+    Raises:
+        ValueError: They make no array.
+    """
+    if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
+        raise ValueError("no shape")
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise ValueError(f"shape {plain(shape)}")
+    in_order = tuple(range(len(shape)))
+    if order == "F":
+        return shape[::-1], in_order[::-1]
+    if order != "K" or axes is None:
+        return shape, in_order
+    if not isinstance(axes, tuple) or not all(type(axis) is int for axis in axes):
+        raise ValueError("no axes")
+    if tuple(sorted(axes)) != in_order:
+        raise ValueError(f"axes {axes}")
+    return shape, axes
+
+
+def _array(
+    path: str,
+    dtype: object,
+    stored_shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    data: object,
+    make: Callable[..., Any],
+    sums: Sums,
+) -> Leaf[Any] | None:
+    described = element_type(dtype)
+    if described is None:
+        # An array of objects holds them in a list, for whoever walks the tree.
+        if isinstance(data, list):
+            return None
+        shape = tuple(stored_shape[axis] for axis in axes)
+        return Leaf(
+            plain=_described_array(dtype, shape, "C" if axes == tuple(range(len(axes))) else axes, data, sums)
+        )
+    element, byteorder = described
+    content = _content(data)
+    nbytes = element.nbytes(math.prod(stored_shape))
+    stored = content.nbytes if isinstance(content, Payload) else len(content)
+    if isinstance(content, Payload) and content.kind == "latin1" and nbytes <= stored <= 2 * nbytes:
+        stored = nbytes
+    if stored != nbytes:
+        raise ValueError(f"{stored:,} bytes for an array that takes {nbytes:,}")
+    values, extent = _values(path, content, element, byteorder, stored_shape, axes)
+    in_order = None if isinstance(values, Strided) else extent
+    shape = tuple(stored_shape[axis] for axis in axes)
+    return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
+
+
+def _described_array(dtype: object, shape: tuple[int, ...], order: object, data: object, sums: Sums) -> str:
+    """Return what an array is that is no tensor, with the checksum of its bytes."""
+    content = _content(data)
+    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+    ordered = "" if order == "C" else f", stored by axes {order}"
+    return f"<NumPy array of {spelled(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
+
+
+def _masked(path: str, state: Any, make: Callable[..., Any], sums: Sums) -> Leaf[Any] | None:
+    """Return a masked array: its values, and which of them are hidden."""
+    _, shape, dtype, fortran, data, mask, fill = state
+    layout = _layout(shape, "F" if fortran else "C")
+    values = _array(path, dtype, *layout, data, make, sums)
+    if values is None:
+        return None
+    hidden = _array(path, _BOOL, *layout, mask, make, sums)
+    below = hidden.tensors if hidden is not None else ()
+    told = {"values": values.plain, "fill_value": None if fill is None else plain(fill)}
+    left = {name: form for name, form in told.items() if form is not None}
+    return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)), left or None)
+
+
+def _values(
+    path: str,
+    data: bytes | Payload,
+    element: DType,
+    byteorder: ByteOrder,
+    stored_shape: tuple[int, ...],
+    axes: tuple[int, ...],
+) -> tuple[Values, Extent | None]:
+    """Return where the elements come from, and where they lie in the file in one piece."""
+    swap = swap_width(element.word_bytes, byteorder)
+    strides = tuple(math.prod(stored_shape[axis + 1 :]) for axis in axes)
+    shape = tuple(stored_shape[axis] for axis in axes)
+    moved = not is_contiguous(shape, strides) and 0 not in shape
+    if not isinstance(data, Payload):
+        content = _transposed(data, element, stored_shape, axes) if moved else data
+        return InMemory(content, swap), None
+    if data.kind == "latin1":
+        decoded = Decoded(data, element.nbytes(math.prod(shape)), swap)
+        return (Reordered(decoded, element, stored_shape, axes) if moved else decoded), None
+    # What had to be inflated lies in memory, and nowhere in the file.
+    extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
+    if moved:
+        return Strided(data.source, data.offset, element.itemsize, shape, strides, swap), extent
+    return Contiguous(data.source, data.offset, data.nbytes, swap), extent
+
+
+def _content(data: object) -> bytes | Payload:
+    """Return array bytes, which Python 2 wrote as 8-bit text, and old protocols as calls.
+
+    Raises:
+        TypeError: They are something else.
+    """
+    while isinstance(data, Call) and isinstance(data.function, Global):
+        if data.function not in _BYTES or len(data.args) > 2:
+            break
+        data = data.args[0] if data.args else b""
+    if isinstance(data, str):
+        return data.encode("latin-1")
+    if isinstance(data, Payload) and data.kind != "text":
+        return data
+    if not isinstance(data, bytes):
+        raise TypeError("no bytes")
+    return data
+
+
+def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple[int, ...]) -> bytes:
+    """Return the elements in C order of the axes."""
+    import numpy as np
+
+    items = np.frombuffer(data, f"V{element.itemsize}").reshape(shape)
+    in_order: bytes = items.transpose(axes).tobytes("C")
+    return in_order
+
+
+def _scalar(call: Call, sums: Sums) -> object:
+    """Return a NumPy scalar as a number, or described where Python has none like it."""
+    described = element_type(call.args[0])
+    if described is None:
+        return f"<NumPy scalar of {spelled(call.args[0])}: {_told(call.args[1], sums)}>"
+    element, byteorder = described
+    code = _SCALARS.get(element.name)
+    if code is None:
+        return f"<NumPy scalar of {element.name}: {_told(call.args[1], sums)}>"
+    (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _scalar_bytes(call.args[1]))
+    return shortest(number) if element.name in ("float16", "float32") else number
+
+
+def _told(data: object, sums: Sums) -> str:
+    """Return what the content of a scalar is; that of the type ``object`` is any object."""
+    try:
+        content = _content(data)
+    except TypeError:
+        return str(plain(data))
+    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+    return told[1:-1]
+
+
+def _scalar_bytes(data: object) -> bytes:
+    content = _content(data)
+    if isinstance(content, Payload):
+        raise TypeError(f"{content.nbytes:,} bytes of a scalar")
+    return content

@@ -1,0 +1,1 @@
+"""What formats share: how content is taken apart, told, and kept."""

@@ -1,0 +1,220 @@
+"""The entry ``ckpttool.content``: what a format has no place for, as one JSON document beside its tensors.
+
+docs/entry.md describes it. It holds the paths and roles of the tensors, the ties between them, and either
+the whole tree or what was said beside the tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.content.assembly import training_of
+from ckpttool.formats.content.carried_training import check_training, with_training
+from ckpttool.formats.content.native_safety import safety_of_native
+from ckpttool.formats.content.objects import replaced
+from ckpttool.formats.content.tree_decoding import decoded
+from ckpttool.formats.content.tree_encoding import encoded
+from ckpttool.formats.content.tree_reading import metadata_of
+from ckpttool.formats.content.trees import flatten
+from ckpttool.report import warning
+from ckpttool.wire.jsontext import Doubled, parse_json
+
+__all__ = ["ENTRY", "MAX_DOCUMENT", "SCHEMA", "decoded", "encoded", "restored"]
+
+ENTRY = "ckpttool.content"
+"""The name of the entry, wherever it lies."""
+SCHEMA = "ckpttool.content/1"
+MAX_DOCUMENT = 1 << 26
+"""The most bytes of a document."""
+_MAX_INTEGER_BITS = 4096
+"""The longest integer of metadata, as ``telling.Teller`` has it; a tree may have longer ones."""
+_PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
+
+
+def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
+    """Return a checkpoint with all that its entry says of it.
+
+    Its tensors get their paths and roles, those that were tied come back, and metadata, training state, tree
+    and native parts come from the document. A document that does not fit leaves the checkpoint as it is, with
+    a warning ``content-entry``.
+
+    Args:
+        checkpoint: What the format holds, by its own names, without the entry. Only the new one is to be
+            used, and closed.
+        document: The entry.
+        where: Where it lies in the file, for the warning.
+    """
+    try:
+        return _restored(checkpoint, document)
+    except CheckpointError as failure:
+        return _warned(checkpoint, failure.reason, where)
+    except (ValueError, TypeError) as failure:
+        return _warned(checkpoint, str(failure), where)
+
+
+def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
+    found = warning("content-entry", f"the entry {ENTRY} is not used: {why}", where)
+    return checkpoint.but(findings=(*checkpoint.findings, found))
+
+
+def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
+    """Return the checkpoint with its entry.
+
+    Raises:
+        CheckpointError, ValueError, TypeError: The document is damaged, or does not fit.
+    """
+    parsed = _parsed(checkpoint.path, document)
+    tensors = checkpoint.tensors
+    named = {tensor.name: tensor for tensor in reversed(tensors)}
+    changes: dict[str, Any] = {}
+    if parsed.get("tensors") is not None:
+        tensors = _renamed(parsed.pop("tensors"), named)
+        named = {tensor.name: tensor for tensor in tensors}
+        changes["tree"] = lambda: None
+    elif parsed.get("roles") is not None:
+        others = _with_roles(parsed.pop("roles"), named)
+        tensors = tuple(others.get(id(tensor), tensor) for tensor in tensors)
+        changes["tree"] = lambda: replaced(checkpoint.tree, others)
+    content = decoded(parsed.get("content"), parsed.get("shared", []), named.__getitem__)
+    if not isinstance(content, dict):
+        raise ValueError("it has no content")
+    tree = content.get("tree")
+    metadata = _metadata(content, tree, tensors, checkpoint)
+    if tree is not None:
+        changes["tree"] = lambda: tree
+    native = _native(content.get("native", {}))
+    training = content.get("training", {})
+    check_training(training)
+    name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
+    return checkpoint.but(
+        tensors=tensors,
+        metadata=lambda: metadata,
+        training=lambda: with_training(training_of(metadata, tensors, name), training),
+        native=lambda: {**checkpoint.native, **native},
+        safety=(*checkpoint.safety, *safety_of_native(native, ENTRY)),
+        **changes,
+    )
+
+
+def _parsed(path: str, document: bytes | str) -> dict[str, Any]:
+    """Return a document as JSON has it.
+
+    Raises:
+        CheckpointError, ValueError: It is none, or too long.
+    """
+    data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
+    if len(data) > MAX_DOCUMENT:
+        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
+    parsed = parse_json(path, data, "entry")
+    if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
+        raise ValueError(f"it does not say that it is {SCHEMA}")
+    return parsed
+
+
+def _metadata(
+    content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
+) -> Mapping[str, object]:
+    """Return what is said beside the tensors: by the tree where there is one, or else by the document.
+
+    Raises:
+        CheckpointError, ValueError: It is too large, no plain data, or not what the tree says.
+    """
+    told = content.get("metadata")
+    if told is not None:
+        flatten(told, _require_plain, checkpoint.path)
+        if not isinstance(told, dict):
+            raise ValueError("the metadata is no dictionary")
+    if tree is not None:
+        found = metadata_of(tree, tensors, checkpoint.path)
+        if told is not None and json.dumps(told) != json.dumps(found):
+            raise ValueError("the metadata is not what the tree says")
+        return found
+    return told if told is not None else _without_own(checkpoint.metadata)
+
+
+def _without_own(metadata: Mapping[str, object]) -> Mapping[str, object]:
+    return {name: value for name, value in metadata.items() if name != ENTRY}
+
+
+def _require_plain(node: object) -> None:
+    """Require that a node can stand in the metadata.
+
+    Raises:
+        ValueError: It can't.
+    """
+    kind = type(node)
+    for item in node if isinstance(node, list) else (node,):
+        if isinstance(item, int) and item.bit_length() > _MAX_INTEGER_BITS:
+            raise ValueError(f"the metadata has an integer of {item.bit_length():,} bits")
+    if kind not in _PLAIN:
+        raise ValueError(f"the metadata has a {kind.__name__}")
+    if isinstance(node, dict) and not all(type(key) is str for key in node):
+        raise ValueError("the metadata has a key that is no text")
+
+
+def _native(told: object) -> Mapping[str, bytes]:
+    if not isinstance(told, dict) or not all(
+        isinstance(name, str) and isinstance(data, bytes) for name, data in told.items()
+    ):
+        raise ValueError("the native parts are no bytes by name")
+    return told
+
+
+# Tensors --------------------------------------------------------------------------------------------
+
+
+def _renamed(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    """Return the tensors that a document tells of, in its order.
+
+    Raises:
+        ValueError: They are not those of the file.
+    """
+    if type(told) is not dict:
+        raise ValueError(
+            "the tensors are no dictionary" if not isinstance(told, Doubled) else "a tensor twice"
+        )
+    found: dict[str, Tensor] = {}
+    owners: dict[str, str] = {}
+    for name, one in told.items():
+        if type(one) is not dict:
+            raise ValueError(f"nothing is said of the tensor {name}")
+        path, role = _path(name, one.get("path", [name])), Role(one.get("role", "other"))
+        owner = one.get("shares_with")
+        if name in stored:
+            first = owners.setdefault(stored[name].shares_with or name, name)
+            shares_with = None if first == name else first
+            found[name] = replace(stored[name], path=path, role=role, shares_with=shares_with)
+        elif isinstance(owner, str) and owner in found and found[owner].shares_with is None:
+            found[name] = replace(found[owner], path=path, role=role, shares_with=owner)
+        else:
+            raise ValueError(f"the tensor {name} is not there")
+    left = [tensor for name, tensor in stored.items() if name not in found]
+    if untold := next((tensor for tensor in left if tensor.values is not None), None):
+        raise ValueError(f"it does not tell of the tensor {untold.name}")
+    return (*found.values(), *left)
+
+
+def _with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Return the tensors that have other roles than their format knows, by the ``id`` of its own.
+
+    Raises:
+        ValueError: They are not those of the file.
+    """
+    if type(told) is not dict:
+        raise ValueError("the roles are no dictionary")
+    if missing := next((name for name in told if name not in stored), None):
+        raise ValueError(f"the tensor {missing} is not there")
+    return {id(stored[name]): replace(stored[name], role=Role(role)) for name, role in told.items()}
+
+
+def _path(name: str, parts: Any) -> Path:
+    if not isinstance(parts, list) or not all(type(part) in (str, int) for part in parts):
+        raise ValueError(f"the path of the tensor {name} is none")
+    if ".".join(map(str, parts)) != name:
+        raise ValueError(f"the path of the tensor {name} is another's")
+    return tuple(parts)

@@ -1,0 +1,324 @@
+"""From the nodes that a pickle holds to the tree that a checkpoint keeps: nothing is lost without being told.
+
+A node becomes what it is in Python where it is plain, stays as it is where it is data of a class that is
+known to be harmless, and becomes an ``Opaque`` elsewhere. Tensors inside of what can't be carried stay, under
+the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.formats.content.folding import Parts, fold
+from ckpttool.formats.content.keeping_notes import OPAQUE, TENSOR, Noting
+from ckpttool.formats.content.keeping_rules import (
+    is_data,
+    is_record,
+    nested,
+    plain_value,
+    without_reconstructor,
+)
+from ckpttool.formats.content.objects import call_of, mapped_of
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Leaf, members
+from ckpttool.formats.torch.modules import is_module
+from ckpttool.wire.pickled import (
+    NDARRAY,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Mapped,
+    Opaque,
+    Payload,
+    Persistent,
+    is_gone,
+)
+from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.strided import Strided
+from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
+from ckpttool.wire.trust import Trust, trust
+
+MAX_READ = 1 << 26
+"""The most bytes of texts and byte strings that are taken out of a pickle into a tree."""
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_VIEWS = frozenset(
+    {("torch._utils", name) for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")}
+)
+_RECONSTRUCT = frozenset({"_reconstruct", "_frombuffer"})
+
+
+class Keeping(Noting):
+    """One tree on its way; see ``objects.kept`` for the arguments."""
+
+    def __init__(
+        self,
+        leaf: Callable[[object], Leaf[Any] | None],
+        tensors: tuple[Tensor, ...],
+        path: str,
+        unwrap: Callable[[object], object],
+        arrays: bool,
+    ) -> None:
+        super().__init__()
+        self._leaf, self._path, self._unwrap, self._arrays = leaf, path, unwrap, arrays
+        self._tensors = tensors
+        self._by_place: dict[object, Tensor] | None = None
+        self._by_values = {id(one.values): one for one in reversed(tensors) if one.values is not None}
+        self._left = MAX_READ
+
+    def run(self, root: object) -> object:
+        """Return the tree.
+
+        Raises:
+            LimitExceeded: It is nested too deep.
+        """
+        return fold(root, self._expand, lambda node: self._gone("a cycle"), self._path)
+
+    # Nodes --------------------------------------------------------------------------------------------
+
+    def _expand(self, node: object) -> object:
+        node = self._unwrap(node)
+        kind = type(node)
+        if kind in _ATOMS:
+            return node
+        expand = _EXPAND.get(kind)
+        return self._gone(f"a {kind.__name__}") if expand is None else expand(self, node)
+
+    def _sequence(self, node: Any) -> Parts:
+        kind = type(node)
+        return Parts(list(node), lambda done: self._noted(kind(done), done))
+
+    def _set(self, node: Any) -> Parts:
+        kind = type(node)
+        return Parts(list(node), lambda done: self._noted(kind(map(self._key, done)), done))
+
+    def _key(self, key: Any) -> Any:
+        """Return what may be a key, as text where it is none."""
+        if isinstance(key, Opaque) and is_gone(key):
+            return self._gone(f"a key that is {key.what}", str(plain(key.what)))
+        try:
+            hash(key)
+        except TypeError:
+            return self._gone("a key that can't be one")
+        return key
+
+    def _keys(self, nodes: list[Any], keys: list[Any]) -> list[Any]:
+        """Return the new keys; those that can't be carried are texts, the same as in the names of tensors."""
+        made = []
+        for node, key in zip(nodes, keys, strict=True):
+            if self._flags_of(key) & OPAQUE:
+                key = self._gone(f"a key that can't be carried: {self._reason(key)}", str(plain(node)))
+            made.append(self._key(key))
+        return made
+
+    def _dict(self, node: dict[Any, Any]) -> Parts:
+        keys = list(node)
+
+        def make(done: list[Any]) -> object:
+            told = self._keys(keys, done[: len(keys)])
+            return self._noted(dict(zip(told, done[len(keys) :], strict=True)), [*told, *done[len(keys) :]])
+
+        return Parts([*keys, *node.values()], make)
+
+    def _mapped(self, node: Mapped) -> Parts:
+        keys, count = list(node), len(node)
+
+        def make(done: list[Any]) -> object:
+            told = self._keys(keys, done[:count])
+            pairs = zip(told, done[count : 2 * count], strict=True)
+            made = mapped_of(node.kind, pairs, *done[2 * count :])
+            return self._noted(made, [*told, *done[count:]])
+
+        return Parts([*keys, *node.values(), node.state, node.factory], make)
+
+    def _payload(self, payload: Payload) -> object:
+        self._left -= payload.nbytes
+        if self._left < 0:
+            return self._gone(f"{payload.nbytes:,} bytes of text or data, beyond the limit of {MAX_READ:,}")
+        data = payload.read()
+        return data.decode("utf-8", "surrogatepass") if payload.kind == "text" else data
+
+    def _global(self, name: Global) -> object:
+        if trust(name.module, name.name) is Trust.PLAIN:
+            return name
+        return self._gone(f"the name {name}, which is no data")
+
+    def _persistent(self, node: Persistent) -> object:
+        found = self._leaf(node)
+        if found is None or not found.tensors:
+            return self._gone("a reference to what is not data in the file")
+        tensor = self._tensor(found)
+        kind = node.id[1] if isinstance(node.id, tuple) and len(node.id) > 1 else None
+        if isinstance(tensor, Tensor) and isinstance(kind, Global) and kind.name.endswith("Storage"):
+            return self._noted(Call(kind, (tensor,)), [tensor])
+        return tensor
+
+    def _tensor(self, found: Leaf[Any]) -> object:
+        """Return the first of the tensors that a node turned out to be, as the checkpoint has it."""
+        parts = found.tensors[0][1]
+        tensor = self._by_values.get(id(parts.values)) or self._at(parts)
+        if tensor is None:
+            return self._gone(
+                "a tensor without values" if parts.values is None else "a tensor without a name"
+            )
+        self._noted(tensor, (), TENSOR)
+        return tensor
+
+    def _at(self, parts: Any) -> Tensor | None:
+        """Return a tensor that is the same view of the same bytes."""
+        if self._by_place is None:
+            self._by_place = {_place(tensor): tensor for tensor in reversed(self._tensors)}
+        return None if parts.values is None else self._by_place.get(_place(parts))
+
+    # Objects ------------------------------------------------------------------------------------------
+
+    def _call(self, call: Call) -> object:
+        found = self._leaf(call)
+        function = call.function
+        if found is None or not found.tensors or not isinstance(function, Global):
+            return self._object(call)
+        if is_module(call):
+            return self._module(call, found)
+        name = (function.module, function.name)
+        if name in _VIEWS:
+            return self._view(call, found)
+        if function == QUANTIZED:
+            return self._quantized(call, found)
+        if function == FROM_TYPE:
+            return self._from_type(call, found)
+        if function == MASKED or function.name == MASKED.name:
+            return self._masked(call, found)
+        if name[0].startswith("numpy.") and name[1] in _RECONSTRUCT:
+            return self._array(call, found)
+        return self._object(call)
+
+    def _view(self, call: Call, found: Leaf[Any]) -> object:
+        tensor = self._tensor(found)
+        if len(call.args) > 5 and call.args[5]:
+            return self._gone("the hooks of a tensor", tensor)
+        if call.function != Global("torch._utils", "_rebuild_tensor") and call.args[4] is True:
+            return self._noted(Call(REQUIRES_GRAD, (tensor,)), [tensor])
+        return tensor
+
+    def _quantized(self, call: Call, found: Leaf[Any]) -> Parts:
+        tensor, grad = self._tensor(found), call.args[5] is True
+        return Parts([call.args[4]], lambda done: self._made(Call(QUANTIZED, (tensor, done[0], grad)), found))
+
+    def _from_type(self, call: Call, found: Leaf[Any]) -> object:
+        function, kind, args, state = call.args[:4]
+        if isinstance(function, Global) and (function.module, function.name) in _VIEWS:
+            inner = self._view(Call(function, args), found)
+            parts = [kind, state]
+            return Parts(parts, lambda done: self._made(Call(FROM_TYPE, (inner, *done)), found))
+        if function == QUANTIZED:
+            tensor, grad = self._tensor(found), args[5] is True
+
+            def make(done: list[Any]) -> object:
+                inner = self._made(Call(QUANTIZED, (tensor, done[2], grad)), found)
+                return self._made(Call(FROM_TYPE, (inner, *done[:2])), found)
+
+            return Parts([kind, state, args[4]], make)
+        if function == FROM_TYPE:
+            return self._opaque_of(call, found, "a class in a class")
+        args = args if isinstance(args, tuple) else (args,)
+
+        def make_of_parts(done: list[Any]) -> object:
+            inner = self._noted(Call(done[0], done[1]), done[:2])
+            return self._made(Call(FROM_TYPE, (inner, *done[2:])), found)
+
+        return Parts([function, args, kind, state], make_of_parts)
+
+    def _array(self, call: Call, found: Leaf[Any]) -> object:
+        tensor = self._tensor(found)
+        if not self._arrays:
+            return tensor
+        made = self._noted(Call(NDARRAY, (tensor,)), [tensor])
+        is_array = isinstance(call.function, Global) and call.function.name == "_reconstruct"
+        kind = call.args[0] if call.args and is_array else None
+        if isinstance(kind, Global) and kind != Global("numpy", "ndarray"):
+            return self._gone(f"the class {kind} of an array", made)
+        return made
+
+    def _masked(self, call: Call, found: Leaf[Any]) -> object:
+        tensors = {path: self._by_values.get(id(parts.values)) for path, parts in found.tensors}
+        values, mask = tensors.get(()), tensors.get(("mask",))
+        if values is None or mask is None:
+            return self._gone("a masked array", nested(found.tensors, self._by_values))
+        for tensor in (values, mask):
+            self._noted(tensor, (), TENSOR)
+        fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
+        return Parts([fill], lambda done: self._made(Call(MASKED, (values, mask, done[0])), found))
+
+    def _module(self, call: Call, found: Leaf[Any]) -> Opaque:
+        content = nested(found.tensors, self._by_values)
+        self._noted(content, (), TENSOR)
+        return self._gone(
+            f"an object of the class {call.function}, of which the state dict is carried", content
+        )
+
+    def _made(self, call: Call, found: Leaf[Any]) -> object:
+        """Return a new call, or what is left of it where a part can't be carried."""
+        self._noted(call, call.args)
+        if not self._flags_of(call) & OPAQUE:
+            return call
+        return self._opaque_of(call, found, self._reason(call))
+
+    def _opaque_of(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
+        content = nested(found.tensors, self._by_values)
+        self._noted(content, (), TENSOR)
+        return self._gone(f"an object made by {call.function}, which holds {why}", content, why)
+
+    def _object(self, call: Call) -> object:
+        """Return an object as it is where its class is known as data, and its attributes elsewhere."""
+        number = plain_value(call)
+        if number is not None:
+            return number
+        call = without_reconstructor(call)
+        known = is_data(call)
+        parts = [call.args, call.kwargs, call.state, call.items, call.pairs]
+        if not isinstance(call.function, Global):
+            parts.append(call.function)
+
+        def make(done: list[Any]) -> object:
+            function = call.function if len(done) == 5 else done[5]
+            made = call_of(function, *done[:5], is_new=call.is_new)
+            self._noted(made, done)
+            is_whole = not self._flags_of(made) & OPAQUE or is_record(made)
+            return made if known and is_whole else self._apart(call, made, known)
+
+        return Parts(parts, make)
+
+    def _apart(self, call: Call, made: Call, known: bool) -> Opaque:
+        """Return what of an object is carried: a dictionary of its parts, if there are tensors among them."""
+        name = call.function if isinstance(call.function, Global) else "what is no class"
+        why = self._reason(made) if known else ""
+        what = f"an object of {name}, which {f'holds {why}' if why else 'is not known to be plain data'}"
+        if not self._flags_of(made) & TENSOR and not made.pairs:
+            return self._gone(what, reason=why)
+        content = {self._key(key): part for key, part in members(made)}
+        self._noted(content, [made])
+        return self._gone(what, content, why)
+
+
+def _place(tensor: Any) -> object:
+    """Return what two views of the same bytes have in common; equal bytes in memory are not the same ones."""
+    values = tensor.values
+    where = values if isinstance(values, Contiguous | Strided) else id(values)
+    return tensor.dtype.name, tensor.shape, where
+
+
+_EXPAND: dict[type, Callable[[Keeping, Any], object]] = {
+    bytearray: lambda keeping, node: bytearray(node),
+    list: Keeping._sequence,
+    tuple: Keeping._sequence,
+    set: Keeping._set,
+    frozenset: Keeping._set,
+    dict: Keeping._dict,
+    Mapped: Keeping._mapped,
+    Payload: Keeping._payload,
+    Global: Keeping._global,
+    Persistent: Keeping._persistent,
+    Call: Keeping._call,
+}

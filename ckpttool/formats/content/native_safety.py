@@ -1,0 +1,56 @@
+"""What native parts could run that a checkpoint carries, once a model is written from them and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ckpttool.errors import CheckpointError
+from ckpttool.report import Finding, warning
+
+_MODELS = ("keras.config", "keras.training_config")
+_ASSET, _ARRAYS = "keras.asset:", ".npz"
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+def safety_of_native(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
+    """Return what the readers of the formats that native parts come from would say against them.
+
+    Args:
+        native: As ``Checkpoint.native``.
+        where: Where they are carried.
+    """
+    return tuple(
+        replace(finding, message=f"of a model that is written from it: {finding.message}")
+        for key, data in native.items()
+        for finding in _judged(key, data, f"{where}.{key}")
+    )
+
+
+def _judged(key: str, data: bytes, where: str) -> Iterator[Finding]:
+    try:
+        if key in _MODELS:
+            yield from _of_config(data, where)
+        elif key.startswith(_ASSET):
+            yield from _of_asset(key, data, where)
+    except CheckpointError:
+        yield warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
+
+
+def _of_config(data: bytes, where: str) -> tuple[Finding, ...]:
+    from ckpttool.formats.keras.config import judge, read_config
+
+    return judge(read_config("", data), where)
+
+
+def _of_asset(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
+    """Return what is to be said of a file beside a model: it may hold arrays, or be a pickle."""
+    if key.endswith(_ARRAYS):
+        message = "arrays, in which there may be pickles that were not looked at"
+        return (warning("not-scanned", message, where),)
+    if data.startswith(_PICKLES):
+        from ckpttool.wire.judgement import read_pickles
+        from ckpttool.wire.source import Buffer
+
+        return tuple(read_pickles(Buffer("", data), 0, len(data), where).safety)
+    return ()

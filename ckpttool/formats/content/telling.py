@@ -1,0 +1,227 @@
+"""What a pickle holds besides containers, told as plain data: what is too long or too strange to be shown is
+described, with the CRC-32 of all that the description stands for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.formats.content.digests import described
+from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+
+MAX_SUMMED = 1 << 26
+"""The most bytes of a file that are read only to tell their checksums; what lies beyond goes without."""
+MAX_WORDS = 1 << 20
+"""Of how many parts all that one teller tells in a line may consist; what lies beyond is left out."""
+_MAX_TEXT = 4096
+_MAX_INTEGER_BITS = 4096
+_MAX_LINE = 200
+_SHOWN_BYTES = 16
+_BLOCK = 1 << 20
+_SMALL = 256
+"""Bytes that are summed faster than they are remembered."""
+_NO_LINE = 64
+"""How many parts make an object too large for one line."""
+
+
+class KeyText(str):
+    """A key that is no text, as text; equal to the text that looks like it, and of another type."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Word:
+    """A piece of a line as it stands."""
+
+    text: str
+
+
+class Teller:
+    """Tells of the nodes of one pickle, large ones once: what is shared costs no more than what is not."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, object]] = {}
+        self._words = MAX_WORDS
+        self._sums = Sums()
+
+    def plain(self, node: object) -> object:
+        """Return a node as plain data, or what describes it."""
+        if node is None or isinstance(node, bool | float):
+            return node
+        if isinstance(node, str) and len(node) <= _MAX_TEXT:
+            return node
+        if isinstance(node, int) and node.bit_length() <= _MAX_INTEGER_BITS:
+            return node
+        if isinstance(node, complex | Global):
+            return str(node)
+        if not isinstance(node, Payload | str | int) and not (isinstance(node, bytes) and len(node) > _SMALL):
+            return self._described(node)
+        known = self._known.get(id(node))
+        if known is None:
+            # The node is kept with what it told: an address alone may come to be another's.
+            known = self._known[id(node)] = node, self._described(node)
+        return known[1]
+
+    def _described(self, node: object) -> object:
+        if isinstance(node, str):
+            crc = zlib.crc32(node.encode("utf-8", "surrogatepass"))
+            return f"{node[:_MAX_TEXT]}… ({len(node):,} characters, CRC-32 {crc:08x})"
+        if isinstance(node, int):
+            data = node.to_bytes(node.bit_length() // 8 + 1, "little", signed=True)
+            return f"<integer of {node.bit_length():,} bits, CRC-32 {zlib.crc32(data):08x}>"
+        if isinstance(node, bytes | bytearray):
+            return described_bytes(node)
+        if isinstance(node, Payload):
+            return self._sums.described(node)
+        if isinstance(node, Call) and node.is_of("torch", "device"):
+            return ":".join(str(self.plain(arg)) for arg in node.args)
+        return self._line(node)
+
+    def _line(self, node: object) -> str:
+        """Return a node with all its parts in one line, cut where it is long."""
+        shown, length, crc = "", 0, 0
+        for word in self._spelled(node):
+            if self._words < 0:
+                break
+            length += len(word)
+            crc = zlib.crc32(word.encode("utf-8", "surrogatepass"), crc)
+            if len(shown) <= _MAX_LINE:
+                shown += word
+        if self._words < 0:
+            name = node.function if isinstance(node, Call) and isinstance(node.function, Global) else ""
+            return f"{name or type(node).__name__}(…)"
+        if length <= _MAX_LINE:
+            return shown
+        return f"{shown[:_MAX_LINE]} … {length:,} characters, CRC-32 {crc:08x}"
+
+    def _spelled(self, root: object) -> Iterator[str]:
+        """Yield the pieces of a line, without recursion, while there are words left: a cycle never ends."""
+        pending: list[object] = [root]
+        while pending and self._words >= 0:
+            self._words -= 1
+            node = pending.pop()
+            if isinstance(node, _Word):
+                yield node.text
+            elif (parts := _pieces(node)) is not None:
+                self._words -= len(parts)
+                pending += reversed(parts)
+            elif node is None or isinstance(node, str | int | float):
+                yield repr(self.plain(node))
+            elif isinstance(node, bytes | bytearray | Payload | Global | complex):
+                yield str(self.plain(node))
+            else:
+                yield f"<{type(node).__name__}>"
+
+
+def plain(node: object) -> object:
+    """Return a node that holds no other as plain data, or a sentence that describes it."""
+    return Teller().plain(node)
+
+
+def described_bytes(data: bytes | bytearray) -> str:
+    """Return what bytes are: all of them where they are few."""
+    if len(data) <= _SHOWN_BYTES:
+        return f"<{len(data):,} bytes: {data.hex(' ')}>"
+    return described(len(data), zlib.crc32(data))
+
+
+class Sums:
+    """The checksums of what stays in one file, as far as no more is read for them than ``MAX_SUMMED``."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Payload, tuple[int, int]]] = {}
+        self._left = MAX_SUMMED
+
+    def of(self, payload: Payload) -> tuple[int, int] | None:
+        """Return the size and the CRC-32 of a content; None where too much would be read.
+
+        Raises:
+            CheckpointError: It can't be read.
+        """
+        if id(payload) not in self._known:
+            if payload.nbytes > self._left:
+                return None
+            self._left -= payload.nbytes
+            nbytes = crc = 0
+            for data in payload.blocks(_BLOCK):
+                nbytes, crc = nbytes + len(data), zlib.crc32(data, crc)
+            self._known[id(payload)] = payload, (nbytes, crc)
+        return self._known[id(payload)][1]
+
+    def described(self, payload: Payload) -> str:
+        """Return what a content is."""
+        found = self.of(payload)
+        is_text = payload.kind == "text"
+        if found is None:
+            return f"<{payload.nbytes:,} bytes of {'text' if is_text else 'data'}>"
+        return described(*found, what="text of " if is_text else "")
+
+
+# Objects in one line --------------------------------------------------------------------------------
+
+
+def _pieces(node: object) -> list[object] | None:
+    """Return the parts of a node, with what stands between them; None where it has none."""
+    if isinstance(node, Call):
+        return _call_pieces(node)
+    if isinstance(node, dict):
+        return [_Word("{"), *_between(_paired(node.items())), _Word("}")]
+    if isinstance(node, list | tuple):
+        return [_Word("["), *_between(node), _Word("]")]
+    if isinstance(node, set | frozenset):
+        return [_Word("{"), *_between(in_order(node)), _Word("}")]
+    if isinstance(node, Persistent):
+        return [_Word("<a reference to "), node.id, _Word(">")]
+    return None
+
+
+def _call_pieces(call: Call) -> list[object]:
+    named = _paired(call.kwargs.items()) if isinstance(call.kwargs, dict) else []
+    told: list[object] = [call.function, _Word("("), *_between([*call.args, *named]), _Word(")")]
+    for rest in (call.state, call.items, _paired(call.pairs)):
+        if rest is not None and rest != []:
+            told += [_Word(" with "), rest]
+    return told
+
+
+def _paired(pairs: Iterable[tuple[Any, Any]]) -> list[object]:
+    return [[key, value] for key, value in pairs]
+
+
+def _between(parts: Iterable[object]) -> Iterator[object]:
+    for at, part in enumerate(parts):
+        if at:
+            yield _Word(", ")
+        yield part
+
+
+def in_order(items: set[Any] | frozenset[Any]) -> list[Any]:
+    """Return the items of a set in an order that is the same in every process, where they are plain."""
+    return sorted(items, key=_order)
+
+
+def _order(item: object) -> tuple[str, str]:
+    if isinstance(item, int):
+        return type(item).__name__, hex(item)  # the decimal digits of a long one are refused
+    if isinstance(item, str | float | bytes):
+        return type(item).__name__, repr(item)
+    if isinstance(item, tuple):
+        return "tuple", repr([_order(part) if not isinstance(part, tuple) else "" for part in item])
+    return type(item).__name__, str(item) if isinstance(item, Global) else ""
+
+
+def inner(call: Call) -> Iterator[object] | None:
+    """Yield all that a call consists of, at any depth; None where it is too much for one line."""
+    found: list[object] = [call]
+    at = 0
+    while at < len(found):
+        parts = _pieces(found[at]) or ()
+        found += [part for part in parts if not isinstance(part, _Word)]
+        at += 1
+        if len(found) > _NO_LINE:
+            return None
+    return iter(found[1:])

@@ -1,0 +1,255 @@
+"""A tree out of JSON that anybody may have written: harmless names alone, in bounded time and memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.errors import LimitExceeded
+from ckpttool.formats.content.folding import Parts, fold
+from ckpttool.formats.content.objects import call_of, mapped_of
+from ckpttool.formats.content.tree_encoding import SAFE_INTEGER
+from ckpttool.wire.pickled import (
+    MAPPINGS,
+    NDARRAY,
+    NOTHING,
+    REQUIRES_GRAD,
+    Call,
+    Global,
+    Opaque,
+    views_memory,
+)
+from ckpttool.wire.trust import Trust, trust
+
+MAX_KEY_PARTS = 1000
+MAX_COLLISIONS = 1000
+"""How many keys may have one hash."""
+
+_OWN = (NDARRAY, REQUIRES_GRAD)
+_INTEGER = re.compile("-?0x[0-9a-f]+")
+_FLOAT = re.compile("[0-9a-f]{16}")
+_NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+
+
+def decoded(form: object, shared: object, tensors: Callable[[str], Tensor]) -> object:
+    """Return the tree that ``encoded`` wrote.
+
+    Args:
+        form: The JSON, parsed.
+        shared: The parts to which it refers.
+        tensors: Gives the tensor of a name; KeyError where there is none.
+
+    Raises:
+        ValueError: It is none, or names a tensor that is not there or a global that is not harmless.
+        LimitExceeded: It would take too much time or memory.
+    """
+    decoding = _Decoding(tensors)
+    for part in _of(list, shared):
+        decoding.shared.append(decoding.run(part))
+    return decoding.run(form)
+
+
+class _Decoding:
+    """A tree on its way back; what was decoded before can be referred to, so that nothing can hold itself."""
+
+    def __init__(self, tensors: Callable[[str], Tensor]) -> None:
+        self._tensors = tensors
+        self.shared: list[object] = []
+        self._hashes: dict[int, tuple[object, int]] = {}
+
+    def run(self, form: object) -> object:
+        return fold(form, self._expand, _no_cycle)
+
+    def _expand(self, form: Any) -> object:
+        if isinstance(form, list):
+            return Parts(form, list)
+        if not isinstance(form, dict):
+            return form
+        if hasattr(form, "key"):
+            raise ValueError(f"the key {form.key!r} twice")
+        kind = next((key for key in form if key.startswith("$")), None)
+        if kind is None:
+            return Parts(list(form.values()), lambda done: dict(zip(form, done, strict=True)))
+        decode = _DECODE.get(kind)
+        if decode is None or next(iter(form)) != kind:
+            raise ValueError(f"{kind!r} is none of the known forms")
+        return decode(self, form[kind], form)
+
+    def _same(self, index: Any, form: dict[str, Any]) -> object:
+        if type(index) is not int or not 0 <= index < len(self.shared):
+            raise ValueError("a reference to a shared part that does not come before it")
+        return self.shared[index]
+
+    def _tensor(self, name: Any, form: dict[str, Any]) -> object:
+        try:
+            return self._tensors(_of(str, name))
+        except KeyError as missing:
+            raise ValueError(f"the tensor {name!r}, which is not there") from missing
+
+    def _sequence(self, items: Any, form: dict[str, Any]) -> Parts:
+        kind = _NAMED[next(iter(form))]
+        if kind is tuple:
+            return Parts(_of(list, items), tuple)
+        return Parts(_of(list, items), lambda done: kind(map(self._key, done)))
+
+    def _dict(self, pairs: Any, form: dict[str, Any]) -> Parts:
+        return Parts(_flat(pairs), lambda done: self._paired(done))
+
+    def _paired(self, done: list[Any]) -> dict[Any, Any]:
+        made = {self._key(key): value for key, value in zip(done[::2], done[1::2], strict=True)}
+        if len(made) * 2 != len(done):
+            raise ValueError("a key twice")
+        return made
+
+    def _mapping(self, name: Any, form: dict[str, Any]) -> Parts:
+        kind = Global(*_of_texts(name))
+        if kind not in MAPPINGS:
+            raise ValueError(f"{kind}, which is no known dictionary")
+        pairs = _flat(form.get("pairs", []))
+
+        def make(done: list[Any]) -> object:
+            return mapped_of(kind, self._paired(done[:-2]), *done[-2:])
+
+        return Parts([*pairs, form.get("state"), form.get("factory")], make)
+
+    def _global(self, name: Any, form: dict[str, Any]) -> Global:
+        found = Global(*_of_texts(name))
+        if trust(found.module, found.name) is not Trust.PLAIN:
+            raise ValueError(f"the name {found}, which is not known to be harmless")
+        return found
+
+    def _call(self, name: Any, form: dict[str, Any]) -> Parts:
+        function = Global(*_of_texts(name))
+        if function == NOTHING and len(form) == 1:
+            return Parts([], lambda done: Call(NOTHING, ()))
+        if function not in _OWN:
+            self._global(name, form)
+        pairs = [_pair(pair) for pair in _of(list, form.get("pairs", []))]
+        parts = [_of(list, form.get(key, [])) for key in ("args", "items")]
+        if form.get("kwargs") is not None:
+            raise ValueError(f"named arguments of {function}")
+
+        def make(done: list[Any]) -> Call:
+            args, items, state, *flat = done
+            if views_memory(state):
+                raise ValueError("an object that lets NumPy view any memory")
+            if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
+                raise ValueError(f"{function} of what is no tensor")
+            made = zip(flat[::2], flat[1::2], strict=True)
+            return call_of(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+
+        return Parts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
+
+    def _opaque(self, what: Any, form: dict[str, Any]) -> Parts:
+        return Parts([what, form.get("content")], lambda done: Opaque(_of(str, done[0]), done[1]))
+
+    def _key(self, key: Any) -> Any:
+        """Return a key that can be hashed safely and fast.
+
+        Raises:
+            ValueError: It can't be hashed.
+            LimitExceeded: It, or all keys together, would take too long.
+        """
+        if isinstance(key, str | bytes) or (type(key) is int and abs(key) < SAFE_INTEGER):
+            return key
+        pending, parts = [key], 0
+        while pending:
+            part = pending.pop()
+            parts += 1
+            if parts > MAX_KEY_PARTS:
+                raise LimitExceeded("", f"a key of more than {MAX_KEY_PARTS:,} parts")
+            if isinstance(part, tuple | frozenset):
+                pending += part
+            elif isinstance(part, list | dict | set | bytearray):
+                raise ValueError(f"a {type(part).__name__} as a key")
+        digest = hash(key)
+        first, others = self._hashes.get(digest, (key, 0))
+        others += key != first
+        if others > MAX_COLLISIONS:
+            raise LimitExceeded("", f"more than {MAX_COLLISIONS:,} keys with one hash")
+        self._hashes[digest] = first, others
+        return key
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+    return value
+
+
+def _of_texts(name: Any) -> tuple[str, str]:
+    if not isinstance(name, list) or len(name) != 2 or not all(isinstance(part, str) for part in name):
+        raise ValueError("a name without module and name")
+    return name[0], name[1]
+
+
+def _pair(pair: Any) -> list[Any]:
+    if len(_of(list, pair)) != 2:
+        raise ValueError("a pair that is none")
+    return list(pair)
+
+
+def _flat(pairs: Any) -> list[Any]:
+    return [part for pair in _of(list, pairs) for part in _pair(pair)]
+
+
+def _bytes(text: Any) -> bytes:
+    try:
+        return base64.b64decode(_of(str, text), validate=True)
+    except binascii.Error as failure:
+        raise ValueError(f"no base64: {failure}") from failure
+
+
+def _to_float(value: Any) -> float:
+    text = _of(str, value) if not isinstance(value, float) else str(value)
+    if text in ("nan", "inf", "-inf"):
+        return float(text)
+    if not _FLOAT.fullmatch(text):
+        raise ValueError(f"{text[:20]!r} is no float")
+    number: float = struct.unpack(">d", bytes.fromhex(text))[0]
+    return number
+
+
+def _to_int(value: Any) -> int:
+    if not _INTEGER.fullmatch(_of(str, value)):
+        raise ValueError(f"{value[:20]!r} is no integer in hexadecimal digits")
+    return int(value, 16)
+
+
+def _part_of_complex(value: Any) -> float:
+    if isinstance(value, dict):
+        return _to_float(value.get("$float"))
+    return float(_of(float, value))
+
+
+def _to_complex(value: Any) -> complex:
+    return complex(*map(_part_of_complex, _pair(value)))
+
+
+_DECODE: dict[str, Callable[[_Decoding, Any, dict[str, Any]], object]] = {
+    "$same": _Decoding._same,
+    "$tensor": _Decoding._tensor,
+    "$tuple": _Decoding._sequence,
+    "$set": _Decoding._sequence,
+    "$frozenset": _Decoding._sequence,
+    "$dict": _Decoding._dict,
+    "$mapping": _Decoding._mapping,
+    "$global": _Decoding._global,
+    "$call": _Decoding._call,
+    "$opaque": _Decoding._opaque,
+    "$int": lambda decoding, value, form: _to_int(value),
+    "$float": lambda decoding, value, form: _to_float(value),
+    "$complex": lambda decoding, value, form: _to_complex(value),
+    "$text": lambda decoding, value, form: _bytes(value).decode("utf-8", "surrogatepass"),
+    "$bytes": lambda decoding, value, form: _bytes(value),
+    "$bytearray": lambda decoding, value, form: bytearray(_bytes(value)),
+}
+
+
+def _no_cycle(node: object) -> object:
+    raise ValueError("a tree that holds itself")

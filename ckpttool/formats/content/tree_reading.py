@@ -1,0 +1,116 @@
+"""What a tree tells of itself: its tensors with their roles, what lies beside them, and the training.
+
+These are the answers of any format that holds the tree, whose reader takes apart what was made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from ckpttool.checkpoint import Path, Tensor, TrainingState
+from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.objects import NDARRAY, REQUIRES_GRAD, Opaque
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.formats.torch.leaves import with_attributes
+from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+from ckpttool.wire.pickled import NOTHING, Call, Global
+from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
+
+
+def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping[str, object]:
+    """Return what a tree holds beside tensors, as plain data.
+
+    Args:
+        tree: As ``Checkpoint.tree``.
+        tensors: All that it is to hold, each in its place.
+        path: The file, for errors.
+
+    Raises:
+        CheckpointError: It is too large, or makes no sense.
+        ValueError: It holds others, or in other places.
+    """
+    flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
+    owners = {id(tensor.values): _owner(tensor) for tensor in reversed(tensors)}
+    left = {tensor.name: _owner(tensor) for tensor in tensors if tensor.values is not None}
+    for place, parts in flat.tensors:
+        name = ".".join(map(str, place or ("tensor",)))
+        if left.pop(name, None) != owners.get(id(parts.values)) and parts.values is not None:
+            raise ValueError(f"the tree has another tensor in the place {name}")
+    if left:
+        raise ValueError(f"the tree does not hold the tensor {next(iter(left))}")
+    return _by_key(flat.plain)
+
+
+def _owner(tensor: Tensor) -> str:
+    return tensor.shares_with or tensor.name
+
+
+def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState]:
+    """Return the tensors of a tree with their roles, and the training state that it tells.
+
+    Raises:
+        CheckpointError: It is too large, or makes no sense.
+    """
+    flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
+    tensors = named(flat.tensors, flat.plain, flat.modules, flat.optimizers)
+    return tensors, training_of(_by_key(flat.plain), tensors, "")
+
+
+def _by_key(told: object) -> Mapping[str, object]:
+    return told if isinstance(told, dict) else {} if told is None else {"": told}
+
+
+class _TreeObjects(TorchObjects):
+    """Reads the nodes of a tree, in which tensors stand instead of what rebuilds them."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, _no_storage)
+
+    def leaf(self, node: object) -> Leaf[TensorParts] | None:
+        if isinstance(node, Tensor):
+            parts = TensorParts(node.dtype, node.shape, node.values, node.extent, node.storage)
+            return Leaf((((), parts),))
+        if isinstance(node, Opaque):
+            return Leaf(plain=f"<{node.what}>") if node.content is None else None
+        if isinstance(node, complex):
+            return Leaf(plain=plain(Call(Global("builtins", "complex"), (node.real, node.imag))))
+        if isinstance(node, bytearray):
+            return Leaf(plain=plain(Call(Global("builtins", "bytearray"), (bytes(node),))))
+        if not isinstance(node, Call) or not node.args:
+            is_none = isinstance(node, Call) and node.function == NOTHING
+            return Leaf() if is_none else super().leaf(node)
+        return self._around(node) or super().leaf(node)
+
+    def _around(self, call: Call) -> Leaf[TensorParts] | None:
+        """Return what stands around a tensor and has no arguments of PyTorch's or NumPy's, None elsewhere."""
+        first, function = call.args[0], call.function
+        if function == FROM_TYPE and len(call.args) == 3:
+            if isinstance(first, Call) and first.function == FROM_TYPE:
+                raise ValueError("a tensor of a class in a class")
+            found = self.leaf(first)
+            return found and with_attributes(found, self._attributes(call.args[2]))
+        if not isinstance(first, Tensor):
+            return None
+        if function == QUANTIZED:
+            return self._scheme(call, first)
+        if function == MASKED:
+            return Leaf((*self._of(first), *self._of(call.args[1])), {"fill_value": call.args[2]})
+        is_storage = str(function).endswith("Storage")
+        return Leaf(self._of(first)) if function in (NDARRAY, REQUIRES_GRAD) or is_storage else None
+
+    def _of(self, tensor: object) -> tuple[tuple[Path, TensorParts], ...]:
+        found = self.leaf(tensor)
+        return found.tensors if found else ()
+
+    def _scheme(self, call: Call, tensor: Tensor) -> Leaf[TensorParts]:
+        return self.quantized(self._of(tensor), call.args[1])
+
+
+def _no_storage(persistent_id: Any) -> NoReturn:
+    raise TypeError("no storage")
+
+
+def _unwrapped(node: object) -> object:
+    return node.content if isinstance(node, Opaque) and node.content is not None else node

@@ -1,0 +1,343 @@
+"""The tree of objects that a pickle holds, taken apart: tensors here, plain data there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from ckpttool.checkpoint import Path
+from ckpttool.errors import LimitExceeded
+from ckpttool.formats.content.belonging import is_of_module, is_of_optimizer
+from ckpttool.formats.content.telling import KeyText, Teller, in_order, inner
+from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
+
+MAX_VISITS = 2_000_000
+MAX_DEPTH = 500
+MAX_REPEATS = 200_000
+"""How often containers may be met again: what is shared is told at each place, and can multiply at will."""
+_MAX_KEY_BITS = 64
+_MAX_STATE_DEPTH = 32
+"""How deep state dicts are told from other dictionaries."""
+
+_SCALARS = frozenset({int, float, str, bool, type(None)})
+_SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(Generic[T]):
+    """What a node turned out to be: tensors at paths below it, and what else is to be told of it."""
+
+    tensors: tuple[tuple[Path, T], ...] = ()
+    plain: object = None
+    visits: int = 0
+    """How many objects it is made of, where they are many: it counts for so many wherever it is met."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What was spent on a tree; several trees of one file may have one together."""
+
+    visits: int = 0
+    repeats: int = 0
+
+
+@dataclass(slots=True)
+class Flat(Generic[T]):
+    """A tree taken apart: tensors by path in the order of the tree, and the rest as plain data.
+
+    Attributes:
+        modules: Paths of the state dicts of modules, which PyTorch marks with the versions of the modules.
+        optimizers: Paths of the state dicts of optimizers.
+    """
+
+    tensors: list[tuple[Path, T]] = field(default_factory=list)
+    plain: Any = None
+    modules: set[Path] = field(default_factory=set)
+    optimizers: set[Path] = field(default_factory=set)
+
+
+class _Gone:
+    """Marks what leaves nothing behind in the plain tree."""
+
+
+_GONE = _Gone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A container on the way down: where its plain twin goes, and its children still to visit."""
+
+    path: Path
+    node: object
+    twin: Any
+    children: Iterator[tuple[Any, Any]]
+    key: Any
+
+
+def _itself(node: object) -> object:
+    return node
+
+
+def flatten(
+    root: object,
+    leaf: Callable[[object], Leaf[T] | None],
+    where: str,
+    unwrap: Callable[[object], object] = _itself,
+    budget: Budget | None = None,
+) -> Flat[T]:
+    """Take a tree apart, without recursion.
+
+    Args:
+        root: What the interpreter built.
+        leaf: Says what a node is, or None where it is no tensor.
+        where: The file, for errors.
+        unwrap: Says what a node stands for, where it merely wraps another.
+        budget: What other trees have spent already.
+
+    Raises:
+        LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
+    """
+    return _Flattening(leaf, where, unwrap, budget or Budget()).run(root)
+
+
+class _Flattening(Generic[T]):
+    """A tree on its way of being taken apart."""
+
+    def __init__(
+        self,
+        leaf: Callable[[object], Leaf[T] | None],
+        where: str,
+        unwrap: Callable[[object], object],
+        budget: Budget,
+    ) -> None:
+        self._leaf, self._where, self._unwrap = leaf, where, unwrap
+        self._flat: Flat[T] = Flat()
+        self._stack: list[_Open] = []
+        self._entered: set[int] = set()
+        self._known: set[int] = set()
+        self._spent = budget
+        self._plain = Teller().plain
+
+    def run(self, root: object) -> Flat[T]:
+        form = self._enter(root, (), None)
+        while self._stack:
+            current = self._stack[-1]
+            if self._descend(current):
+                continue
+            self._stack.pop()
+            self._entered.discard(id(current.node))
+            form = self._closed(current)
+            if self._stack:
+                self._stack[-1].twin[current.key] = form
+        self._flat.plain = None if form is _GONE else form
+        return self._flat
+
+    def _descend(self, current: _Open) -> bool:
+        """Visit the children that are left, up to one that must be opened; tell whether there was one."""
+        depth = len(self._stack)
+        for key, child in current.children:
+            self._spent.visits += 1
+            if self._spent.visits > MAX_VISITS:
+                raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
+            form = self._enter(child, (*current.path, self._path_part(key)), key)
+            if len(self._stack) > depth:
+                return True
+            current.twin[key] = form
+        return False
+
+    def _enter(self, node: object, path: Path, key: Any) -> object:
+        """Return the plain form of a node, or open it where it is a container."""
+        node = self._unwrap(node)
+        found = self._leaf(node)
+        if found is not None:
+            self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
+            self._spent.visits += len(found.tensors) + found.visits
+            return _GONE if found.plain is None else found.plain
+        if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
+            self._spent.visits += len(node) // _SCALARS_A_VISIT
+            return [self._plain(item) for item in node]
+        parts = self._children(node)
+        if parts is None:
+            return self._plain(node)
+        if id(node) in self._entered:
+            return "<a cycle>"
+        self._open(node, path, key, parts)
+        return None
+
+    def _open(self, node: object, path: Path, key: Any, parts: Iterator[tuple[Any, Any]]) -> None:
+        if len(self._stack) >= MAX_DEPTH:
+            raise LimitExceeded(self._where, f"objects nested more than {MAX_DEPTH} deep")
+        self._spent.repeats += id(node) in self._known
+        if self._spent.repeats > MAX_REPEATS:
+            raise LimitExceeded(self._where, f"more than {MAX_REPEATS:,} repetitions of shared objects")
+        self._known.add(id(node))
+        self._entered.add(id(node))
+        if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
+            if is_of_module(node):
+                self._flat.modules.add(path)
+            elif is_of_optimizer(node):
+                self._flat.optimizers.add(path)
+        self._stack.append(_Open(path, node, {}, parts, key))
+
+    def _path_part(self, key: Any) -> str | int:
+        if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
+            return str(self._plain(key))
+        return key if type(key) in (str, int) else str(self._plain(key))
+
+    def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
+        """Return the keyed parts of a container, or None where a node is none."""
+        if isinstance(node, Mapped) and (state := _own_state(node.state)):
+            return iter(_apart(list(node.items()), [("<state>", state)]))
+        if isinstance(node, dict):
+            return iter(list(node.items()))
+        if isinstance(node, list | tuple):
+            return iter(enumerate(node))
+        if isinstance(node, set | frozenset):
+            return iter(enumerate(in_order(node)))
+        if isinstance(node, Call):
+            return self._call_children(node)
+        return None
+
+    def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
+        """Return what an object holds: its state, its items, or the arguments that it is made of."""
+        is_special = _is_object_array(call) or _is_size(call)
+        is_open = is_special or isinstance(_merged(call.state), dict) or bool(call.pairs or call.items)
+        if not is_open and self._is_line(call):
+            return None
+        return iter(members(call))
+
+    def _is_line(self, call: Call) -> bool:
+        """Tell whether an object can be told in a line: it is small, and no tensor can be in it."""
+        parts = inner(call)
+        return parts is not None and not any(
+            isinstance(part, Persistent) or (isinstance(part, Call) and self._leaf(part) is not None)
+            for part in parts
+        )
+
+    def _closed(self, opened: _Open) -> object:
+        """Return the plain form of a container whose children have all been seen."""
+        node, twin = opened.node, opened.twin
+        left = {key: form for key, form in twin.items() if form is not _GONE}
+        if len(left) < len(twin) and not left:
+            return _GONE
+        if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
+            return list(left.values())
+        if isinstance(node, Call):
+            if node.is_of("torch", "Size"):
+                return list(left.values())
+            return {"<class>": str(self._plain(node.function)), **self._with_text_keys(left)}
+        return self._with_text_keys(left)
+
+    def _with_text_keys(self, twin: dict[Any, object]) -> dict[str, object]:
+        """Return a mapping with its keys as text; ``[1]`` is the key 1 where there is a key "1", too."""
+        if all(type(key) is str for key in twin):
+            return twin
+        told: dict[str, object] = {}
+        for key, form in twin.items():
+            text = key if isinstance(key, str) else KeyText(self._plain(key))
+            while not isinstance(key, str) and (text in told or text in twin):
+                text = KeyText(f"[{text}]")
+            told[text] = form
+        return told
+
+
+def _merged(state: object) -> object:
+    """Return the attributes of an object as one dictionary, where it has some in slots."""
+    if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
+        return state
+    if state[0] is None or isinstance(state[0], dict):
+        return {**(state[0] or {}), **state[1]}
+    return state
+
+
+def _own_state(state: object) -> object:
+    """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
+    state = _merged(state)
+    return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
+
+
+def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """Return the keyed parts of an object that lie in it, and those that have no keys of their own."""
+    rest: list[tuple[Any, Any]] = []
+    if not isinstance(call.function, Global):
+        rest.append(("<function>", call.function))
+    rest += [("<args>", call.args)] if call.args else []
+    rest += [("<kwargs>", call.kwargs)] if call.kwargs else []
+    if isinstance(state, dict):
+        keyed = [*state.items(), *call.pairs, *enumerate(call.items)]
+        if len({key for key, _ in keyed}) == len(keyed):
+            return keyed, rest
+        rest += [("<items>", call.items)] if call.items else []
+        rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
+        return list(state.items()), rest
+    rest += [("<state>", state)] if state is not None else []
+    return [*call.pairs, *enumerate(call.items)], rest
+
+
+def _apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Return all parts, those in angle brackets under keys that no other has."""
+    taken = {key for key, _ in keyed}
+    for key, part in rest:
+        while key in taken:
+            key = f"<{key}>"
+        keyed.append((key, part))
+    return keyed
+
+
+def members(call: Call) -> list[tuple[Any, Any]]:
+    """Return the parts of an object with the keys under which ``flatten`` finds them."""
+    if _is_object_array(call):
+        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
+        return [*enumerate(call.state[4]), *shape]
+    if _is_size(call):
+        return list(enumerate(call.args[0]))
+    return _apart(*_parts_of(call, _merged(call.state)))
+
+
+def _is_size(call: Call) -> bool:
+    return call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple)
+
+
+def _is_object_array(call: Call) -> bool:
+    """Tell whether a call is a NumPy array of Python objects, which are a list at the end of its state."""
+    if not isinstance(call.function, Global) or call.function.name != "_reconstruct":
+        return False
+    return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
+
+
+def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
+    """Yield every node that can hold others in what the interpreter built, each once.
+
+    ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
+    """
+    seen = set() if visited is None else visited
+    pending: list[object] = [root]
+    while pending:
+        node = pending.pop()
+        parts = _parts(node)
+        if parts is not None and id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            pending.extend(parts)
+
+
+def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
+    """Yield every reference in what the interpreter built, as ``nodes`` does."""
+    return (node for node in nodes(root, visited) if isinstance(node, Persistent))
+
+
+def _parts(node: object) -> Iterable[object] | None:
+    """Return all that a node holds, or None where it can't hold anything."""
+    if isinstance(node, Call):
+        pairs = [part for pair in node.pairs for part in pair]
+        return [node.function, node.args, node.kwargs, node.state, *node.items, *pairs]
+    if isinstance(node, Mapped):
+        return [node.state, *node.keys(), *node.values()]
+    if isinstance(node, dict):
+        return [*node.keys(), *node.values()]
+    if isinstance(node, list | tuple | set | frozenset):
+        return node
+    return (node.id,) if isinstance(node, Persistent) else None

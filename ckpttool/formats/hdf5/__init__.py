@@ -1,0 +1,1 @@
+"""HDF5 of any content, and what formats on top of it share."""

@@ -1,0 +1,335 @@
+"""From an HDF5 file to tensors, spans and findings; nothing that leads out of the file is followed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ckpttool.checkpoint import Extent, Path, Role, Span, Tensor, Values
+from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.telling import MAX_SUMMED
+from ckpttool.formats.hdf5.entry import is_text, reader_of
+from ckpttool.formats.hdf5.types import dtype_of
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
+from ckpttool.wire.hdf5 import (
+    FLETCHER32,
+    MAX_CHUNK,
+    SIGNATURE,
+    Dataset,
+    Location,
+    Tree,
+    stated_end,
+    walk,
+)
+from ckpttool.wire.readable import Contiguous, Readable, reader_from, swap_width
+
+_BUILT_IN = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
+_INFLATION = 1100
+"""Deflate makes at most 1,032 bytes out of one."""
+_UNSTORED = 1 << 26
+"""How many bytes that aren't stored, but filled in when they are read, a file may announce."""
+
+_MAX_SUMS, _SUM_SECONDS = 4096, 5.0
+"""Of how many datasets without numbers the checksums are told, and how long that may take."""
+
+_READ = 0xD202EF8D
+"""The CRC-32 of one zero byte: what reading a chunk gives whose own checksum libhdf5 found right."""
+_ANY_FLOAT = BY_NAME["float8_e5m2"]
+
+
+@dataclass(slots=True)
+class Opened:
+    """An HDF5 file, taken apart.
+
+    Attributes:
+        tensors: By their path in the file.
+        described: What holds no numbers: texts, or descriptions.
+        unsummed: The datasets whose descriptions still lack the checksum.
+        entry: Reads the entry ``ckpttool.content``, where there is one.
+    """
+
+    location: Location
+    source: Readable
+    base: int
+    tree: Tree
+    in_place: bool
+    tensors: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    described: dict[str, object] = field(default_factory=dict)
+    unsummed: list[Dataset] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    safety: list[Finding] = field(default_factory=list)
+    unstored: int = 0
+    entry: Callable[[], bytes] | None = None
+    _chunks: dict[Path, tuple[Chunk, ...]] = field(default_factory=dict)
+
+    @property
+    def others(self) -> dict[str, object]:
+        """Return what holds no numbers; where it is only described, with its checksum, if that is cheap."""
+        left, deadline = MAX_SUMMED, time.monotonic() + _SUM_SECONDS
+        for dataset in self.unsummed[:_MAX_SUMS]:
+            found = None if time.monotonic() > deadline else summed(self.location, dataset, left)
+            if found is not None:
+                left -= found.nbytes
+                told: Any = self.described[dataset.name]
+                self.described[dataset.name] = {**told, "CRC-32": f"{found.crc32:08x}"}
+        self.unsummed.clear()
+        return self.described
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether all of the file could be read."""
+        return not self.tree.faults
+
+    def spans(self) -> Iterator[Span]:
+        """Iterate over the ranges worth scanning, in file order."""
+        all_summed = self._all_summed()
+        pieces = [
+            piece
+            for tensor, dataset in self._stored()
+            for piece in self._pieces(tensor, dataset, all_summed=all_summed)
+        ]
+        end = 0
+        for piece in sorted(pieces, key=lambda piece: piece.extent.offset):
+            if piece.extent.offset >= end:
+                end = piece.extent.end
+                yield piece
+
+    def _stored(self) -> Iterator[tuple[Tensor, Dataset]]:
+        for path, tensor in self.tensors.items():
+            dataset = self.tree.datasets.get(path)
+            if dataset is not None and tensor.values is not None and self.in_place:
+                yield tensor, dataset
+
+    def _pieces(self, tensor: Tensor, dataset: Dataset, *, all_summed: bool) -> Iterator[Span]:
+        if tensor.extent is not None:
+            read = reader_from(self.source, tensor.extent.offset)
+            yield Span(tensor.extent, dataset.name, read, None, tensor.dtype, tensor.byteorder)
+        elif FLETCHER32 in dataset.filters or tensor.dtype.float_code is None:
+            for chunk in self.chunks(dataset):
+                extent = Extent(self.location.path, self.base + chunk.offset, chunk.nbytes)
+                read = _verdict(self.location, dataset, chunk.start)
+                crc32 = _READ if all_summed else None
+                yield Span(extent, dataset.name, read, crc32, _ANY_FLOAT, inflated=1)
+
+    def chunks(self, dataset: Dataset) -> tuple[Chunk, ...]:
+        """Return the stored chunks of a dataset.
+
+        Raises:
+            DamagedCheckpoint: Where they lie can't be read.
+        """
+        if dataset.path not in self._chunks:
+            self._chunks[dataset.path] = stored_chunks(self.location, dataset)
+        return self._chunks[dataset.path]
+
+    def _all_summed(self) -> bool:
+        """Tell whether all that the file holds has checksums."""
+        return all(
+            FLETCHER32 in dataset.filters and not any(chunk.skips_filters for chunk in self.chunks(dataset))
+            for dataset in self.tree.datasets.values()
+            if dataset.nbytes
+        )
+
+    def close(self) -> None:
+        """Let the child close the file."""
+        self.location.close()
+
+    def with_it(self, close: Callable[[], None]) -> Callable[[], None]:
+        """Return what closes this, and then something else."""
+
+        def both() -> None:
+            self.close()
+            close()
+
+        return both
+
+
+def _verdict(
+    location: Location, dataset: Dataset, start: tuple[int, ...]
+) -> Callable[[int, memoryview], None]:
+    """Return what lets libhdf5 read a chunk, which verifies its checksum, and gives one zero byte."""
+
+    def read(offset: int, buffer: memoryview) -> None:
+        edges = zip(start, dataset.chunk or (), dataset.shape or (), strict=True)
+        count = tuple(max(0, min(step, length - at)) for at, step, length in edges)
+        Streamed(location, dataset).read(start, count, silent=True)
+        buffer[:] = bytes(len(buffer))
+
+    return read
+
+
+def open_h5(location: Location, source: Readable, base: int, *, in_place: bool = True) -> Opened:
+    """Return what an HDF5 file holds.
+
+    Args:
+        location: The file.
+        source: What its bytes are read from; ``base`` is where it begins there.
+        in_place: Whether offsets in ``source`` are offsets in a file on disk.
+
+    Raises:
+        DamagedCheckpoint: libhdf5 can't open it, or dies of it.
+    """
+    return take_apart(location, walk(location), source, base, in_place=in_place)
+
+
+def take_apart(
+    location: Location, tree: Tree, source: Readable, base: int, *, in_place: bool = True
+) -> Opened:
+    """Return what a tree holds; see ``open_h5``."""
+    opened = Opened(location, source, base, tree, in_place)
+    for path, dataset in tree.datasets.items():
+        dtype = dtype_of(dataset.kind, dataset.attributes)
+        if path == (ENTRY,) and is_text(dataset):
+            opened.entry = reader_of(source, base, dataset)
+        elif dtype is None or dataset.shape is None:
+            _describe(opened, dataset)
+        else:
+            opened.tensors[path] = _tensor(opened, dataset, dtype)
+    _links(opened)
+    for fault in tree.faults:
+        opened.findings.append(error(fault.code, fault.message, fault.where))
+    if tree.faults:
+        message = "a part of it was not read; what links there lead to is not known"
+        opened.safety.append(warning("not-scanned", message, tree.faults[0].where))
+    _overlaps(opened)
+    _trailing(opened)
+    return opened
+
+
+def _describe(opened: Opened, dataset: Dataset) -> None:
+    if dataset.values is not None:
+        opened.described[dataset.name] = dataset.values
+        return
+    if _storage(opened, dataset) and dataset.shape is not None:
+        opened.unsummed.append(dataset)
+    shape = None if dataset.shape is None else list(dataset.shape)
+    told: dict[str, object] = {"<dataset>": dataset.kind.what, "shape": shape}
+    if dataset.kind.members:
+        told["members"] = list(dataset.kind.members)
+    opened.described[dataset.name] = told
+    if dataset.kind.family == "other" and dataset.shape is not None:
+        message = f"elements of type {dataset.kind.what} are described and not read"
+        opened.findings.append(note("hdf5-type", message, dataset.name))
+
+
+def _tensor(opened: Opened, dataset: Dataset, dtype: DType) -> Tensor:
+    swap = swap_width(dtype.word_bytes, dataset.kind.order)
+    values: Values | None = None
+    extent = None
+    if _storage(opened, dataset):
+        if dataset.layout == "contiguous" and (dataset.offset is not None or not dataset.nbytes):
+            at = opened.base + (dataset.offset or 0)
+            opened.source.check(at, dataset.nbytes, dataset.name)
+            values = Contiguous(opened.source, at, dataset.nbytes, swap)
+            extent = Extent(opened.location.path, at, dataset.nbytes) if dataset.nbytes else None
+        else:
+            values = Streamed(opened.location, dataset, swap)
+    extent = extent if opened.in_place else None
+    role = Role.OTHER
+    shape = dataset.shape or ()
+    order = dataset.kind.order if dtype.word_bytes > 1 else "little"
+    return Tensor(dataset.path, dtype, shape, role, values, extent, extent, order)
+
+
+def _storage(opened: Opened, dataset: Dataset) -> bool:
+    """Tell whether the elements can be read from the file, and note why not."""
+    name, layout = dataset.name, dataset.layout
+    if layout == "external":
+        message = f"loading it would read the file {dataset.target!r:.100}"
+        opened.safety.append(error("hdf5-external-storage", message, name))
+        return False
+    if layout == "virtual":
+        opened.safety.append(error("hdf5-virtual", "loading it would read other datasets or files", name))
+        return False
+    strange = sorted(set(dataset.filters) - _BUILT_IN)
+    if strange:
+        message = f"filter {strange[0]} needs a plug-in, which is never loaded"
+        opened.findings.append(error("hdf5-filter", message, name))
+        return False
+    if dataset.chunk and math.prod(dataset.chunk) * dataset.kind.size > MAX_CHUNK:
+        message = f"chunks of {math.prod(dataset.chunk) * dataset.kind.size:,} bytes, over {MAX_CHUNK:,}"
+        opened.findings.append(error("hdf5-limit", message, name))
+        return False
+    return _is_stored(opened, dataset)
+
+
+def _is_stored(opened: Opened, dataset: Dataset) -> bool:
+    """Compare what a dataset declares with what is stored of it."""
+    name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
+    is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
+    if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
+        message = f"{stored:,} bytes are stored, and its shape needs {nbytes:,}"
+        opened.findings.append(error("hdf5-size", message, name))
+        return False
+    if not nbytes or (nbytes <= _INFLATION * stored and is_allocated):
+        return True
+    opened.unstored += nbytes
+    if opened.unstored > _UNSTORED:
+        message = f"a shape of {nbytes:,} bytes, of which {stored:,} are stored"
+        opened.findings.append(error("hdf5-shape-bomb", message, name))
+        return False
+    if not stored:
+        message = "its values were never written; readers see a fill value"
+        opened.findings.append(warning("values-not-written", message, name))
+    return True
+
+
+def _links(opened: Opened) -> None:
+    for path, kind, target in opened.tree.links:
+        name = "/" + "/".join(path)
+        if kind == "external":
+            opened.safety.append(error("hdf5-external-link", f"loading it would open {target!r:.100}", name))
+        elif kind == "soft":
+            message = f"a link to {target!r:.100}; it was not followed"
+            opened.findings.append(warning("hdf5-soft-link", message, name))
+        elif kind == "again-dataset":
+            _tie(opened, path, target)
+        elif kind == "again-group":
+            is_cycle = f"{name}/".startswith(f"{target}/")
+            found = warning if is_cycle else note
+            code = "hdf5-cycle" if is_cycle else "hdf5-shared-group"
+            opened.findings.append(found(code, f"it is the same group as {target or '/'!r:.100}", name))
+        else:
+            opened.findings.append(note("hdf5-type", "a named type", name))
+
+
+def _tie(opened: Opened, path: tuple[str, ...], target: str) -> None:
+    first = opened.tensors.get(tuple(target.split("/")[1:]))
+    if first is not None:
+        opened.tensors[path] = replace(first, path=path, shares_with=first.name)
+
+
+def _overlaps(opened: Opened) -> None:
+    extents = sorted(
+        (
+            (tensor.extent.offset, tensor.extent.end, tensor.name)
+            for tensor, _ in opened._stored()
+            if tensor.extent
+        )
+    )
+    for before, after in itertools.pairwise(extents):
+        if after[0] < before[1]:
+            opened.findings.append(
+                error("hdf5-overlap", f"its bytes are also those of {before[2]!r}", after[2])
+            )
+
+
+def _trailing(opened: Opened) -> None:
+    """Note what lies behind the end that the file states."""
+    size = opened.location.size
+    at = next((at for at in (0, 512, 1024, 2048) if _signature(opened, at)), None)
+    if at is None or size < at + 64:
+        return
+    end = stated_end(opened.source.read(opened.base + at, 64))
+    if end is not None and size > end:
+        found = f"bytes behind the end that the file states: {size - end:,}"
+        opened.findings.append(warning("trailing-bytes", found, opened.location.where))
+
+
+def _signature(opened: Opened, at: int) -> bool:
+    return at + 8 <= opened.location.size and opened.source.read(opened.base + at, 8) == SIGNATURE

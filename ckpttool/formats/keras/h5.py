@@ -1,0 +1,119 @@
+"""Keras in HDF5: whole models (``.h5``) and weights (``.weights.h5``), as Keras 2 and 3 write them.
+
+Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, looked_at, with_entry
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.report import Finding, error, warning
+from ckpttool.wire.h5worker import WORKER
+
+if TYPE_CHECKING:
+    from ckpttool.formats.hdf5.tensors import Opened
+
+_CONFIGS = ("model_config", "training_config")
+_MARKS = (b"keras_version", b"layer_names", b"model_weights")
+
+
+class KerasH5(Format):
+    """A model or weights that Keras stored in HDF5; the variant says which."""
+
+    name: ClassVar[str] = "keras-h5"
+    suffixes = (".weights.h5", ".h5")
+    specialises = (Hdf5,)
+
+    def matches(self, probe: Probe) -> bool:
+        if not is_hdf5(probe):
+            return False
+        WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
+        from ckpttool.formats.keras.layout import variant_of
+
+        try:
+            return variant_of(looked_at(probe)) is not None
+        except DamagedCheckpoint:
+            return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.keras.layout import layers_of, named_tensors, training_of, variant_of
+        from ckpttool.formats.keras.native import h5_native
+
+        opened = looked_at(probe)
+        tensors = named_tensors(opened)
+        told, findings, safety = _told(opened, probe.path)
+        if opened.complete and "model_config" in told:
+            from ckpttool.formats.keras.compare import compare_listed
+
+            findings += compare_listed(told["model_config"], layers_of(opened))
+        found = Checkpoint(
+            path=probe.path,
+            format=self.name,
+            variant=variant_of(opened),
+            tensors=tensors,
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=opened.spans,
+            metadata=lambda: told,
+            training=lambda: training_of(told, tensors, probe.name),
+            layers=lambda: _layers(opened, told, tensors),
+            native=lambda: h5_native(opened.tree.groups, tensors),
+            producer=Producer("keras", _text(told.get("keras_version"))),
+            findings=(*dict.fromkeys(opened.findings), *findings),
+            safety=(*opened.safety, *safety),
+            complete=opened.complete,
+            close=opened.with_it(probe.close),
+        )
+        return with_entry(found, opened)
+
+
+def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
+    from ckpttool.formats.keras.kinds import kinds_grouped, kinds_listed
+
+    if "model_config" in told:
+        return kinds_listed(told["model_config"], tensors)
+    return kinds_grouped(None, opened.tree.groups, tensors)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _told(opened: Opened, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
+    """Return what is no tensor, what is wrong with it, and what it could run."""
+    groups = opened.tree.groups
+    told: dict[str, Any] = {
+        key: value
+        for attributes in (groups.get((), {}), groups.get(("model_weights",), {}))
+        for key, value in attributes.items()
+        if not key.startswith(("layer_names", *_CONFIGS))
+    }
+    findings: list[Finding] = []
+    safety: list[Finding] = []
+    for key in _CONFIGS:
+        if key in groups.get((), {}):
+            _add_config(key, groups[()][key], told, findings, safety, path)
+    if opened.others:
+        told["datasets"] = opened.others
+    return told, findings, safety
+
+
+def _add_config(
+    key: str, text: object, told: dict[str, Any], findings: list[Finding], safety: list[Finding], path: str
+) -> None:
+    from ckpttool.formats.keras.config import judge, read_config
+
+    try:
+        raw = text if isinstance(text, str) else ""
+        told[key] = read_config(path, raw.encode("utf-8", "surrogatepass"))
+    except CheckpointError as failure:
+        findings.append(error(failure.code, failure.reason, key))
+        message = "it could not be read, so what loading it would run is not known"
+        safety.append(warning("not-scanned", message, key))
+        return
+    safety += judge(told[key], key)

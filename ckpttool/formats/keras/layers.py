@@ -1,0 +1,333 @@
+"""Which weights Keras's own layers have, told from their configuration.
+
+Nothing is told of a layer that is someone else's, that was quantized, adapted or built from data, or whose
+configuration lacks what decides: its weights are listed, and not judged.
+
+Source: Keras ``src/layers``; tf_keras ``src/layers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ckpttool.formats.keras.config import part_of_keras
+from ckpttool.formats.keras.names import WITHOUT
+
+Shape = tuple[int | None, ...] | None
+"""The shape of a weight; None for an axis of any length, and for any shape at all."""
+
+Config = Mapping[str, Any]
+
+MODELS = frozenset({"Functional", "Sequential", "Model"})
+
+_PLAIN_POLICIES = frozenset({"DTypePolicy", "FloatDTypePolicy", "Policy"})
+_CHANGED_BY = (
+    "lora_rank",
+    "lora_enabled",
+    "quantization_config",
+    "use_gate",
+    "rms_scaling",
+    "renorm",
+    "stateful",
+)
+"""Settings that change which weights a layer has, or how they are stored."""
+
+
+class Layer(NamedTuple):
+    """One layer of a model's configuration."""
+
+    name: str
+    kind: str
+    config: Config
+    node: Config
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether its class is one of Keras's own."""
+        module, registered = self.node.get("module"), self.node.get("registered_name")
+        is_kerass = module is None or (isinstance(module, str) and part_of_keras(module) is not None)
+        return is_kerass and registered in (None, self.kind)
+
+    @property
+    def is_model(self) -> bool:
+        """Tell whether it is made of layers that its configuration lists."""
+        return self.is_known and self.kind in MODELS and bool(listed(self))
+
+
+def layer_of(node: object) -> Layer | None:
+    """Return the layer that a configuration describes."""
+    if not isinstance(node, Mapping):
+        return None
+    kind, config = node.get("class_name"), node.get("config")
+    if not isinstance(kind, str):
+        return None
+    if kind == "Sequential" and isinstance(config, list):  # the first releases of Keras 2
+        config = {"layers": config, "name": node.get("name")}
+    if not isinstance(config, Mapping):
+        return None
+    name = config.get("name") or node.get("name")
+    return Layer(name if isinstance(name, str) else "", kind, config, node)
+
+
+def listed(model: Layer) -> list[Layer]:
+    """Return the layers that a model is made of."""
+    layers = model.config.get("layers")
+    found = map(layer_of, layers if isinstance(layers, list) else ())
+    return [layer for layer in found if layer is not None]
+
+
+def weights_of(layer: Layer) -> list[Shape] | None:
+    """Return the shapes of the weights that a layer has once it is built, or None where nobody can tell."""
+    if layer.is_model:
+        return _of_model(layer)
+    rule = RULES.get(layer.kind)
+    if rule is None or not layer.is_known or not _is_plain(layer.config):
+        return None
+    built = layer.node.get("build_config")
+    given = built.get("input_shape") if isinstance(built, Mapping) else None
+    is_shape = isinstance(given, list) and all(one is None or type(one) is int for one in given)
+    try:
+        told = list(rule(layer.config, Given(given if is_shape and given else None)))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return told if all(map(_is_possible, told)) else None
+
+
+def _is_possible(shape: Shape) -> bool:
+    return shape is None or all(one is None or (type(one) is int and 0 <= one < 1 << 63) for one in shape)
+
+
+def _of_model(model: Layer) -> list[Shape] | None:
+    layers = listed(model)
+    if len({layer.name for layer in layers}) < len(layers):
+        return None
+    found: list[Shape] = []
+    for layer in layers:
+        told = [] if layer.kind in WITHOUT else weights_of(layer)
+        if told is None:
+            return None
+        found += told
+    return found
+
+
+def _is_plain(config: Config) -> bool:
+    dtype = config.get("dtype")
+    if isinstance(dtype, Mapping) and dtype.get("class_name") not in _PLAIN_POLICIES:
+        return False
+    if isinstance(dtype, str) and "_from_" in dtype:
+        return False
+    if any(isinstance(config.get(key), Mapping) for key in ("activation", "recurrent_activation")):
+        return False  # a layer of its own, maybe, with weights
+    return not any(config.get(key) for key in _CHANGED_BY)
+
+
+# Rules -----------------------------------------------------------------------------------------------
+
+_UNTOLD: Shape = (-1,)
+"""Stands among the weights of what has an inner layer that nobody can tell of."""
+
+
+_MANY = 1000
+"""How many weights no recurrent layer has; nested ones would double them at each level."""
+
+
+class Given(NamedTuple):
+    """The shape of what a layer was built for, where that is known; with the batch."""
+
+    shape: list[int | None] | None
+
+    def along(self, axis: int) -> int | None:
+        """Return the length along an axis."""
+        return None if self.shape is None else self.shape[axis]
+
+    def channels(self, config: Config) -> int | None:
+        """Return the number of channels of an image."""
+        return self.along(-1 if config["data_format"] == "channels_last" else 1)
+
+
+Rule = Callable[[Config, Given], Iterator[Shape]]
+
+
+def _times(length: int | None, factor: int) -> int | None:
+    if type(factor) is not int:
+        raise TypeError("no number")
+    return None if length is None else length * factor
+
+
+def _bias(config: Config, *shape: int | None) -> Iterator[Shape]:
+    if config["use_bias"]:
+        yield shape
+
+
+def _dense(config: Config, given: Given) -> Iterator[Shape]:
+    yield given.along(-1), config["units"]
+    yield from _bias(config, config["units"])
+
+
+def _einsum(config: Config, given: Given) -> Iterator[Shape]:
+    yield None
+    if config["bias_axes"]:
+        yield None
+
+
+def _embedding(config: Config, given: Given) -> Iterator[Shape]:
+    yield config["input_dim"], config["output_dim"]
+
+
+def _reversible(config: Config, given: Given) -> Iterator[Shape]:
+    yield config["input_dim"], config["output_dim"]
+    if not config["tie_weights"]:
+        yield config["output_dim"], config["input_dim"]
+
+
+def _convolution(config: Config, given: Given) -> Iterator[Shape]:
+    channels, filters = given.channels(config), config["filters"]
+    yield *config["kernel_size"], None if channels is None else channels // config["groups"], filters
+    yield from _bias(config, filters)
+
+
+def _transposed(config: Config, given: Given) -> Iterator[Shape]:
+    yield *config["kernel_size"], config["filters"], given.channels(config)
+    yield from _bias(config, config["filters"])
+
+
+def _depthwise(config: Config, given: Given) -> Iterator[Shape]:
+    channels = given.channels(config)
+    yield *config["kernel_size"], channels, config["depth_multiplier"]
+    yield from _bias(config, _times(channels, config["depth_multiplier"]))
+
+
+def _separable(config: Config, given: Given) -> Iterator[Shape]:
+    channels, size = given.channels(config), config["kernel_size"]
+    yield *size, channels, config["depth_multiplier"]
+    yield *(1 for _ in size), _times(channels, config["depth_multiplier"]), config["filters"]
+    yield from _bias(config, config["filters"])
+
+
+def _local(config: Config, given: Given) -> Iterator[Shape]:
+    yield None
+    if config["use_bias"]:
+        yield None
+
+
+def _normalized(config: Config, given: Given) -> Shape:
+    axis = config["axis"]
+    axis = axis[0] if isinstance(axis, list) and len(axis) == 1 else axis
+    return (given.along(axis),) if isinstance(axis, int) else None
+
+
+def _scale_and_center(config: Config, given: Given) -> Iterator[Shape]:
+    shape = _normalized(config, given)
+    yield from (shape for key in ("scale", "center") if config[key])
+
+
+def _batch(config: Config, given: Given) -> Iterator[Shape]:
+    yield from _scale_and_center(config, given)
+    yield from (_normalized(config, given),) * 2  # moving mean and variance
+
+
+def _recurrent(gates: int) -> Rule:
+    def rule(config: Config, given: Given) -> Iterator[Shape]:
+        units = config["units"]
+        yield given.along(-1), units * gates
+        yield units, units * gates
+        yield from _bias(config, *((2,) if config.get("reset_after") else ()), units * gates)
+
+    return rule
+
+
+def _recurrent_convolution(config: Config, given: Given) -> Iterator[Shape]:
+    filters, size = config["filters"], config["kernel_size"]
+    yield *size, None, 4 * filters
+    yield *size, filters, 4 * filters
+    yield from _bias(config, 4 * filters)
+
+
+def _attention(config: Config, given: Given) -> Iterator[Shape]:
+    heads, keys = config["num_heads"], config["key_dim"]
+    values = config["value_dim"] or keys
+    for shape in ((heads, keys), (heads, keys), (heads, values)):
+        yield None, *shape
+        yield from _bias(config, *shape)
+    yield None
+    if config["use_bias"]:
+        yield None
+
+
+def _grouped_attention(config: Config, given: Given) -> Iterator[Shape]:
+    for heads in ("num_query_heads", "num_key_value_heads", "num_key_value_heads"):
+        yield None, config[heads], config["head_dim"]
+        yield from _bias(config, config[heads], config["head_dim"])
+    yield config["num_query_heads"], config["head_dim"], None
+    if config["use_bias"]:
+        yield (None,)
+
+
+def _scaled(config: Config, given: Given) -> Iterator[Shape]:
+    yield from (None for key in ("use_scale",) if config[key])
+    yield from (None for _ in (1,) if config.get("score_mode") == "concat")
+
+
+def _inner(node: object) -> Iterator[Shape]:
+    layer = layer_of(node)
+    told = None if layer is None else [] if layer.kind in WITHOUT else weights_of(layer)
+    yield from [_UNTOLD] if told is None else told
+
+
+def _wrapper(config: Config, given: Given) -> Iterator[Shape]:
+    yield from _inner(config["layer"])
+
+
+def _both(config: Config, given: Given) -> Iterator[Shape]:
+    forward = list(_inner(config["layer"]))
+    backward = config.get("backward_layer")
+    yield from forward
+    yield from _inner(backward) if backward else forward if len(forward) < _MANY else [_UNTOLD]
+
+
+def _cells(config: Config, given: Given) -> Iterator[Shape]:
+    for cell in config["cells"]:
+        yield from _inner(cell)
+
+
+def _cell(config: Config, given: Given) -> Iterator[Shape]:
+    yield from _inner(config["cell"])
+
+
+def _one(config: Config, given: Given) -> Iterator[Shape]:
+    yield None
+
+
+RULES: dict[str, Rule] = {
+    "AdditiveAttention": _scaled,
+    "Attention": _scaled,
+    "BatchNormalization": _batch,
+    "Bidirectional": _both,
+    "Dense": _dense,
+    "EinsumDense": _einsum,
+    "Embedding": _embedding,
+    "GRU": _recurrent(3),
+    "GRUCell": _recurrent(3),
+    "GroupNormalization": _scale_and_center,
+    "GroupQueryAttention": _grouped_attention,
+    "GroupedQueryAttention": _grouped_attention,
+    "LSTM": _recurrent(4),
+    "LSTMCell": _recurrent(4),
+    "LayerNormalization": _scale_and_center,
+    "MultiHeadAttention": _attention,
+    "PReLU": _one,
+    "RMSNormalization": _one,
+    "RNN": _cell,
+    "ReversibleEmbedding": _reversible,
+    "SimpleRNN": _recurrent(1),
+    "SimpleRNNCell": _recurrent(1),
+    "StackedRNNCells": _cells,
+    "TimeDistributed": _wrapper,
+    **{f"Conv{axes}D": _convolution for axes in (1, 2, 3)},
+    **{f"Conv{axes}DTranspose": _transposed for axes in (1, 2, 3)},
+    **{f"ConvLSTM{axes}D": _recurrent_convolution for axes in (1, 2, 3)},
+    **{f"DepthwiseConv{axes}D": _depthwise for axes in (1, 2)},
+    **{f"LocallyConnected{axes}D": _local for axes in (1, 2)},
+    **{f"SeparableConv{axes}D": _separable for axes in (1, 2)},
+}

@@ -1,0 +1,228 @@
+"""The records of a ``.keras`` zip, each looked at for what it holds and for what it could run.
+
+Source: Keras ``src/saving/saving_lib.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpttool.checkpoint import Extent, Span, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.arrays.files import safety_of
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.digests import described_members, told_below
+from ckpttool.formats.hdf5.tensors import Opened, open_h5
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.keras.called import called, compare_called
+from ckpttool.formats.keras.compare import compare_grouped
+from ckpttool.formats.keras.config import judge, read_config
+from ckpttool.formats.keras.layout import named_tensors
+from ckpttool.formats.parts import placed
+from ckpttool.report import Finding, error, warning
+from ckpttool.wire.hdf5 import Location
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.readable import Readable, reader_from
+from ckpttool.wire.source import Buffer, Part
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
+
+CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
+MAX_CONFIG = 100_000_000
+"""The longest config in bytes."""
+
+_EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
+_ASSETS = "assets/"
+_ARRAYS = ".npz"
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+def spans_of(archive: Archive, path: str) -> Iterator[Span]:
+    """Yield each record; its checksum stands for all that is in it."""
+    for member in archive.members:
+        content, start = archive.content(member), archive.offset(member)
+        extent = Extent(path, member.payload, member.stored)
+        inflated = None if member.method == STORED else member.size
+        yield Span(extent, member.name, reader_from(content, start), member.crc32, inflated=inflated)
+
+
+class Model:
+    """The records of one model, read one by one; one that is damaged doesn't hide the others."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.archive = probe.archive
+        self.findings: list[Finding] = []
+        self.safety: list[Finding] = []
+        self.told: dict[str, Any] = {}
+        self.weights: Opened | None = None
+        self.complete = True
+        self._probe = probe
+        self._by_name: dict[str, Member] = {}
+
+    @property
+    def version(self) -> str | None:
+        """Return the version of Keras that wrote it."""
+        version = self.told.get("keras_version")
+        return version if isinstance(version, str) else None
+
+    def read(self) -> tuple[Tensor, ...]:
+        """Return the tensors, having looked at every record.
+
+        Raises:
+            DamagedCheckpoint: Two records have one name.
+        """
+        for member in self.archive.members:
+            if member.name in self._by_name:
+                found = "two records with one name"
+                raise DamagedCheckpoint(self._probe.path, found, where=member.name, code="zip-duplicate")
+            self._by_name[member.name] = member
+        self.findings += self.archive.findings
+        self._read_metadata()
+        self._read_config()
+        for member in self._by_name.values():
+            self._look_at(member)
+        self.told |= told_below(self._others(), self.told)
+        return self._read_weights()
+
+    def _others(self) -> dict[str, str]:
+        """Return how assets are told, and whatever else nothing here reads."""
+        return described_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
+
+    def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
+        """Return what is needed to write the model again; see ``keras_native``.
+
+        Raises:
+            CheckpointError: A record can't be read.
+        """
+        from ckpttool.formats.keras.native import ASSET, STORED, stored_native
+        from ckpttool.formats.keras.native import CONFIG as KEPT_CONFIG
+        from ckpttool.formats.keras.native import METADATA as KEPT_METADATA
+
+        kept = {CONFIG: KEPT_CONFIG, METADATA: KEPT_METADATA}
+        kept |= {name: ASSET + name for name in self._by_name if name.startswith(_ASSETS)}
+        found = {key: self._text(name) for name, key in kept.items() if name in self._by_name}
+        if self.weights is not None:
+            found[STORED] = stored_native(self.weights.tree.groups, tensors)
+        return found
+
+    def entry(self) -> bytes | None:
+        """Return the entry ``ckpttool.content``, None where there is none.
+
+        Raises:
+            CheckpointError: It can't be read.
+        """
+        return self._text(ENTRY) if ENTRY in self._by_name else None
+
+    def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+        """Return what the layers of weights are."""
+        from ckpttool.formats.keras.kinds import kinds_grouped
+
+        groups = () if self.weights is None else self.weights.tree.groups
+        return kinds_grouped(self.told.get("model_config"), groups, tensors)
+
+    def _text(self, name: str) -> bytes:
+        member = self._by_name[name]
+        if member.size > MAX_CONFIG:
+            found = f"a record of {member.size:,} bytes"
+            raise LimitExceeded(self._probe.path, found, expected=f"at most {MAX_CONFIG:,}", where=name)
+        return self.archive.content(member).read(self.archive.offset(member), member.size, name)
+
+    def _lost(self, name: str, failure: CheckpointError) -> None:
+        self.findings.append(error(failure.code, failure.reason, name))
+        self.complete = False
+
+    def _read_metadata(self) -> None:
+        if METADATA not in self._by_name:
+            self.findings.append(error("part-missing", "there is no such record", METADATA))
+            self.complete = False
+            return
+        try:
+            self.told.update(read_config(self._probe.path, self._text(METADATA), "metadata"))
+        except CheckpointError as failure:
+            self._lost(METADATA, failure)
+
+    def _read_config(self) -> None:
+        try:
+            config = read_config(self._probe.path, self._text(CONFIG))
+        except CheckpointError as failure:
+            self._lost(CONFIG, failure)
+            message = "it could not be read, so what loading it would run is not known"
+            self.safety.append(warning("not-scanned", message, CONFIG))
+            return
+        self.told["model_config"] = config
+        self.safety += judge(config, CONFIG)
+
+    def _look_at(self, member: Member) -> None:
+        """Note a name that leads out of where it is unpacked, and what nobody expects."""
+        name = member.name
+        parts = name.replace("\\", "/").split("/")
+        if ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name:
+            self.safety.append(error("member-path", "its name leads out of where it is unpacked", name))
+        if (name in _EXPECTED and not name.endswith(_ARRAYS)) or name.endswith("/"):
+            return
+        try:
+            (self._look_at_arrays if name.endswith(_ARRAYS) else self._look_into)(member)
+        except CheckpointError as failure:
+            self._lost(name, failure)
+
+    def _look_at_arrays(self, member: Member) -> None:
+        """Judge the pickles in NumPy arrays, which Keras reads where there is no HDF5."""
+        if member.method != STORED:
+            message = "arrays in a compressed record, which were not looked at"
+            self.safety.append(warning("not-scanned", message, member.name))
+            return
+        part = Part(self._probe.source, member.payload, member.size, member.name)
+        try:
+            self.safety += (placed(finding, member.name) for finding in safety_of(Archive(part)))
+        except CheckpointError as failure:
+            message = "it could not be read, so what loading it would run is not known"
+            self.safety.append(warning("not-scanned", message, member.name))
+            self._lost(member.name, failure)
+
+    def _look_into(self, member: Member) -> None:
+        content, start = self.archive.content(member), self.archive.offset(member)
+        if member.size >= 2 and content.read(start, 2, member.name).startswith(_PICKLES):
+            self.safety += read_pickles(content, start, start + member.size, member.name).safety
+        elif not member.name.startswith(_ASSETS):
+            message = "a record that Keras does not write; what would use it is not known"
+            self.safety.append(warning("not-scanned", message, member.name))
+
+    def _read_weights(self) -> tuple[Tensor, ...]:
+        member = self._by_name.get(WEIGHTS)
+        if member is None:
+            self._without_weights()
+            return ()
+        try:
+            self.weights = self._opened(member)
+        except CheckpointError as failure:
+            self._lost(WEIGHTS, failure)
+            return ()
+        groups = self.weights.tree.groups
+        told = called(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
+        tensors = named_tensors(self.weights, told)
+        self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
+        self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
+        self.complete &= self.weights.complete
+        if self.weights.complete and "model_config" in self.told:
+            self.findings += compare_grouped(self.told["model_config"], self.weights)
+            self.findings += compare_called(told, groups)
+        return tensors
+
+    def _without_weights(self) -> None:
+        if ARRAYS in self._by_name:
+            message = "weights in NumPy arrays, which are not read here"
+            self.findings.append(warning("weights-not-read", message, ARRAYS))
+        else:
+            self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
+            self.complete = False
+
+    def _opened(self, member: Member) -> Opened:
+        path, source = self._probe.path, self._probe.source
+        if member.method == STORED:
+            location = Location(path, member.payload, member.size, where=WEIGHTS)
+            return open_h5(location, source, member.payload)
+        data = self.archive.content(member).read(0, member.size, member.name)
+        location = Location(path, 0, len(data), data, where=WEIGHTS)
+        inside: Readable = Buffer(path, data)
+        return open_h5(location, inside, 0, in_place=False)

@@ -1,0 +1,139 @@
+"""What a Keras file says that no tensor does and that is needed to write it again: ``Checkpoint.native``.
+
+``keras.config``
+    The architecture as its file has it: ``config.json`` of a ``.keras``, or ``model_config`` of an ``.h5``.
+``keras.training_config``
+    What ``.h5`` says of losses, metrics and the optimizer; ``.keras`` has it in the config.
+``keras.metadata``
+    ``metadata.json`` of a ``.keras``; of an ``.h5``, an object with the same keys.
+``keras.stored``
+    JSON: the groups of the HDF5 file with their attributes, and the dataset of each tensor by its name.
+``keras.asset:NAME``
+    A record of a ``.keras`` that holds no weights: a vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.wire.jsontext import parse_json
+
+CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"
+STORED, ASSET = "keras.stored", "keras.asset:"
+
+Parts = tuple[str, ...]
+
+CONFIGS = ("model_config", "training_config")
+"""The attributes of an ``.h5`` that have a configuration."""
+_TOLD = ("keras_version", "backend")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a file has what.
+
+    Attributes:
+        groups: The attributes of all groups by path, without the configs.
+        paths: The datasets by the names of their tensors.
+    """
+
+    groups: Groups
+    paths: Mapping[str, Parts]
+
+    @property
+    def lists(self) -> bool:
+        """Tell whether layers and weights are listed in attributes, as ``.h5`` does; or else numbered."""
+        return top_of(self.groups) is not None
+
+
+def stored_native(groups: Groups, tensors: tuple[Tensor, ...]) -> bytes:
+    """Return the ``keras.stored`` of a file."""
+    paths = {
+        one.name: tuple(one.key.split("/")[1:]) if one.key else tuple(map(str, one.path)) for one in tensors
+    }
+    return _text(groups, paths)
+
+
+def merged_native(parts: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """Return the native content of a set of files: each has the groups of all, and some of the datasets."""
+    groups: dict[Parts, Mapping[str, Any]] = {}
+    paths: dict[str, Parts] = {}
+    for native in parts:
+        stored = stored_of(native)
+        if stored is not None:
+            groups |= stored.groups
+            paths |= stored.paths
+    return {STORED: _text(groups, paths)} if paths else {}
+
+
+def _text(groups: Groups, paths: Mapping[str, Parts]) -> bytes:
+    told = {
+        "groups": [[list(path), _plain(attributes)] for path, attributes in groups.items()],
+        "datasets": {name: list(path) for name, path in paths.items()},
+    }
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that can be written again, without the configs."""
+    return {key: value for key, value in attributes.items() if key not in CONFIGS and _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value) or all(
+            isinstance(one, int | float) for one in value
+        )
+    return isinstance(value, bool | int | float | str)
+
+
+def stored_of(native: Mapping[str, bytes]) -> Stored | None:
+    """Return where the file had what that the content comes from, or None where nothing (valid) says so."""
+    told = object_of(native.get(STORED, b""))
+    groups, paths = told.get("groups"), told.get("datasets")
+    if not isinstance(groups, list) or not isinstance(paths, dict):
+        return None
+    if not all(isinstance(one, list) and len(one) == 2 for one in groups):
+        return None
+    if not all(_is_path(path) and isinstance(attributes, dict) for path, attributes in groups):
+        return None
+    if not all(path and _is_path(path) for path in paths.values()):
+        return None
+    return Stored(
+        {tuple(path): _plain(attributes) for path, attributes in groups},
+        {name: tuple(path) for name, path in paths.items()},
+    )
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, list) and all(isinstance(part, str) for part in path)
+
+
+def object_of(text: bytes) -> dict[str, Any]:
+    """Return the object that JSON holds, an empty one where it is no JSON or no object."""
+    try:
+        told = parse_json("", text, "native part", constants=True)
+    except CheckpointError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def h5_native(groups: Groups, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
+    """Return the native content of a whole model, or of weights, in HDF5."""
+    root = groups.get((), {})
+    found = {STORED: stored_native(groups, tensors)}
+    for key, name in zip((CONFIG, TRAINING_CONFIG), CONFIGS, strict=True):
+        text = root.get(name)
+        if isinstance(text, str):
+            found[key] = text.encode("utf-8", "surrogatepass")
+    told = {**groups.get(("model_weights",), {}), **root}
+    metadata = {key: told[key] for key in _TOLD if isinstance(told.get(key), str)}
+    if metadata:
+        found[METADATA] = json.dumps(metadata).encode()
+    return found

@@ -1,0 +1,227 @@
+"""Keras weights in several files: ``x.weights.json`` says what ``x_0000N.weights.h5`` hold.
+
+Every shard has the groups of all layers, and variables only in those that it is to hold. A shard that is
+missing, one too many, of another save, or damaged is told apart, and all others stay readable.
+
+Source: Keras ``src/saving/saving_lib.py``, ``ShardedH5IOStore``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.parts import Gathered, file_entry, open_file
+from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
+from ckpttool.report import Finding, error, warning
+
+INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
+SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")
+
+_MAPPED = re.compile(rb'"weight_map"|\.weights\.h5"')
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an index says: the shards of each group of variables, and their names without the refused."""
+
+    path: str
+    groups: Mapping[str, tuple[str, ...]]
+    files: tuple[str, ...]
+    total: object
+    findings: tuple[Finding, ...]
+
+
+def read_index(path: str) -> Index:
+    """Return what an index file says.
+
+    Raises:
+        DamagedCheckpoint: It is no JSON, or maps nothing.
+        CheckpointError: It can't be read.
+    """
+    told = read_weight_map(path)
+    findings = list(told.findings)
+    groups: dict[str, tuple[str, ...]] = {}
+    for group, names in told.weight_map.items():
+        groups[group] = tuple(_accepted(names if isinstance(names, list) else [names], findings))
+    files = tuple(sorted({name for names in groups.values() for name in names}))
+    require_few(path, files)
+    return Index(path, groups, files, told.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
+
+
+def _accepted(names: list[Any], findings: list[Finding]) -> Iterator[str]:
+    for name in names:
+        why = refusal(name)
+        if why is None:
+            yield name
+        else:
+            findings.append(error("shard-path", f"{why}; it was not opened", f"{name!r:.100}"))
+
+
+class KerasSharded(SetFormat):
+    """A set of ``.weights.h5`` files behind an index."""
+
+    name: ClassVar[str] = "keras-h5"
+    suffixes = (".weights.json",)
+
+    def matches(self, probe: Probe) -> bool:
+        if probe.is_directory:
+            return self._index_in(probe) is not None
+        if b"\0" in probe.head or not probe.head.lstrip().startswith(b"{"):
+            return False
+        return INDEX.fullmatch(probe.name) is not None and _MAPPED.search(probe.head) is not None
+
+    def open(self, probe: Probe) -> Checkpoint:
+        name = self._index_in(probe) if probe.is_directory else None
+        probe.close()
+        return open_set(probe.path, read_index(os.path.join(probe.path, name) if name else probe.path))
+
+    def open_unit(self, unit: Unit) -> Checkpoint:
+        if os.path.lexists(unit.path):
+            return super().open_unit(unit)
+        found = error("index-missing", "there is no index", os.path.basename(unit.path))
+        return open_set(unit.path, Index(unit.path, {}, tuple(sorted(unit.members)), None, (found,)))
+
+    def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
+        stems = defaultdict(list)
+        for name, entry in entries.items():
+            if (match := SHARD.fullmatch(name)) and entry.is_file():
+                stems[match["stem"]].append(name)
+        named: set[str] = set()
+        for name, entry in entries.items():
+            if (match := INDEX.fullmatch(name)) and entry.is_file():
+                mapped = _mapped(directory, name)
+                shards = {*stems.get(match["stem"], ()), *(file for file in mapped if file in entries)}
+                named.update(shards)
+                path = os.path.join(directory, name)
+                yield Unit(path, (name, *sorted(shards)), self, deeper(mapped))
+        for stem, found in stems.items():
+            shards_left = [name for name in found if name not in named]
+            if len(shards_left) > 1:
+                path = os.path.join(directory, f"{stem}.weights.json")
+                yield Unit(path, tuple(sorted(shards_left)), self)
+
+    def _index_in(self, probe: Probe) -> str | None:
+        """Return the name of the index in a directory that holds its set alone."""
+        found = [name for name, entry in probe.entries.items() if INDEX.fullmatch(name) and entry.is_file()]
+        if len(found) != 1:
+            return None
+        match = INDEX.fullmatch(found[0])
+        stem = match["stem"] if match else ""
+        weights = [name for name in probe.entries if name.endswith((".h5", ".keras", ".index", ".json"))]
+        others = {name for name in weights if name != found[0] and _stem(name) != stem}
+        others -= set(_mapped(probe.path, found[0]))
+        return None if others else found[0]
+
+
+def _stem(name: str) -> str | None:
+    match = SHARD.fullmatch(name)
+    return match["stem"] if match else None
+
+
+def _mapped(directory: str, name: str) -> tuple[str, ...]:
+    """Return the shards that an index names; none where it can't be read."""
+    try:
+        return read_index(os.path.join(directory, name)).files
+    except CheckpointError:
+        return ()
+
+
+def open_set(path: str, index: Index) -> Checkpoint:
+    """Return the checkpoint that the shards of an index make, as many of them as there are.
+
+    Raises:
+        CheckpointError: The operating system refuses to open a shard.
+    """
+    from ckpttool.formats.keras.layout import training_of  # costs other JSON files nothing
+    from ckpttool.formats.keras.native import merged_native
+
+    directory = os.path.dirname(index.path)
+    with Gathered("shard") as shards:
+        shards.findings += index.findings
+        shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
+        for name in index.files:
+            _add(shards, index, name, os.path.join(directory, name))
+        shards.findings += _extra(index, scan(directory or os.curdir))
+        tensors = tuple(_tensors(shards, index))
+        if shards.complete:
+            shards.findings += _check_total(index, tensors)
+        told = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
+        paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
+        name = os.path.basename(os.path.normpath(path))
+        return Checkpoint(
+            path=path,
+            format=KerasSharded.name,
+            variant="sharded",
+            tensors=tensors,
+            files=tuple(file_entry(one) for one in paths if os.path.isfile(one)),
+            spans=shards.spans,
+            metadata=lambda: told,
+            training=lambda: training_of(told, tensors, name),
+            layers=lambda: {key: kind for part in shards.parts.values() for key, kind in part.layers.items()},
+            native=lambda: merged_native(part.native for part in shards.parts.values()),
+            producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
+            findings=tuple(shards.findings),
+            safety=tuple(shards.safety),
+            complete=shards.complete,
+            close=shards.keep(),
+        )
+
+
+def _group(tensor: Tensor) -> str:
+    """Return the group in the file that a tensor lies in."""
+    return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
+
+
+def _add(shards: Gathered, index: Index, name: str, path: str) -> None:
+    """Open a shard, and compare it with what the index maps to it."""
+    beside = os.path.realpath(os.path.dirname(index.path) or os.curdir)
+    if not os.path.exists(path):
+        shards.fault("missing", "there is no such file", name)
+        return
+    if not os.path.realpath(path).startswith(beside.rstrip(os.sep) + os.sep):
+        shards.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+        return
+    part = shards.add(name, partial(open_file, path))
+    if part is None or not index.groups:
+        return
+    if part.format != KerasSharded.name:
+        shards.findings.append(error("shard-format", f"a {part.format} file, not {KerasSharded.name}", name))
+    held = {_group(tensor) for tensor in part.tensors}
+    wanted = {group for group, names in index.groups.items() if name in names}
+    if lacking := sorted(wanted - held):
+        message = f"it lacks {len(lacking):,} groups that the index maps to it, like {lacking[0]!r}"
+        shards.fault("stale", message, name)
+    if foreign := sorted(held - wanted):
+        message = f"it holds {len(foreign):,} groups that the index does not map to it, like {foreign[0]!r}"
+        shards.findings.append(error("shard-stale", message, name))
+
+
+def _extra(index: Index, entries: Entries) -> Iterator[Finding]:
+    match = INDEX.fullmatch(os.path.basename(index.path))
+    for name in entries:
+        if index.groups and match and _stem(name) == match["stem"] and name not in index.files:
+            yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
+
+
+def _tensors(shards: Gathered, index: Index) -> Iterator[Tensor]:
+    """Yield the tensors of each shard, without those that the index maps to another."""
+    for name, part in shards.parts.items():
+        yield from (tensor for tensor in part.tensors if name in index.groups.get(_group(tensor), (name,)))
+
+
+def _check_total(index: Index, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
+    total = sum(tensor.nbytes for tensor in tensors)
+    if isinstance(index.total, int | float) and index.total != total:
+        message = f"total_size is {index.total!r:.40}, and the tensors have {total:,} bytes"
+        yield warning("shard-total-size", message, os.path.basename(index.path))

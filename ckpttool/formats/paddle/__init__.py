@@ -1,0 +1,1 @@
+"""Paddle: Fluid's directories, inference models, and pickles."""

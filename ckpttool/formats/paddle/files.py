@@ -1,0 +1,215 @@
+"""Paddle's programs with their parameters, parameters alone, and files of one tensor.
+
+Source: PaddlePaddle/Paddle ``python/paddle/static/io.py``, ``python/paddle/framework/io.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
+from ckpttool.formats.paddle.fluid_parts import Parts, in_order, role_of
+from ckpttool.formats.paddle.fluid_programs import add_combined, check_program
+from ckpttool.formats.paddle.operators import layers_of
+from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
+from ckpttool.formats.paddle.program import Program, looks_like_program, read_program
+from ckpttool.formats.parts import placed
+from ckpttool.report import error, warning
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.lodtensor import read_file, starts_like_stream
+from ckpttool.wire.source import Source
+
+PROGRAM, PIR_PROGRAM, PARAMETERS = ".pdmodel", ".json", ".pdiparams"
+INFORMATION = ".pdiparams.info"
+PICKLES = (".pdparams", ".pdopt")
+"""What ``paddle.static.save`` writes beside a program, in place of the parameters."""
+
+
+class PaddleFiles(SetFormat):
+    """A program with its parameters, a file of parameters alone, or a file of one tensor."""
+
+    name: ClassVar[str] = "paddle"
+    suffixes = (PROGRAM, PARAMETERS)
+
+    def matches(self, probe: Probe) -> bool:
+        if probe.is_directory:
+            return False
+        return _begins_program(probe.head) or (
+            probe.head.startswith(b"\0\0\0\0") and starts_like_stream(probe.source)
+        )
+
+    def open(self, probe: Probe) -> Checkpoint:
+        directory, name = os.path.split(probe.path)
+        is_program = _begins_program(probe.head)
+        probe.close()
+        files = scan(directory or os.curdir)
+        stem = _stem(name) if is_program else name.removesuffix(PARAMETERS)
+        parameters = files.get(stem + PARAMETERS if is_program else name)
+        program = files.get(name) if is_program else _program_of(stem, files)
+        if stem == name:  # no pair: a name that says nothing of another file
+            parameters, program = (None, program) if is_program else (parameters, None)
+        parts = Parts(directory or os.curdir)
+        with parts.opened:
+            read = _add_program(parts, program) if program is not None else None
+            if parameters is not None:
+                _add_parameters(parts, parameters, read)
+            elif pickled := [files[stem + end] for end in PICKLES if stem + end in files]:
+                _add_pickles(parts, pickled, read)
+            elif read is not None and read.stored:
+                parts.fault("parameters-missing", f"the program has {len(read.stored):,} variables", name)
+            if read is not None:
+                check_program(parts, read)
+                _add_information(parts, files.get(stem + INFORMATION))
+            return _of_parts(probe, parts, read)
+
+    def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
+        for name, entry in entries.items():
+            stem = _stem(name)
+            ends = (PARAMETERS, INFORMATION) if stem + PARAMETERS in entries else PICKLES
+            members = [name, *(stem + end for end in ends if stem + end in entries)]
+            if stem == name or (name.endswith(PIR_PROGRAM) and len(members) == 1) or not _is_program(entry):
+                continue
+            yield Unit(os.path.join(directory, name), tuple(members), self)
+
+
+def _begins_program(head: bytes) -> bool:
+    return looks_like_program(head) or looks_like_pir(head)
+
+
+def _is_program(entry: os.DirEntry[str]) -> bool:
+    if not os.path.isfile(entry.path):
+        return False
+    try:
+        with Source(entry.path) as source:
+            return _begins_program(source.read(0, min(HEAD_BYTES, source.size)))
+    except CheckpointError:
+        return False
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(PROGRAM) if name.endswith(PROGRAM) else name.removesuffix(PIR_PROGRAM)
+
+
+def _program_of(stem: str, files: Mapping[str, os.DirEntry[str]]) -> os.DirEntry[str] | None:
+    """Return the program beside parameters; any kind of JSON may have the name of Paddle 3's."""
+    told = files.get(stem + PIR_PROGRAM)
+    return files.get(stem + PROGRAM) or (told if told is not None and _is_program(told) else None)
+
+
+def _add_program(parts: Parts, entry: os.DirEntry[str]) -> Program | None:
+    """Read a program; a damaged one leaves the parameters without names."""
+    if not parts.is_inside(entry):
+        return None
+    source = parts.source(entry)
+    try:
+        is_pir = looks_like_pir(source.read(0, min(HEAD_BYTES, source.size)))
+        program = read_pir(source) if is_pir else read_program(source)
+    except DamagedCheckpoint as failure:
+        place = "" if failure.where is None else f"{failure.where}: "
+        parts.fault(failure.code, f"{place}{failure.reason}", entry.name)
+        parts.safety.append(warning("not-scanned", "what running it would do is not known", entry.name))
+        return None
+    parts.safety += (placed(finding, entry.name) for finding in program.safety)
+    return program
+
+
+def _add_parameters(parts: Parts, entry: os.DirEntry[str], program: Program | None) -> None:
+    """Read a file of parameters; a SelectedRows is one tensor alone."""
+    if not parts.is_inside(entry):
+        return
+    if program is None:
+        with Source(entry.path) as source:
+            try:
+                rows = read_file(source).rows
+            except DamagedCheckpoint:
+                rows = None
+        if rows is not None and (found := parts.read(entry)) is not None:
+            parts.add_rows(("rows",), *found)
+            parts.add(("values",), role_of("values"), *found)
+            return
+    add_combined(parts, entry, program)
+    if program is None and (len(parts.tensors) != 1 or entry.name.endswith(PARAMETERS)):
+        message = "no program that names the tensors: whether all of them are here is not known"
+        parts.findings.append(warning("no-program", message, entry.name))
+
+
+def _add_pickles(parts: Parts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
+    """Read the state dicts beside a program; they hold all of its variables."""
+    from ckpttool.formats.paddle.pickled import open_pickle
+
+    for entry in entries:
+        if not parts.is_inside(entry):
+            continue
+        try:
+            held = parts.opened.enter_context(open_pickle(entry.path))
+        except DamagedCheckpoint as failure:
+            parts.fault(failure.code, failure.reason, entry.name)
+            message = "it could not be read, so what loading it would run is not known"
+            parts.safety += (*failure.safety, warning("not-scanned", message, entry.name))
+            continue
+        parts.tensors += held.tensors
+        parts.files += held.files
+        parts.spans += (replace(span, where=f"{entry.name}: {span.where}") for span in held.spans())
+        parts.findings += (placed(finding, entry.name) for finding in held.findings)
+        parts.safety += (placed(finding, entry.name) for finding in held.safety)
+    found = {tensor.name for tensor in parts.tensors}
+    lacking = [one.name for one in program.stored if one.name not in found] if program is not None else []
+    if lacking and parts.complete:
+        message = f"{len(lacking):,} variables of the program are not here, like {lacking[0]!r}"
+        parts.fault("variable-missing", message)
+
+
+def _add_information(parts: Parts, entry: os.DirEntry[str] | None) -> None:
+    """Judge what loading the pickle beside the parameters could run."""
+    if entry is None or not parts.is_inside(entry):
+        return
+    source = parts.source(entry)
+    try:
+        parts.safety += read_pickles(source, 0, source.size, entry.name).safety
+    except DamagedCheckpoint as failure:
+        parts.safety += failure.safety
+        parts.findings.append(error(failure.code, failure.reason, entry.name))
+        message = "it could not be read, so what loading it would run is not known"
+        parts.safety.append(warning("not-scanned", message, entry.name))
+
+
+def _variant(parts: Parts, program: Program | None) -> str:
+    if any(file.path.endswith(PICKLES) for file in parts.files):
+        return "training"
+    return "tensors" if program is None else "inference"
+
+
+def _training(name: str) -> TrainingState:
+    from ckpttool.training import training_state
+
+    return training_state({}, {}, name)
+
+
+def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint:
+    is_single = program is None and len(parts.tensors) == 1
+    tensors = tuple(
+        replace(one, path=("tensor",)) if is_single and one.path == ("#0",) else one for one in parts.tensors
+    )
+    return Checkpoint(
+        path=probe.path,
+        format=PaddleFiles.name,
+        variant=_variant(parts, program),
+        tensors=tensors,
+        files=tuple(parts.files),
+        spans=lambda: in_order(parts.spans),
+        metadata=cache(lambda: {} if program is None else {"program": program.told()}),
+        # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
+        training=lambda: _training("" if is_single else probe.name),
+        layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
+        producer=Producer("paddle", program.release if program is not None else None),
+        findings=tuple(parts.findings),
+        safety=tuple(parts.safety),
+        complete=parts.complete,
+        close=parts.opened.pop_all().close,
+    )

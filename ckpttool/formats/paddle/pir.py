@@ -1,0 +1,181 @@
+"""Programs of Paddle 3, in JSON: which variables one has, and what it could run.
+
+Source: PaddlePaddle/Paddle ``paddle/fluid/pir/serialize_deserialize``, ``python/paddle/static/pir_io.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ckpttool.dtypes import BY_NAME
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.paddle.operators import Operator, kinds_by_operator
+from ckpttool.formats.paddle.program import LOD_TENSOR, SHOWN, TOUCHING, Program, Variable
+from ckpttool.formats.paddle.wiring import Step, pir_steps, told_program
+from ckpttool.report import Finding, error
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.readable import Readable
+
+MAX_BYTES = 1 << 26
+"""The largest program that is read; one of 50,000 operators has a third of it."""
+
+_START = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{[^{}]*"magic"\s*:\s*"pir"')
+_PARAMETER = "p"
+
+ELEMENTS = {
+    f"t_{short}": BY_NAME[name]
+    for short, name in {
+        "bool": "bool",
+        "i8": "int8",
+        "ui8": "uint8",
+        "i16": "int16",
+        "i32": "int32",
+        "i64": "int64",
+        "f16": "float16",
+        "bf16": "bfloat16",
+        "f32": "float32",
+        "f64": "float64",
+        "c64": "complex64",
+        "c128": "complex128",
+    }.items()
+}
+
+
+_SLOTS = {
+    "matmul": ("matmul", ("X", "Y")),
+    "embedding": ("lookup_table_v2", ("Ids", "W")),
+    "batch_norm": ("batch_norm", ("X", "Mean", "Variance", "Scale", "Bias")),
+    "layer_norm": ("layer_norm", ("X", "Scale", "Bias")),
+    "group_norm": ("group_norm", ("X", "Scale", "Bias")),
+    "instance_norm": ("instance_norm", ("X", "Scale", "Bias")),
+    **{
+        f"{kind}{ending}": (f"{kind}{ending}", ("Input", "Filter"))
+        for kind in ("conv2d", "conv3d", "depthwise_conv2d")
+        for ending in ("", "_transpose")
+    },
+}
+"""What older programs call an operator and its inputs, which are in order here."""
+
+
+def looks_like_pir(head: bytes) -> bool:
+    """Tell whether bytes begin like a program in JSON."""
+    return _START.match(head) is not None
+
+
+def read_pir(source: Readable) -> Program:
+    """Return the program that a file is.
+
+    Raises:
+        DamagedCheckpoint: It is none.
+        LimitExceeded: It is too large.
+    """
+    if source.size > MAX_BYTES:
+        found = f"a program of {source.size:,} bytes"
+        raise LimitExceeded(source.path, found, expected=f"at most {MAX_BYTES:,}")
+    told = parse_json(source.path, source.read(0, source.size), "program")
+    if (key := _doubled(told)) is not None:
+        raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")
+    variables: dict[str, Variable] = {}
+    safety: dict[Finding, None] = {}
+    operators = 0
+    try:
+        for operator in _operators(told["program"]):
+            operators += 1
+            if operator["#"] == _PARAMETER:
+                one = _variable(operator)
+                variables.setdefault(one.name, one)
+            elif (finding := _judged(operator)) is not None:
+                safety[finding] = None
+    except (KeyError, IndexError, TypeError, AttributeError) as failure:
+        what = f"operator {operators:,} is malformed"
+        raise DamagedCheckpoint(source.path, what, expected="a program") from failure
+    computed = partial(told_program, source, partial(_steps, source), list(variables))
+    return Program(variables, 0, operators, tuple(safety), partial(_kinds, source), computed)
+
+
+def _steps(source: Readable) -> Iterator[Step]:
+    told = parse_json(source.path, source.read(0, source.size), "program")
+    return pir_steps(_operators(told["program"]))
+
+
+def _kinds(source: Readable) -> Mapping[str, str]:
+    """Return the kinds of layers that take parameters; operators that are malformed tell nothing.
+
+    The program is read once more: kept, it would take many times its bytes.
+    """
+    told = parse_json(source.path, source.read(0, source.size), "program")
+    try:
+        return kinds_by_operator(_with_names(_operators(told["program"])))
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return {}
+
+
+def _with_names(operators: Iterable[Any]) -> Iterator[Operator]:
+    """Yield operators as older programs describe them: with names in place of numbers, by slots."""
+    names: dict[object, str] = {}
+    for one in operators:
+        kind = _bare(one["#"]).removesuffix("_")
+        if kind == _PARAMETER:
+            names[one["O"]["%"]] = _variable(one).name
+            continue
+        taken = [names.get(value.get("%"), f"%{value.get('%')}") for value in one.get("I", ())]
+        given = [f"%{value.get('%')}" for value in one.get("O", ())]
+        settings = {setting["N"]: setting["AT"].get("D") for setting in one["A"]}
+        kind, slots = _SLOTS.get(kind, (kind, ()))
+        slots = slots or tuple(str(at) for at in range(len(taken)))
+        takes: dict[str, tuple[str, ...]] = {slot: (name,) for slot, name in zip(slots, taken, strict=False)}
+        if kind == "rnn":
+            takes["WeightList"] = tuple(taken)
+        yield Operator(
+            kind, takes, tuple(given), settings.get("transpose_y") is True, str(settings.get("mode", ""))
+        )
+
+
+def _doubled(tree: Any) -> str | None:
+    """Return a key that an object has twice: readers would disagree on which counts."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Doubled):
+            return node.key
+        pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return None
+
+
+def _operators(program: Any) -> Iterator[Any]:
+    """Yield the operators of all regions, those of branches and loops included."""
+    pending = list(program["regions"])[::-1]
+    while pending:
+        for block in pending.pop()["blocks"]:
+            for operator in block["ops"]:
+                yield operator
+                pending += operator.get("regions", ())
+
+
+def _variable(operator: Any) -> Variable:
+    name, result = operator["A"][3], operator["O"]["TT"]
+    if not isinstance(name, str):
+        raise TypeError("no name")
+    element, lengths = result["D"][0]["#"], result["D"][1]
+    if not all(type(length) is int for length in lengths):
+        raise TypeError("no shape")
+    dtype = ELEMENTS.get(_bare(element))
+    return Variable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
+
+
+def _judged(operator: Any) -> Finding | None:
+    """Return what an operator could do outside the program."""
+    name = _bare(operator["#"]).removesuffix("_")
+    if name not in TOUCHING:
+        return None
+    texts = [one["AT"].get("D") for one in operator["A"] if one["N"] == "file_path"]
+    path = f", {str(texts[0])[:SHOWN]}" if texts else ""
+    return error("unsafe-op", f"running it {TOUCHING[name]}: {name}{path}", "operator")
+
+
+def _bare(name: str) -> str:
+    """Return a name without the number of its dialect."""
+    return name.partition(".")[2] or name

@@ -1,0 +1,202 @@
+"""Paddle's programs: which variables one has, in which order their values were saved, and what it could run.
+
+Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``, ``python/paddle/static/io.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from ckpttool.dtypes import DType
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
+from ckpttool.formats.paddle.wiring import steps_in, told_program
+from ckpttool.report import Finding, error
+from ckpttool.wire.lodtensor import ELEMENTS, described
+from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
+from ckpttool.wire.readable import Readable
+
+MAX_FIELDS = 2_000_000
+"""The most fields of all messages that are looked at; a program of 50,000 operators has about as many."""
+MAX_VARIABLES = 1_000_000
+MAX_NAME = 1 << 16
+
+# The first block is number 0, and its parent is -1.
+_START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
+LOD_TENSOR, _SELECTED_ROWS = 7, 8
+
+TOUCHING = {
+    "py_func": "calls Python functions",
+    "save": "writes a file",
+    "save_combine": "writes a file",
+    "load": "reads a file",
+    "load_combine": "reads a file",
+}
+_PATH = "file_path"
+SHOWN = 200
+
+
+class Variable(NamedTuple):
+    """A variable of a program; ``dtype`` and ``shape`` are None where it is no tensor."""
+
+    name: str
+    kind: int
+    is_persistable: bool
+    is_parameter: bool
+    dtype: DType | None
+    shape: tuple[int, ...] | None
+
+
+class Program(NamedTuple):
+    """A program: its variables by name, its version, and what running it could do.
+
+    ``kinds`` reads it once more, for the kinds of layers that take its variables, and ``told`` for what
+    it computes.
+    """
+
+    variables: dict[str, Variable]
+    version: int
+    operators: int
+    safety: tuple[Finding, ...]
+    kinds: Callable[[], Mapping[str, str]] = dict
+    told: Callable[[], object] = lambda: None
+
+    @property
+    def stored(self) -> list[Variable]:
+        """Return the variables whose values are saved, in the order of a combined file."""
+        kept = (one for one in self.variables.values() if one.is_persistable and one.kind == LOD_TENSOR)
+        return sorted(kept, key=lambda one: one.name)
+
+    @property
+    def release(self) -> str | None:
+        """Return the release of Paddle that wrote it, where it says so."""
+        if not self.version:
+            return None
+        major, rest = divmod(self.version, 1_000_000)
+        return f"{major}.{rest // 1000}.{rest % 1000}"
+
+
+def looks_like_program(head: bytes) -> bool:
+    """Tell whether bytes begin like a program."""
+    return _START.match(head) is not None
+
+
+class _Reader:
+    """Reads messages of one program, and counts the fields: each costs time, however little it says."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._seen = 0
+
+    def fields(self, message: bytes | memoryview, where: str | None) -> Iterator[Field]:
+        for field in fields(message, self._path, where):
+            self._seen += 1
+            if self._seen > MAX_FIELDS:
+                raise LimitExceeded(self._path, f"more than {MAX_FIELDS:,} fields", where=where)
+            yield field
+
+    def variable(self, message: Field) -> Variable:
+        """Return the variable that a message declares."""
+        name, kind, is_persistable, is_parameter = "", -1, False, False
+        dtype, shape = None, None
+        for field in self.fields(message.data, "a variable"):
+            if (field.number, field.kind) == (1, BYTES):
+                if len(field.data) > MAX_NAME:
+                    raise LimitExceeded(
+                        self._path, f"a name of {len(field.data):,} bytes", where="a variable"
+                    )
+                name = field.text
+            elif (field.number, field.kind) == (2, BYTES):
+                kind, dtype, shape = self._type(field)
+            elif (field.number, field.kind) == (3, VARINT):
+                is_persistable = bool(field.integer)
+            elif (field.number, field.kind) == (5, VARINT):
+                is_parameter = bool(field.integer)
+        return Variable(name, kind, is_persistable, is_parameter, dtype, shape)
+
+    def _type(self, message: Field) -> tuple[int, DType | None, tuple[int, ...] | None]:
+        kind, dtype, shape = -1, None, None
+        for field in self.fields(message.data, "a variable's type"):
+            if (field.number, field.kind) == (1, VARINT):
+                kind = field.integer
+            elif (field.number, field.kind) == (3, BYTES):
+                for inner in self.fields(field.data, "a tensor's type"):
+                    if (inner.number, inner.kind) == (1, BYTES):
+                        number, shape = described(inner.data, self._path, "a tensor's type")
+                        dtype = ELEMENTS.get(-1 if number is None else number)
+        return kind, dtype, shape
+
+    def judged(self, message: Field) -> Finding | None:
+        """Return what an operator could do outside the program."""
+        name = ""
+        for field in self.fields(message.data, "an operator"):
+            if (field.number, field.kind) == (3, BYTES):
+                name = field.text
+        if name not in TOUCHING:
+            return None
+        return error("unsafe-op", f"running it {TOUCHING[name]}: {name}{self._file(message)}", "operator")
+
+    def _file(self, message: Field) -> str:
+        """Return the path among an operator's attributes, to be said behind its name."""
+        for field in self.fields(message.data, "an operator"):
+            if (field.number, field.kind) != (4, BYTES):
+                continue
+            name = text = ""
+            for inner in self.fields(field.data, "an attribute"):
+                if (inner.number, inner.kind) == (1, BYTES):
+                    name = inner.text
+                elif (inner.number, inner.kind) == (5, BYTES):
+                    text = inner.text[:SHOWN]
+            if name == _PATH:
+                return f", {text}"
+        return ""
+
+
+def read_program(source: Readable, where: str | None = None) -> Program:
+    """Return the program that a file is.
+
+    Raises:
+        DamagedCheckpoint: It is none.
+        LimitExceeded: It is too large.
+    """
+    reader = _Reader(source.path)
+    variables: dict[str, Variable] = {}
+    safety: dict[Finding, None] = {}
+    version = operators = 0
+    for outer in reader.fields(source.read(0, source.size), where):
+        if (outer.number, outer.kind) == (1, BYTES):
+            for field in reader.fields(outer.data, "a block"):
+                if (field.number, field.kind) == (3, BYTES):
+                    one = reader.variable(field)
+                    variables.setdefault(one.name, one)
+                elif (field.number, field.kind) == (4, BYTES):
+                    operators += 1
+                    if (finding := reader.judged(field)) is not None:
+                        safety[finding] = None
+                if len(variables) > MAX_VARIABLES:
+                    raise LimitExceeded(source.path, f"more than {MAX_VARIABLES:,} variables")
+        elif (outer.number, outer.kind) == (4, BYTES):
+            told = (one.integer for one in reader.fields(outer.data, "version") if one.number == 1)
+            version = next(told, 0)
+        elif outer.number not in (2, 3, 5):
+            raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
+    kinds = partial(_kinds, source)
+    kept = [one.name for one in variables.values() if one.is_persistable and one.kind == LOD_TENSOR]
+    computed = partial(told_program, source, partial(steps_in, source), kept, partial(_type, variables))
+    return Program(variables, version, operators, tuple(safety), kinds, computed)
+
+
+def _type(variables: Mapping[str, Variable], name: str) -> str:
+    one = variables.get(name)
+    return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
+
+
+def _kinds(source: Readable) -> Mapping[str, str]:
+    """Return the kinds of layers that take parameters; operators that can't be read tell nothing."""
+    try:
+        return kinds_by_operator(operators_in(source))
+    except DamagedCheckpoint:
+        return {}

@@ -1,0 +1,158 @@
+"""What a Paddle program computes, told in a few words: how many operators of each kind, and checksums.
+
+Where in a source an operator comes from, and on which device it ran, is left out; so are the names that
+Paddle makes up for what one operator gives to another. Two saves of one program say the same.
+
+Source: PaddlePaddle/Paddle ``paddle/fluid/framework/framework.proto``,
+``paddle/fluid/pir/serialize_deserialize``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.content.digests import described, digest, told_operators
+from ckpttool.report import counted
+from ckpttool.wire.protobuf import BYTES, Field, fields
+from ckpttool.wire.readable import Readable
+
+_AROUND = frozenset({"op_callstack", "op_device", "op_namescope", "op_role", "op_role_var"})
+_PIR_AROUND = frozenset({"op_callstack", "struct_name", "name"})
+"""Attributes of operators that say nothing of what they compute."""
+_PARAMETER = "p"
+_NAMING = frozenset({"feed", "data"})
+"""Operators that give what a caller names."""
+
+_SLOT = "\0"
+"""Before the name of a slot among variables."""
+
+
+class Step(NamedTuple):
+    """An operator: what is set for it, and which variables it takes and gives."""
+
+    kind: str
+    settings: bytes
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def told_program(
+    source: Readable,
+    steps: Callable[[], Iterable[Step]],
+    kept: Iterable[str],
+    typed: Callable[[str], str] = lambda name: "",
+) -> object:
+    """Return what a program computes; where its operators can't be read, the checksum of the file.
+
+    Args:
+        source: The program's file.
+        steps: Yields its operators.
+        kept: Variables whose names matter: those whose values are saved.
+        typed: Returns the type of a variable, where an operator doesn't say it.
+    """
+    try:
+        return _told([*steps()], kept, typed)
+    except (CheckpointError, KeyError, IndexError, TypeError, AttributeError):
+        return described(source.size, crc32(source.read(0, source.size)))
+
+
+def _told(steps: list[Step], kept: Iterable[str], typed: Callable[[str], str]) -> dict[str, object]:
+    named = {*kept, *(name for step in steps if step.kind in _NAMING for name in step.gives)}
+    numbers: dict[str, int] = {}
+
+    def called(name: str) -> str:
+        if name.startswith(_SLOT):
+            return name
+        known = f"={name}" if name in named else f"%{numbers.setdefault(name, len(numbers))}"
+        return f"{known} {typed(name)}"
+
+    def wired() -> Iterator[bytes]:
+        for step in steps:
+            variables = [*map(called, step.takes), "->", *map(called, step.gives)]
+            yield json.dumps([step.kind, *variables]).encode()
+
+    wiring = digest(wired())
+    return {
+        "operators": told_operators((step.kind, step.settings) for step in steps),
+        "wiring": f"<{counted(len(steps), 'operator')}, CRC-32 {wiring:08x}>",
+    }
+
+
+# Programs of Paddle 1 and 2 --------------------------------------------------------------------------
+
+
+def steps_in(source: Readable) -> Iterator[Step]:
+    """Yield the operators of a program, block after block.
+
+    Raises:
+        DamagedCheckpoint: It is none.
+    """
+    path = source.path
+    for block in fields(source.read(0, source.size), path):
+        if (block.number, block.kind) == (1, BYTES):
+            for operator in fields(block.data, path):
+                if (operator.number, operator.kind) == (4, BYTES):
+                    yield _step(operator, path)
+
+
+def _step(operator: Field, path: str) -> Step:
+    kind, settings = "", []
+    sides: dict[int, list[str]] = {1: [], 2: []}
+    for field in fields(operator.data, path):
+        if field.kind != BYTES:
+            continue
+        if field.number in sides:
+            sides[field.number] += _variables(field, path)
+        elif field.number == 3:
+            kind = field.text
+        elif field.number == 4 and _name(field, path) not in _AROUND:
+            settings.append(bytes(field.data))
+    return Step(kind, digest(sorted(settings)).to_bytes(4, "little"), tuple(sides[1]), tuple(sides[2]))
+
+
+def _variables(side: Field, path: str) -> list[str]:
+    """Return the slot, as a name that no variable has, and the variables in it."""
+    told = [field for field in fields(side.data, path) if field.kind == BYTES]
+    slot = next((field.text for field in told if field.number == 1), "")
+    return [f"{_SLOT}{slot}", *(field.text for field in told if field.number == 2)]
+
+
+def _name(attribute: Field, path: str) -> str:
+    data = attribute.data
+    if len(data) > 2 and data[0] == 0x0A and data[1] < 0x80:  # the name comes first, and is short
+        return bytes(data[2 : 2 + data[1]]).decode("utf-8", "backslashreplace")
+    return next((field.text for field in fields(data, path) if (field.number, field.kind) == (1, BYTES)), "")
+
+
+# Programs of Paddle 3 --------------------------------------------------------------------------------
+
+
+def pir_steps(operators: Iterable[Any]) -> Iterator[Step]:
+    """Yield the operators of a program in JSON, parameters and what a caller gives by their names."""
+    names: dict[object, str] = {}
+    for one in operators:
+        kind = str(one["#"]).partition(".")[2] or str(one["#"])
+        gives = [value.get("%") for value in _listed(one.get("O"))]
+        if one["#"] == _PARAMETER:
+            names[gives[0]] = str(one["A"][3])
+            continue
+        attributes = {setting["N"]: setting["AT"] for setting in _listed(one.get("A"))}
+        if kind in _NAMING and gives:
+            names[gives[0]] = str(attributes.get("name", {}).get("D", ""))
+        settings = {name: value for name, value in attributes.items() if name not in _PIR_AROUND}
+        types = [value.get("TT") for value in _listed(one.get("O"))]
+        text = json.dumps([sorted(settings.items()), types], sort_keys=True).encode()
+        takes = [value.get("%") for value in _listed(one.get("I"))]
+        yield Step(kind, text, _named(takes, names), _named(gives, names))
+
+
+def _listed(values: Any) -> list[Mapping[str, Any]]:
+    return values if isinstance(values, list) else [] if values is None else [values]
+
+
+def _named(numbers: list[Any], names: Mapping[object, str]) -> tuple[str, ...]:
+    return tuple(names.get(number, f"%{number}") for number in numbers)

@@ -1,0 +1,1 @@
+"""TensorFlow's SavedModel: its graph, its objects, its variables."""

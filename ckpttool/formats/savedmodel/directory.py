@@ -1,0 +1,42 @@
+"""SavedModels: TensorFlow's directory of a graph with its variables, assets and signatures.
+
+Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``python/saved_model/loader_impl.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.interface import Probe, SetFormat, Unit
+from ckpttool.formats.savedmodel.paths import BINARY, CHUNKED, TEXT, is_rest
+
+
+class SavedModelDirectory(SetFormat):
+    """A directory that ``tf.saved_model.save`` or a builder of TensorFlow 1 wrote, or the model in it."""
+
+    name: ClassVar[str] = "savedmodel"
+
+    def matches(self, probe: Probe) -> bool:
+        if not probe.is_directory:
+            return probe.name in (BINARY, TEXT, CHUNKED)
+        return not {BINARY, TEXT, CHUNKED}.isdisjoint(probe.entries) or is_rest(probe.path, probe.entries)
+
+    def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
+        return ()
+
+    def unit_of(self, probe: Probe) -> Unit:
+        directory = _directory_of(probe)
+        return Unit(directory, (os.path.basename(directory.rstrip(os.sep)),), self)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.savedmodel.opening import open_model
+
+        probe.close()
+        return open_model(_directory_of(probe), (BINARY, TEXT) if probe.is_directory else (probe.name,))
+
+
+def _directory_of(probe: Probe) -> str:
+    return probe.path if probe.is_directory else os.path.dirname(probe.path) or os.curdir

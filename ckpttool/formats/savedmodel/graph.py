@@ -1,0 +1,324 @@
+"""What a SavedModel says of itself: its meta graphs, what they can be asked, and which ops they run.
+
+Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.proto``,
+``core/framework/graph.proto``, ``function.proto``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpttool.errors import LimitExceeded
+from ckpttool.formats.savedmodel.links import Links, known_ops
+from ckpttool.formats.savedmodel.objects import Object, read_objects
+from ckpttool.formats.savedmodel.saver import (
+    SAVER_OPS,
+    Saver,
+    SaverOp,
+    functions_in,
+    functions_of_objects,
+    nodes_of,
+    tensors_of,
+)
+from ckpttool.formats.savedmodel.signatures import entry_of, signature_of
+from ckpttool.formats.savedmodel.values import HARMLESS, Body, function_body, graph_body
+from ckpttool.formats.savedmodel.walk import Message
+from ckpttool.formats.savedmodel.wiring import Attribute, Unread, Wires, Wiring, attribute_of
+
+MAX_OPS = 20_000
+MAX_BROKEN = 20  # that are told
+INIT_SIGNATURE = "__saved_model_init_op"
+
+_INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
+_VALUE = "value"
+_UNNAMED = "without a name"
+
+
+@dataclass(slots=True)
+class MetaGraph:
+    """One meta graph.
+
+    Attributes:
+        places: For each op where it stands first; those that savers need, and those that are judged by
+            what they are given, stand twice: where that makes them harmless (True), and elsewhere.
+        saver: What tells which of them serve the saver alone.
+        links: What the nodes of the graph are called, and what they take.
+        broken: Functions, ``""`` for the graph, with what their nodes take and isn't there.
+        called: Functions that are referred to, with the function, ``""`` for the graph, that does so first.
+        constant_bytes: Size of the values of constants, in the graph and in all functions.
+        objects: The nodes of the object graph, which TensorFlow 1 doesn't write.
+        bodies: What functions compute, each by itself, and the functions that they call.
+        initial: Nodes that initialise the model.
+        fed: Nodes that assets are given to, with these.
+        unread: How many bytes of constants were not looked at.
+    """
+
+    tags: list[str] = field(default_factory=list)
+    version: str | None = None
+    saver: Saver = field(default_factory=Saver)
+    signatures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    assets: list[str] = field(default_factory=list)
+    collections: list[str] = field(default_factory=list)
+    has_init: bool = False
+    nodes: int = 0
+    functions: set[str] = field(default_factory=set)
+    ops: Counter[str] = field(default_factory=Counter)
+    places: dict[tuple[str, bool], str] = field(default_factory=dict)
+    constant_bytes: int = 0
+    links: Links | None = None
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    called: dict[str, str] = field(default_factory=dict)
+    objects: list[Object] | None = None
+    wires: Wires = field(default_factory=Wires)
+    bodies: dict[str, tuple[bytes, list[str]]] = field(default_factory=dict)
+    initial: list[str] = field(default_factory=list)
+    fed: dict[str, str] = field(default_factory=dict)
+    unread: Unread = field(default_factory=Unread)
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as plain data."""
+        return {
+            "tags": sorted(self.tags),
+            "tensorflow_version": self.version,
+            "signatures": dict(sorted(self.signatures.items())),
+            "assets": self.assets,
+            "init_op": self.has_init,
+            "nodes": self.nodes,
+            "functions": len(self.functions),
+            "ops": dict(sorted(self.ops.items())),
+        }
+
+    def computes(self) -> dict[str, object]:
+        """Return what is computed, as checksums."""
+        own_nodes, own_functions = self.saver.own()
+        wiring = Wiring(self.wires, self.bodies, own_nodes, own_functions, self.fed, self.unread)
+        return wiring.told(self.signatures, self.initial)
+
+
+@dataclass(slots=True)
+class SavedModel:
+    """The message that a SavedModel is."""
+
+    schema: int = 0
+    graphs: list[MetaGraph] = field(default_factory=list)
+
+
+def read_model(message: Message) -> SavedModel:
+    """Return what a SavedModel message says.
+
+    Raises:
+        DamagedCheckpoint: It is no message.
+        LimitExceeded: It is too large for what it says.
+    """
+    model = SavedModel()
+    for number, value, part in message.fields():
+        if number == 1:
+            model.schema = value
+        elif number == 2:
+            model.graphs.append(_meta_graph(part))
+    return model
+
+
+def _meta_graph(message: Message) -> MetaGraph:
+    graph = MetaGraph()
+    for number, _, part in message.fields():
+        if number in _PARTS:
+            _PARTS[number](graph, part)
+    for op, is_own in graph.saver.judged():
+        _place(graph, op.op, op.name, op.function, is_own)
+    return graph
+
+
+def _saver(graph: MetaGraph, message: Message) -> None:
+    graph.saver.define(message)
+
+
+def _meta_info(graph: MetaGraph, message: Message) -> None:
+    for number, _, part in message.fields():
+        if number == 4:
+            graph.tags.append(part.kept())
+        elif number == 5:
+            graph.version = part.kept() or None
+
+
+def _collection(graph: MetaGraph, entry: Message) -> None:
+    name, _ = entry_of(entry)
+    graph.collections.append(name)
+    if name in _INIT_COLLECTIONS:
+        graph.has_init = True
+        for node in nodes_of(entry):
+            graph.saver.ask(node)
+            graph.initial.append(node)
+
+
+def _asset(graph: MetaGraph, message: Message) -> None:
+    parts = {number: part for number, _, part in message.fields()}
+    graph.assets.append(parts[2].kept() if 2 in parts else "")
+    if 1 in parts:
+        graph.fed |= {part.kept(): graph.assets[-1] for number, _, part in parts[1].fields() if number == 1}
+
+
+# Ops ------------------------------------------------------------------------------------------------
+
+
+def _graph_def(graph: MetaGraph, message: Message) -> None:
+    body, links = graph_body(message), Links(message, 1)
+    for number, _, part in message.fields():
+        if number == 1:
+            graph.nodes += 1
+            _node(graph, part, "", body, links, graph.wires)
+        elif number == 2:
+            _library(graph, part)
+    graph.links = links
+    _broken(graph, "", links)
+
+
+def _library(graph: MetaGraph, message: Message) -> None:
+    for number, _, part in message.fields():
+        if number == 1:
+            _function(graph, part)
+        elif number in (2, 3):  # gradients, which name the function of one
+            gradient = {2: 2, 3: 1}[number]
+            graph.saver.offered.update(text.text() for at, _, text in part.fields() if at == gradient)
+
+
+def _function(graph: MetaGraph, message: Message) -> None:
+    """Take in a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
+    name, nodes = "", []
+    body, links, wires = function_body(message), Links(message, 3), Wires()
+    for number, _, part in message.fields():
+        if number == 1:
+            name = _function_name(graph, part, name)
+            _arguments(links, part, wires)
+        elif number == 4:
+            result, reference = _pair(part)
+            links.take(reference)
+            wires.results[result] = reference
+        elif number == 3 and name:
+            _node(graph, part, name, body, links, wires)
+        elif number == 3:
+            nodes.append(part)
+    for part in nodes:
+        _node(graph, part, name or _UNNAMED, body, links, wires)
+    graph.bodies[name or _UNNAMED] = wires.of_body(), wires.calls
+    _broken(graph, name or _UNNAMED, links)
+
+
+def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
+    """Return what a function is called; of several names, which only hostile files have, the last."""
+    names = [part.kept() for number, _, part in signature.fields() if number == 1]
+    name = names[-1] if names else before
+    if name in graph.functions or (before or name) != name or len(names) > 1:
+        graph.saver.offered.update((before, *names))
+    graph.functions.add(name)
+    graph.saver.functions[name]  # it may call none
+    return name
+
+
+def _broken(graph: MetaGraph, function: str, links: Links) -> None:
+    reference = links.broken()
+    if reference is not None and len(graph.broken) < MAX_BROKEN:
+        graph.broken.append((function, reference))
+
+
+def _pair(entry: Message) -> tuple[str, str]:
+    """Return key and value of an entry of a map from texts to texts."""
+    texts = {number: part.text() for number, _, part in entry.fields() if number in (1, 2)}
+    return texts.get(1, ""), texts.get(2, "")
+
+
+def _arguments(links: Links, signature: Message, wires: Wires) -> None:
+    for number, _, argument in signature.fields():
+        for inner, _, text in argument.fields() if number in (2, 3) else ():
+            if inner == 1 and number == 2:
+                links.node(text.text(), "")
+                wires.argument(text.text())
+            elif inner == 1:
+                wires.order.append(text.text())
+
+
+def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links, wires: Wires) -> None:
+    name, op = "", ""
+    attributes, inputs = [], []
+    for number, _, part in message.fields():
+        if number == 1:
+            name = part.text()
+        elif number == 2:
+            op = part.text()
+        elif number == 3:
+            inputs.append(part.text())
+            links.take(inputs[-1])
+        elif number == 5:
+            attributes.append(part)
+    links.node(name, op)
+    graph.ops[op] += 1
+    if op == "Const":
+        graph.constant_bytes += sum(map(_value_bytes, attributes))
+    if len(graph.ops) > MAX_OPS:
+        path = message.window.source.path
+        raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
+    if not function:
+        graph.saver.node(name, inputs)
+    told = [attribute_of(attribute, functions_in(attribute)) for attribute in attributes]
+    wires.node(name, op, inputs, told, graph.unread)
+    _calls(graph, name, op, function, told)
+    if op in SAVER_OPS:
+        message.window.keep(len(name))
+        graph.saver.touch(SaverOp(op, name, function))
+    elif op in HARMLESS or (op, False) not in graph.places:
+        _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
+
+
+def _calls(graph: MetaGraph, name: str, op: str, function: str, attributes: list[Attribute]) -> None:
+    """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
+    called = {one for attribute in attributes for one in attribute.functions}
+    for one in called - graph.called.keys():
+        attributes[0].message.window.keep(len(one))
+        graph.called[one] = function
+    for one in called if op in known_ops() else called | {op}:
+        graph.saver.call(name, function, one)
+
+
+def _value_bytes(attribute: Message) -> int:
+    """Return the size of a constant's value, in bytes; none of its other attributes."""
+    parts = {number: part for number, _, part in attribute.fields()}
+    is_value = 1 in parts and parts[1].nbytes == len(_VALUE) and parts[1].text() == _VALUE
+    return parts[2].nbytes if is_value and 2 in parts else 0
+
+
+def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:
+    """Remember where an op stands first, where that is harmless and elsewhere."""
+    graph.places.setdefault((op, is_harmless), f"function {function}: {name}" if function else name)
+
+
+# Signatures -----------------------------------------------------------------------------------------
+
+
+def _signature(graph: MetaGraph, entry: Message) -> None:
+    name, told = entry_of(entry)
+    for reference in tensors_of(entry):
+        graph.saver.ask(reference)
+    if name == INIT_SIGNATURE:
+        graph.has_init = True
+        graph.initial += tensors_of(entry)
+    else:
+        graph.signatures[name] = signature_of(told) if told else {}
+
+
+def _object_graph(graph: MetaGraph, message: Message) -> None:
+    graph.saver.offered.update(functions_of_objects(message))
+    graph.objects = [*(graph.objects or ()), *read_objects(message)]
+
+
+_PARTS: Mapping[int, Callable[[MetaGraph, Message], None]] = {
+    1: _meta_info,
+    2: _graph_def,
+    3: _saver,
+    4: _collection,
+    5: _signature,
+    6: _asset,
+    7: _object_graph,
+}

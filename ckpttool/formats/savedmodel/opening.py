@@ -1,0 +1,309 @@
+"""Opens SavedModels: the graph is walked, and compared with the variables, the assets and the fingerprint.
+
+The tensors are the variables, which lie in a tensor bundle. Constants of the graph are counted and not
+listed: their values have no names that people know.
+
+Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/saved_model.proto``,
+``core/protobuf/fingerprint.proto``, ``python/saved_model/loader_impl.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import chain
+from zlib import crc32
+
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.content.carried import restored
+from ckpttool.formats.content.digests import described
+from ckpttool.formats.interface import scan
+from ckpttool.formats.parts import Gathered, file_entry
+from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
+from ckpttool.formats.savedmodel.ops import judge_keras, judge_layer, judge_links, judge_ops
+from ckpttool.formats.savedmodel.paths import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
+from ckpttool.formats.savedmodel.text import text_message
+from ckpttool.formats.savedmodel.variables import (
+    INDEX,
+    Fingerprint,
+    compare,
+    fingerprint_findings,
+    named,
+    needs_variables,
+    read_fingerprint,
+)
+from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.tensorflow.training import training_of
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.wire.source import Source
+
+MAX_ASSETS = 1 << 26
+"""The most bytes of all assets of which checksums are made."""
+
+KERAS = "keras_metadata.pb"
+ASSETS = "assets"
+
+_FORMAT = "savedmodel"
+_BUNDLE = "tensorflow"
+_SCHEMA = 1
+_ASSETS_BELOW = (f"{ASSETS}{os.sep}", f"{ASSETS}.extra{os.sep}")
+_FROZEN_BYTES = 4096  # fewer are axes, shapes and file names
+
+
+def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
+    """Return the SavedModel in a directory.
+
+    Args:
+        directory: Where it lies.
+        names: The files that it may be, the likeliest first.
+
+    Raises:
+        CheckpointError: It can't be read, or its structure is wrong.
+    """
+    entries = scan(directory)
+    if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
+        found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
+        raise DamagedCheckpoint(os.path.join(directory, BINARY), found, code="no-meta-graph")
+    file = next((name for name in names if name in entries and name != CHUNKED), None)
+    if file is None:
+        found = "a model in chunks, which only TensorFlow reads"
+        raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
+    model = _read(directory, file)
+    fingerprint, findings = read_fingerprint(directory)
+    with Gathered("variables") as parts:
+        parts.findings += [*findings, *_described(model, directory)]
+        parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
+        bundle, tensors = _variables(parts, model, directory)
+        if INDEX in parts.parts:
+            parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
+        parts.findings += _extra(file, entries)
+        checkpoint = Checkpoint(
+            path=directory,
+            format=_FORMAT,
+            variant="v1" if _objects(model) is None else "v2",
+            tensors=tensors,
+            files=tuple(_files(directory)),
+            spans=lambda: chain(parts.spans(), _others(directory)),
+            metadata=cache(lambda: _told(model, directory, file, fingerprint)),
+            layers=lambda: _layers(model, directory, tensors),
+            training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
+            native=lambda: _native(bundle, tensors),
+            producer=Producer("tensorflow", model.graphs[0].version),
+            findings=tuple(parts.findings),
+            safety=tuple(_safety(model, directory, entries)),
+            complete=parts.complete,
+            close=parts.keep(),
+        )
+        return _restored(checkpoint, directory)
+
+
+def _restored(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+    """Return a checkpoint with what a converter has put beside it, if anything."""
+    path = os.path.join(directory, CONTENT)
+    if not os.path.isfile(path) or not is_inside(path, directory):
+        return checkpoint
+    try:
+        with Source(path) as source:
+            data = source.read(0, source.size)
+    except CheckpointError as failure:
+        checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
+        return checkpoint
+    return restored(checkpoint, data, CONTENT)
+
+
+def _native(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
+    """Return the keys of the variables and their graph, where they tell the variables' names."""
+    if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
+        return {}
+    return bundle.native
+
+
+def _layers(model: SavedModel, directory: str, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    from ckpttool.formats.savedmodel.layers import layers_in
+
+    graph = _objects(model)
+    return layers_in(directory, KERAS, (graph.objects if graph else None) or (), tensors)
+
+
+def _told(model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None) -> dict[str, object]:
+    """Return the metadata, as plain data."""
+    # The text form spells values in ways that take other numbers of bytes.
+    constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
+    return {
+        "schema_version": model.schema,
+        "file": file,
+        "fingerprint": fingerprint,
+        "constant_bytes": constants,
+        "meta_graphs": [graph.as_json() for graph in model.graphs],
+        "graph": dict(_computed(model)),
+        "files": dict(_assets(directory)),
+    }
+
+
+def _computed(model: SavedModel) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what each meta graph computes, by its tags."""
+    seen: Counter[str] = Counter()
+    for graph in model.graphs:
+        tags = ",".join(sorted(graph.tags))
+        seen[tags] += 1
+        yield tags if seen[tags] == 1 else f"{tags} ({seen[tags]})", graph.computes()
+
+
+def _assets(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield how the assets are told, and what else lies beside them, by their names in the directory."""
+    left = MAX_ASSETS
+    for file in _files(directory):
+        name = os.path.relpath(file.path, directory)
+        if not name.startswith(_ASSETS_BELOW) or name == CONTENT or not is_inside(file.path, directory):
+            continue
+        if file.nbytes > left:
+            yield name, f"<{file.nbytes:,} bytes of a file that was not read>"
+            continue
+        left -= file.nbytes
+        with Source(file.path) as source:
+            yield name, described(source.size, crc32(source.read(0, source.size)))
+
+
+def _read(directory: str, name: str) -> SavedModel:
+    """Return what the model's message says.
+
+    Raises:
+        DamagedCheckpoint: It is none, or says nothing.
+    """
+    path = os.path.join(directory, name)
+    with Source(path) as source:
+        model = read_model(text_message(source) if name == TEXT else message_in(source))
+    if not model.graphs:
+        found = f"{os.path.getsize(path):,} bytes without a meta graph"
+        raise DamagedCheckpoint(path, found, expected="a SavedModel", code="no-meta-graph")
+    return model
+
+
+def _files(directory: str) -> Iterator[FileEntry]:
+    for parent, below, names in os.walk(directory):
+        below.sort()
+        paths = (os.path.join(parent, name) for name in sorted(names))
+        yield from (file_entry(path) for path in paths if os.path.isfile(path))
+
+
+def _others(directory: str) -> Iterator[Span]:
+    """Yield the files that carry no checksums, which are all but the variables."""
+    for file in _files(directory):
+        name = os.path.relpath(file.path, directory)
+        is_variables = os.path.dirname(name) == os.path.dirname(INDEX)
+        if not is_variables and is_inside(file.path, directory):
+            yield Span(Extent(file.path, 0, file.nbytes), name, _reader(file.path))
+
+
+def _reader(path: str) -> Callable[[int, memoryview], None]:
+    def read(offset: int, buffer: memoryview) -> None:
+        with Source(path) as source:
+            source.read_into(offset, buffer)
+
+    return read
+
+
+def _objects(model: SavedModel) -> MetaGraph | None:
+    """Return the meta graph with the objects of TensorFlow 2, or None."""
+    return next((graph for graph in model.graphs if graph.objects), None)
+
+
+# Variables ------------------------------------------------------------------------------------------
+
+
+def _variables(
+    parts: Gathered, model: SavedModel, directory: str
+) -> tuple[Checkpoint | None, tuple[Tensor, ...]]:
+    """Open the bundle of the variables, and compare it with the objects of the graph."""
+    path = os.path.join(directory, INDEX)
+    if not os.path.lexists(path):
+        if any(map(needs_variables, model.graphs)):
+            parts.fault("missing", "there is none, and the model has variables", INDEX)
+        return None, ()
+    bundle = parts.add(INDEX, lambda: _bundle(path, directory))
+    if bundle is None:
+        return None, ()
+    graph = _objects(model)
+    if graph is None or graph.objects is None:
+        return bundle, bundle.tensors
+    found = list(compare(bundle.tensors, graph.objects))
+    parts.findings += found
+    parts.complete &= not any(finding.code == "variable-missing" for finding in found)
+    return bundle, named(bundle.tensors, graph.objects)
+
+
+def _bundle(path: str, directory: str) -> Checkpoint:
+    """Return the bundle that an index stands for.
+
+    Raises:
+        CheckpointError: It can't be read, is none, or lies elsewhere.
+    """
+    from ckpttool.formats import open_checkpoint
+
+    for entry in scan(os.path.dirname(path)).values():
+        require_inside(entry.path, directory)
+    if not os.path.isfile(path):
+        raise DamagedCheckpoint(path, "not a regular file", expected="the index of a tensor bundle")
+    bundle = open_checkpoint(path)
+    if bundle.format != _BUNDLE:
+        bundle.close()
+        raise DamagedCheckpoint(path, f"a {bundle.format} file", expected="the index of a tensor bundle")
+    return bundle
+
+
+# Findings -------------------------------------------------------------------------------------------
+
+
+def _described(model: SavedModel, directory: str) -> Iterator[Finding]:
+    """Yield what is remarkable in the model's own description."""
+    if model.schema != _SCHEMA:
+        yield warning("schema-version", f"schema version {model.schema}, where {_SCHEMA} is known")
+    if len(model.graphs) > 1:
+        tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
+        yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
+    yield from (finding for graph in model.graphs for finding in judge_links(graph))
+    assets = dict.fromkeys(name for graph in model.graphs for name in graph.assets)
+    yield from (finding for name in assets for finding in _asset(name, directory))
+    constants = max(graph.constant_bytes for graph in model.graphs)
+    if constants >= _FROZEN_BYTES and not any(map(needs_variables, model.graphs)):
+        message = f"{constants:,} bytes of constants in the graph, frozen weights perhaps, are not listed"
+        yield note("constants-not-listed", message)
+
+
+def _asset(name: str, directory: str) -> Iterator[Finding]:
+    why = refusal(name)
+    path = os.path.join(directory, ASSETS, name)
+    if why is not None:
+        yield error("asset-path", f"{why}; it was not looked at", name[:200])
+    elif not os.path.isfile(path):
+        yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
+    elif not is_inside(path, directory):
+        message = "a link that leads out of the SavedModel; it was not looked at"
+        yield error("asset-path", message, f"{ASSETS}/{name}")
+
+
+def _extra(file: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
+    for name in (BINARY, TEXT, CHUNKED):
+        if name in entries and name != file:
+            yield warning("not-part", f"it lies beside {file}, and was not looked at", name)
+
+
+def _safety(model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
+    """Yield what loading or running the model could do besides computing."""
+    for graph in model.graphs:
+        yield from judge_ops(graph)
+        for at, item in enumerate(graph.objects or ()):
+            if item.keras:
+                yield from judge_layer(item.keras, directory, f"object {at}")
+    if KERAS in entries:
+        try:
+            require_inside(os.path.join(directory, KERAS), directory)
+            yield from judge_keras(os.path.join(directory, KERAS))
+        except CheckpointError as failure:
+            yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS)
+    if CHUNKED in entries or (BINARY in entries and TEXT in entries):
+        yield warning("not-scanned", "one of two models was not looked at")

@@ -1,0 +1,150 @@
+"""What running a SavedModel does besides computing, told from its ops and from the Keras layers in it.
+
+An op that no list knows is registered by a library that must be loaded first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph
+from ckpttool.formats.savedmodel.links import known_ops, lines_of
+from ckpttool.formats.savedmodel.objects import MAX_METADATA
+from ckpttool.formats.savedmodel.saver import SAVER_OPS
+from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.report import Finding, Severity, error, warning
+from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.source import Source
+
+_FROM_ASSETS = "InitializeTableFromTextFile"
+_PRINT = "PrintV2"
+_OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
+_SHOWN = 8
+_LONGEST = 200
+
+
+def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
+    """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
+    for (op, is_harmless), where in sorted(graph.places.items()):
+        finding = _judged(graph, op, is_harmless, where)
+        if finding is not None:
+            yield finding
+    foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
+    if foreign:
+        shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
+        more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
+        place = graph.places.get((foreign[0], False))
+        yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
+
+
+def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if is_harmless and op == _PRINT:
+        return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
+    if op.startswith(_FROM_ASSETS):
+        return _from_assets(graph, op, is_harmless, where)
+    severity = None if is_harmless else _severity(op)
+    if severity is None:
+        return None
+    message = f"{op} does more than compute: it touches files, processes or other machines"
+    if op in SAVER_OPS - _OLD_SAVER:
+        message = f"{op}, which touches files, stands outside the saver"
+    return Finding("unsafe-op", severity, message, where)
+
+
+def _from_assets(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if not graph.assets:
+        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
+    return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
+
+
+def _severity(op: str) -> Severity | None:
+    """Return how much it matters that a graph uses an op; None where it only computes."""
+    told = (severity for severity, glob in _unsafe() if fnmatchcase(op, glob))
+    return next(told, None)
+
+
+def judge_links(graph: MetaGraph) -> Iterator[Finding]:
+    """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
+    for function, reference in graph.broken:
+        yield error("graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body(function))
+    unknown = graph.called.keys() - graph.functions - known_ops().keys()
+    for name in islice(sorted(unknown), MAX_BROKEN):
+        message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
+        yield error("graph-broken", message, _body(graph.called[name]))
+    for name, signature in graph.signatures.items():
+        sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
+        lost = [one["name"] for one in sides if one.get("name") and not _has(graph, one["name"])]
+        if lost:
+            message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
+            yield error("graph-broken", message, f"signature {name}")
+
+
+def _body(function: str) -> str:
+    return f"function {function}" if function else "the graph"
+
+
+def _has(graph: MetaGraph, reference: str) -> bool:
+    return graph.links is not None and graph.links.has(reference)
+
+
+@cache
+def _unsafe() -> tuple[tuple[Severity, str], ...]:
+    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
+    return tuple((Severity(severity), glob) for severity, glob in pairs)
+
+
+# Keras ----------------------------------------------------------------------------------------------
+
+
+def judge_keras(path: str) -> Iterator[Finding]:
+    """Yield what the layers in a ``keras_metadata.pb`` would run.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        for number, _, node in message_in(source).fields():
+            parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
+            if 5 in parts:
+                where = parts[3].text() if 3 in parts else None
+                yield from judge_layer(parts[5].data(MAX_METADATA), path, where)
+
+
+def judge_layer(metadata: bytes, path: str, where: str | None) -> Iterator[Finding]:
+    """Yield what the description of a Keras layer, as JSON, would run."""
+    try:
+        tree = parse_json(path, metadata, "keras-metadata", constants=True)
+    except CheckpointError as failure:
+        yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
+        return
+    if "Lambda" in set(_class_names(tree)):
+        yield error("keras-lambda", "a Lambda layer holds Python code, which Keras runs", where)
+
+
+def _class_names(tree: Any) -> Iterator[str]:
+    """Yield the class of every layer at any depth; JSON inside of texts is looked into, too."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            name = node.get("class_name")
+            if isinstance(name, str):
+                yield name.rpartition(">")[2]
+            pending.extend(node.values())
+        elif isinstance(node, list):
+            pending.extend(node)
+        elif isinstance(node, str) and "class_name" in node and node.startswith("{"):
+            pending.append(_inner(node))
+
+
+def _inner(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,209 @@
+"""Which nodes and functions of a graph serve its saver alone; what they are called proves nothing.
+
+A saver's ops touch files. They are harmless where nothing that a model is asked for leads to them: neither a
+signature, nor what initialises it, nor an object, nor any other node or function. Those that write have no
+place in what restores, which is run when a model is loaded.
+
+Source: tensorflow/tensorflow ``core/protobuf/saver.proto``, ``core/framework/function.proto``,
+``core/framework/attr_value.proto``.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from ckpttool.formats.savedmodel.links import known_ops
+from ckpttool.formats.savedmodel.walk import Message
+
+SAVER_OPS = frozenset(
+    {"SaveV2", "RestoreV2", "MergeV2Checkpoints", "Save", "SaveSlices", "Restore", "RestoreSlice"}
+)
+_WRITING = frozenset({"SaveV2", "MergeV2Checkpoints", "Save", "SaveSlices"})
+_SCOPE = re.compile(r"(^|/)save(_\d+)?/")
+_SAVE_TENSOR, _RESTORE_OP = 2, 3  # fields of SaverDef
+_LIST, _FUNCTION = 1, 10  # fields of AttrValue
+_LISTED_FUNCTION = 9  # a field of AttrValue.ListValue
+
+_Item = TypeVar("_Item", bound=Hashable)
+
+
+class SaverOp(NamedTuple):
+    """An op that touches files, and where it stands: in a function, or (``""``) in the graph."""
+
+    op: str
+    name: str
+    function: str
+
+
+@dataclass(slots=True)
+class Saver:
+    """What a graph's nodes and functions lead to, as far as it takes to tell what serves the saver alone.
+
+    Nodes of the graph are kept as the hashes of their names.
+
+    Attributes:
+        ops: The ops that touch files.
+        functions: For each function of the library, those that it refers to.
+        offered: Functions that can be called from outside of the graph and the library.
+    """
+
+    ops: dict[tuple[str, str, int], SaverOp] = field(default_factory=dict)
+    functions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    offered: set[str] = field(default_factory=set)
+    _ends: dict[int, int] = field(default_factory=dict)
+    _asked: set[int] = field(default_factory=set)
+    _scoped: set[int] = field(default_factory=set)
+    _calls: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _nodes: array[int] = field(default_factory=lambda: array("q"))
+    _inputs: array[int] = field(default_factory=lambda: array("q"))
+
+    def define(self, message: Message) -> None:
+        """Take in which nodes a SaverDef names."""
+        for number, _, part in message.fields():
+            if number in (_SAVE_TENSOR, _RESTORE_OP):
+                self._ends[number] = _node_of(part.text())
+
+    def ask(self, reference: str) -> None:
+        """Take in a node that is run for something else than saving."""
+        self._asked.add(_node_of(reference))
+
+    def node(self, name: str, inputs: Iterable[str]) -> None:
+        """Take in a node of the graph."""
+        at = hash(name)
+        for reference in inputs:
+            self._nodes.append(at)
+            self._inputs.append(_node_of(reference))
+        if _SCOPE.search(name):
+            self._scoped.add(at)
+
+    def call(self, name: str, function: str, called: str) -> None:
+        """Take in that a node, in a function or (``""``) in the graph, refers to a function."""
+        (self.functions[function] if function else self._calls[hash(name)]).add(called)
+
+    def touch(self, op: SaverOp) -> None:
+        """Take in an op that touches files; of those in one function, the first."""
+        self.ops.setdefault((op.op, op.function, 0 if op.function else hash(op.name)), op)
+
+    def own(self) -> tuple[set[int], set[str]]:
+        """Return the nodes, as the hashes of their names, and the functions that serve the saver alone."""
+        saving, left = self._own_nodes(self._takes())
+        return saving | left, self._own_functions(saving)
+
+    def judged(self) -> Iterator[tuple[SaverOp, bool]]:
+        """Yield each op that touches files, and whether it serves the saver alone."""
+        if not self.ops:
+            return
+        takes = self._takes()
+        saving, left = self._own_nodes(takes)
+        functions, own = self._own_functions(saving), saving | left
+        loading = _reached([end for number, end in self._ends.items() if number == _RESTORE_OP], takes)
+        loaded = _reached(self._called_by(loading), self.functions)
+        for op in self.ops.values():
+            node = hash(op.name)
+            is_own = op.function in functions if op.function else node in own
+            is_loaded = op.function in loaded if op.function else node in loading
+            yield op, is_own and not (is_loaded and op.op in _WRITING)
+
+    def _takes(self) -> dict[int, list[int]]:
+        takes: dict[int, list[int]] = defaultdict(list)
+        for node, taken in zip(self._nodes, self._inputs, strict=True):
+            takes[node].append(taken)
+        return takes
+
+    def _own_nodes(self, takes: Mapping[int, list[int]]) -> tuple[set[int], set[int]]:
+        """Return the nodes that nothing but the saver needs, and those that an older one left.
+
+        The second come from a graph of TensorFlow 1 that was saved before: nothing leads to them, either.
+        """
+        saving = _reached(self._ends.values(), takes)
+        own = saving | self._scoped
+        needed = {taken for node, inputs in takes.items() if node not in own for taken in inputs}
+        foreign = _reached((needed | self._asked) & own, takes)
+        return saving - foreign, self._scoped - saving - foreign
+
+    def _own_functions(self, saving: set[int]) -> set[str]:
+        """Return the functions that only these nodes lead to."""
+        found = _reached(self._called_by(saving), self.functions)
+        others = self._called_by(self._calls.keys() - saving)
+        # What is called like an op may be run in its place.
+        others |= self.offered | (self.functions.keys() - found) | (found & known_ops().keys())
+        foreign = _reached(others, self.functions)
+        return found - foreign
+
+    def _called_by(self, nodes: Iterable[int]) -> set[str]:
+        return {name for node in nodes for name in self._calls.get(node, ())}
+
+
+def _node_of(reference: str) -> int:
+    return hash(reference.removeprefix("^").partition(":")[0])
+
+
+def _reached(starts: Iterable[_Item], leads: Mapping[_Item, Collection[_Item]]) -> set[_Item]:
+    """Return what can be reached from there, and that itself."""
+    pending = list(starts)
+    found = set(pending)
+    while pending:
+        for item in leads.get(pending.pop(), ()):
+            if item not in found:
+                found.add(item)
+                pending.append(item)
+    return found
+
+
+# What refers to functions ---------------------------------------------------------------------------
+
+
+def functions_in(attribute: Message) -> Iterator[str]:
+    """Yield the functions that an attribute, an entry of a map, refers to at any depth."""
+    for value in _inner([attribute], 2):
+        for number, _, part in value.fields():
+            if number == _FUNCTION:
+                yield from _named(part)
+            elif number == _LIST:
+                for function in _inner([part], _LISTED_FUNCTION):
+                    yield from _named(function)
+
+
+def _named(function: Message) -> Iterator[str]:
+    for number, _, part in function.fields():
+        if number == 1 and part.nbytes:
+            yield part.text()
+        elif number == 2:
+            yield from functions_in(part)
+
+
+def functions_of_objects(message: Message) -> Iterator[str]:
+    """Yield the functions that a graph of objects offers."""
+    of_objects = _inner(_inner(_inner([message], 1), 6, 8), 1)  # function, bare_concrete_function
+    return (name.text() for name in (*of_objects, *_inner(_inner([message], 2), 1)))
+
+
+# What a model is asked for --------------------------------------------------------------------------
+
+
+def tensors_of(signature: Message) -> Iterator[str]:
+    """Yield the names of all tensors that a signature, an entry of a map, takes and returns."""
+    for side in _inner(_inner([signature], 2), 1, 2):
+        yield from _tensors(_inner([side], 2))
+
+
+def _tensors(infos: Iterable[Message]) -> Iterator[str]:
+    for info in infos:
+        sparse, parts = _inner([info], 4), _inner(_inner([info], 5), 2)
+        yield from (name.text() for name in (*_inner([info], 1), *_inner(sparse, 1, 2, 3)))
+        yield from _tensors(parts)
+
+
+def nodes_of(collection: Message) -> Iterator[str]:
+    """Yield the nodes that a collection, an entry of a map, lists."""
+    return (name.text() for name in _inner(_inner(_inner([collection], 2), 1), 1))
+
+
+def _inner(messages: Iterable[Message], *numbers: int) -> Iterator[Message]:
+    """Yield what lies in fields of these numbers."""
+    return (part for message in messages for number, _, part in message.fields() if number in numbers)

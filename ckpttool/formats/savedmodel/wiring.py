@@ -1,0 +1,262 @@
+"""What a SavedModel computes, as checksums: of what each signature gives, of all functions, and of the graph.
+
+Names that TensorFlow counts up are left out: a node is told by its op, its attributes and what it takes, a
+function by its nodes. What serves the saver alone is left out as well. Two saves of one model say the same.
+
+Source: tensorflow/tensorflow ``core/framework/node_def.proto``, ``attr_value.proto``, ``function.proto``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from ckpttool.formats.content.digests import digest
+from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
+from ckpttool.report import counted
+
+MAX_READ = 1 << 26
+"""The most bytes of long attributes, nearly all of them constants, of which a checksum is made."""
+
+_LONG = 1 << 12
+_CHUNK = 1 << 20
+_SHARED, _VARIABLE = b"shared_name", "VarHandleOp"
+_AROUND = frozenset({_SHARED, b"debug_name", b"config_proto", b"container", b"executor_type"})
+"""Attributes that say how something is called or run, and not what is computed; so do those with ``_``."""
+_CYCLE, _UNKNOWN = b"in a cycle", b"unknown"
+
+Digests = Mapping[str, bytes]
+Signature = Mapping[str, Any]
+
+
+class Node(NamedTuple):
+    """A node: a digest of its op and attributes, what it takes, and the functions that it calls."""
+
+    local: bytes
+    inputs: tuple[tuple[int, bytes], ...]
+    calls: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Unread:
+    """How many bytes of long attributes were read, and how many were not."""
+
+    read: int = 0
+    skipped: int = 0
+
+
+@dataclass(slots=True)
+class Wires:
+    """The nodes of one body, by the hashes of their names, and what it gives."""
+
+    nodes: dict[int, Node] = field(default_factory=dict)
+    results: dict[str, str] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    _shared: Counter[str] = field(default_factory=Counter)
+
+    def argument(self, name: str) -> None:
+        """Take in an argument of a function."""
+        self.nodes[hash(name)] = Node(_digest(b"argument", len(self.nodes)), (), ())
+
+    def node(
+        self, name: str, op: str, inputs: Iterable[str], attributes: Sequence[Attribute], unread: Unread
+    ) -> None:
+        """Take in a node; of its attributes, what says what it computes."""
+        said = sorted(one.said(unread) for one in attributes if not one.is_around)
+        shared = next((one for one in attributes if one.key == _SHARED), None)
+        if shared is not None:
+            self._shared[op] += 1
+            said.append(shared.said(unread) if op == _VARIABLE else b"%d" % self._shared[op])
+        calls = tuple(function for one in _by_key(attributes) for function in one.functions)
+        self.nodes[hash(name)] = Node(_digest(op.encode(), *said), tuple(map(_reference, inputs)), calls)
+
+    @property
+    def calls(self) -> list[str]:
+        """Return the functions that are called, in the order of the nodes."""
+        return [name for node in self.nodes.values() for name in node.calls]
+
+    def of_body(self) -> bytes:
+        """Return a digest of a function, without that of the functions that it calls."""
+        found = self.digests({}, {})
+        at = {name: index for index, name in enumerate(self.order)}
+        results = sorted((at.get(name, len(at)), _taken(found, one)) for name, one in self.results.items())
+        return _digest(*sorted(found.values()), *(one for _, one in results))
+
+    def digests(self, functions: Digests, known: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return a digest of each node with all that leads to it.
+
+        Args:
+            functions: Digests of functions.
+            known: Digests of nodes for which something else stands.
+        """
+        found = dict(known)
+        pending = [*self.nodes]
+        entered: set[int] = set()
+        while pending:
+            at = pending[-1]
+            node = self.nodes.get(at)
+            if at in found or node is None:
+                pending.pop()
+                found.setdefault(at, _UNKNOWN)
+                continue
+            missing = [one for one, _ in node.inputs if one not in found and one not in entered]
+            if missing and at not in entered:
+                entered.add(at)
+                pending += missing
+                continue
+            pending.pop()
+            taken = (found.get(one, _CYCLE) + rest for one, rest in node.inputs)
+            called = (functions.get(name, _UNKNOWN) for name in node.calls)
+            found[at] = _digest(node.local, *taken, *called)
+        return found
+
+
+class Attribute(NamedTuple):
+    """An attribute of a node: its name, the functions that its value refers to, and the message."""
+
+    key: bytes
+    functions: tuple[str, ...]
+    message: Message
+
+    @property
+    def is_around(self) -> bool:
+        return self.key in _AROUND or self.key.startswith(b"_")
+
+    def said(self, unread: Unread) -> bytes:
+        """Return its name, and its value or the value's checksum; not what functions are called."""
+        if self.functions:
+            return self.key
+        message = self.message
+        if message.nbytes <= _LONG:
+            return message.data(_LONG)
+        if unread.read + message.nbytes > MAX_READ:
+            unread.skipped += message.nbytes
+            return self.key + b"%d" % message.nbytes
+        unread.read += message.nbytes
+        return self.key + b"%d %d" % (message.nbytes, _crc(message))
+
+
+def attribute_of(message: Message, functions: Iterable[str]) -> Attribute:
+    """Return an attribute, an entry of a map."""
+    key = next((part.data(MAX_NAME) for number, _, part in message.fields() if number == 1), b"")
+    return Attribute(key, tuple(functions), message)
+
+
+def _by_key(attributes: Iterable[Attribute]) -> list[Attribute]:
+    return sorted(attributes, key=lambda one: one.key)
+
+
+def _crc(message: Message) -> int:
+    crc = 0
+    for at in range(message.start, message.end, _CHUNK):
+        crc = crc32(message.window.source.read(at, min(_CHUNK, message.end - at)), crc)
+    return crc
+
+
+def of_functions(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str, bytes]:
+    """Return digests of functions with all that they call.
+
+    Args:
+        bodies: Of each function the digest of its body, and the functions that it calls.
+    """
+    found: dict[str, bytes] = {}
+    entered: set[str] = set()
+    pending = sorted(bodies, key=lambda name: bodies[name][0])
+    while pending:
+        name = pending[-1]
+        body, calls = bodies[name]
+        missing = [one for one in calls if one in bodies and one not in found and one not in entered]
+        if name not in found and missing:
+            entered.add(name)
+            pending += missing
+            continue
+        pending.pop()
+        if name not in found:
+            found[name] = _digest(body, *(found.get(one, _UNKNOWN) for one in calls))
+    return found
+
+
+class Wiring(NamedTuple):
+    """All that a meta graph computes.
+
+    Attributes:
+        wires: The nodes of the graph.
+        bodies: Of each function the digest of its body, and the functions that it calls.
+        own_nodes: The nodes that serve the saver alone, as the hashes of their names.
+        own_functions: The functions that serve the saver alone.
+        assets: Names of files, by the nodes that they are given to.
+        unread: How many bytes of constants were not looked at.
+    """
+
+    wires: Wires
+    bodies: Mapping[str, tuple[bytes, Sequence[str]]]
+    own_nodes: Collection[int]
+    own_functions: Collection[str]
+    assets: Mapping[str, str]
+    unread: Unread
+
+    def told(self, signatures: Mapping[str, Signature], initial: Iterable[str]) -> dict[str, object]:
+        """Return what each signature, all functions and the whole graph compute, and how it is initialised.
+
+        Args:
+            signatures: By their names.
+            initial: The nodes that initialise it.
+        """
+        functions = of_functions(self.bodies)
+        assets = {_reference(node)[0]: _digest(b"asset", name.encode()) for node, name in self.assets.items()}
+        graph = self.wires.digests(functions, assets)
+        bodies = [one for name, one in functions.items() if name not in self.own_functions]
+        nodes = [one for at, one in graph.items() if at not in self.own_nodes]
+        told: dict[str, object] = {
+            "signatures": {
+                name: self._signature(one, functions, assets) for name, one in sorted(signatures.items())
+            },
+            "init_op": _told("node", [_taken(graph, one) for one in initial]),
+            "functions": _told("function", bodies),
+            "nodes": _told("node", nodes),
+        }
+        if self.unread.skipped:
+            told["constants"] = f"<{self.unread.skipped:,} bytes of constants that were not read>"
+        return told
+
+    def _signature(self, signature: Signature, functions: Digests, assets: Mapping[int, bytes]) -> str:
+        """Return what tells the outputs, each with the name that callers know, and what leads to them."""
+        inputs, outputs = (
+            {key: one["name"] for key, one in signature.get(side, {}).items() if "name" in one}
+            for side in ("inputs", "outputs")
+        )
+        given = {_reference(name)[0]: _digest(b"input", key.encode()) for key, name in inputs.items()}
+        found = self.wires.digests(functions, {**assets, **given})
+        return _told("output", [_digest(key.encode(), _taken(found, name)) for key, name in outputs.items()])
+
+
+def _told(what: str, digests: Iterable[bytes]) -> str:
+    """Return how many there are, and a checksum of them in any order."""
+    ordered = sorted(digests)
+    return f"<{counted(len(ordered), what)}, CRC-32 {digest(ordered):08x}>"
+
+
+def _reference(text: str) -> tuple[int, bytes]:
+    """Return the hash of the node that a reference names, and the output, or ``^`` where it only waits."""
+    if text.startswith("^"):
+        return hash(text[1:]), b"^"
+    name, _, output = text.partition(":")
+    return hash(name), (b"" if output == "0" else output.encode())
+
+
+def _taken(digests: Mapping[int, bytes], text: str) -> bytes:
+    at, output = _reference(text)
+    return digests.get(at, _UNKNOWN) + output
+
+
+def _digest(*parts: bytes | int) -> bytes:
+    made = blake2b(digest_size=12)
+    for part in parts:
+        data = b"%d" % part if isinstance(part, int) else part
+        made.update(len(data).to_bytes(4, "little"))
+        made.update(data)
+    return made.digest()

@@ -1,0 +1,1 @@
+"""TensorFlow's checkpoints of both versions, and the state file beside them."""

@@ -1,0 +1,128 @@
+"""TensorFlow checkpoints: ``<prefix>.index`` and ``<prefix>.data-00000-of-00001``; nothing in them can run.
+
+Source: tensorflow/tensorflow ``core/util/tensor_bundle/``, ``python/checkpoint/``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import NotACheckpoint
+from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.tensorflow.prefix import (
+    DATA,
+    INDEX,
+    OLD_SHARD,
+    Entries,
+    bundles,
+    is_old,
+    is_stage,
+    is_table_source,
+    old_meta,
+    old_name,
+    old_shards,
+    old_tables,
+    prefix_of,
+    stages,
+)
+
+
+class TensorFlow(SetFormat):
+    """A checkpoint of TensorFlow, by its prefix or any of its files."""
+
+    name: ClassVar[str] = "tensorflow"
+    suffixes = (INDEX,)
+
+    def matches(self, probe: Probe) -> bool:
+        if probe.is_directory:
+            return is_stage(probe.path) or self._only(probe) is not None
+        return is_table_source(probe.source) or self._is_named(probe)
+
+    def _is_named(self, probe: Probe) -> bool:
+        """Tell whether a file belongs to a prefix by its name: then it is one, however damaged."""
+        path = probe.source.path
+        if not path.endswith(INDEX):
+            return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_old(path)
+        stem = os.path.basename(path).removesuffix(INDEX)
+        directory = os.path.dirname(path) or os.curdir
+        try:
+            return any(name.startswith(f"{stem}.data-") for name in os.listdir(directory))
+        except OSError:
+            return False
+
+    def _only(self, probe: Probe) -> Unit | None:
+        """Return the checkpoint in a directory that holds just one."""
+        units = [unit for unit in self.units(probe.path, probe.entries) if not is_stage(unit.path)]
+        return units[0] if len(units) == 1 else None
+
+    def open(self, probe: Probe) -> Checkpoint:
+        if probe.is_directory:
+            unit = Unit(probe.path, (), self) if is_stage(probe.path) else self._only(probe)
+            if unit is None:  # it has changed since it was recognised
+                raise NotACheckpoint(probe.path, "no checkpoint in this directory, or several")
+            return self.open_unit(unit)
+        path = probe.source.path
+        probe.close()
+        prefix = prefix_of(probe.path) or prefix_of(path)
+        if prefix is None:
+            return self._old(path)
+        return self._whole(prefix)
+
+    def open_unit(self, unit: Unit) -> Checkpoint:
+        if is_stage(unit.path):
+            from ckpttool.formats.tensorflow.opening import open_stage
+
+            return open_stage(unit.path)
+        is_first = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
+        if is_first and not any(map(prefix_of, [unit.path, *unit.members])):
+            return self._old(unit.path)
+        if not unit.members or (os.path.isdir(unit.path) and not os.path.lexists(unit.path + INDEX)):
+            return super().open_unit(unit)
+        return self._whole(prefix_of(unit.path) or unit.path)
+
+    def unit_of(self, probe: Probe) -> Unit | None:
+        if probe.is_directory:
+            return Unit(probe.path, (probe.name,), self) if is_stage(probe.path) else None
+        prefix = prefix_of(probe.path) or prefix_of(probe.source.path) or probe.source.path
+        directory = os.path.dirname(prefix)
+        if _shards_beside(prefix):
+            prefix = os.path.join(directory, old_name(os.path.basename(prefix)))
+        found = self.units(directory, scan(directory or os.curdir))
+        return next((unit for unit in found if unit.path == prefix), Unit(probe.path, (probe.name,), self))
+
+    @staticmethod
+    def _whole(prefix: str) -> Checkpoint:
+        from ckpttool.formats.tensorflow.opening import open_prefix
+
+        return open_prefix(prefix)
+
+    @staticmethod
+    def _old(path: str) -> Checkpoint:
+        from ckpttool.formats.tensorflow.v1 import open_old
+
+        directory, shards = os.path.dirname(path), _shards_beside(path)
+        if not shards:
+            return open_old(path, [path])
+        whole = os.path.join(directory, old_name(os.path.basename(path)))
+        return open_old(whole, [os.path.join(directory, name) for name in shards])
+
+    def units(self, directory: str, entries: Entries) -> Iterable[Unit]:
+        for prefix, names in bundles(directory, entries).items():
+            yield Unit(os.path.join(directory, prefix), names, self)
+        for names in old_tables(directory, entries):
+            yield Unit(os.path.join(directory, names[0]), names, self)
+        for whole, shards in old_shards(directory, entries).items():
+            yield Unit(os.path.join(directory, whole), (*shards, *old_meta(whole, entries)), self)
+        for name in stages(directory, entries):
+            yield Unit(os.path.join(directory, name), (name,), self)
+
+
+def _shards_beside(path: str) -> tuple[str, ...]:
+    """Return the names of all shards where a path is one of the first version, or the name of them all."""
+    directory, name = os.path.split(path)
+    if OLD_SHARD.fullmatch(name) is None or DATA.fullmatch(name) is not None:
+        return ()
+    return old_shards(directory, scan(directory or os.curdir)).get(old_name(name), ())

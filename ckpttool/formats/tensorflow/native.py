@@ -1,0 +1,82 @@
+"""What TensorFlow needs to find its variables again: the graph of objects, and the keys that tensors have.
+
+``tensorflow.object_graph`` is the graph as it was saved; it is missing where there was none.
+``tensorflow.keys`` is JSON, from the name of each tensor to its key; without a graph, of those whose key is
+another. Bytes that are no UTF-8 are lone surrogates. There is neither where names alone describe the graph.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from ckpttool.checkpoint import Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.tensorflow.graph import graph_of
+from ckpttool.formats.tensorflow.objects import name_of, read_graph
+from ckpttool.wire.jsontext import parse_json
+
+GRAPH, KEYS = "tensorflow.object_graph", "tensorflow.keys"
+_ANY_BYTES = "surrogateescape"
+
+
+def native_of(
+    keys: Mapping[str, bytes], message: bytes | None, tensors: Iterable[Tensor] = ()
+) -> dict[str, bytes]:
+    """Return the native parts of a checkpoint.
+
+    Args:
+        keys: The key of each tensor, by name.
+        message: The graph of objects, None where there is none.
+        tensors: All tensors, those that share another's bytes too.
+    """
+    texts = {name: key.decode("utf-8", _ANY_BYTES) for name, key in keys.items()}
+    if message is None:
+        return {KEYS: _json({name: key for name, key in texts.items() if name != key})}
+    if message == graph_of(keys, ties_in(tensors)):
+        return {}
+    return {GRAPH: message, KEYS: _json(texts)}
+
+
+def _json(keys: Mapping[str, str]) -> bytes:
+    return json.dumps(keys, separators=(",", ":")).encode()
+
+
+def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
+    """Return which tensors share the bytes of another, and its name."""
+    return {tensor.name: tensor.shares_with for tensor in tensors if tensor.shares_with is not None}
+
+
+def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
+    """Return the keys that the native parts tell, by name; None where they tell none."""
+    try:
+        told = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
+    except CheckpointError:
+        return None
+    is_told = isinstance(told, dict) and all(isinstance(key, str) for key in told.values())
+    return told if is_told else None
+
+
+def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[str, bytes] | None:
+    """Return the keys that tensors have by the native parts; None where these don't fit them.
+
+    They fit where a reader finds each tensor by its key under its path again.
+    """
+    told = known_keys(native)
+    if told is None:
+        return None
+    try:
+        keys = {one.name: told.get(one.name, one.name).encode("utf-8", _ANY_BYTES) for one in tensors}
+        graph = read_graph("", native[GRAPH]) if GRAPH in native else {}
+    except (UnicodeEncodeError, DamagedCheckpoint):
+        return None
+    found = {name: readable(key) for name, key in keys.items()}
+    fits = len(set(keys.values())) == len(tensors) and all(
+        name_of(found[one.name], graph) == one.path for one in tensors
+    )
+    return keys if fits else None
+
+
+def readable(key: bytes) -> str:
+    """Return a key as text; what is no UTF-8 is spelled out."""
+    return key.decode("utf-8", "backslashreplace")

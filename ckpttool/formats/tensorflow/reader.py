@@ -1,0 +1,297 @@
+"""Opens TensorFlow's bundles: the index is read and checked whole, the shards are measured.
+
+Each byte of an index is covered by a checksum or has to be zero; the elements have a checksum for each
+tensor, or each slice of one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+from ckpttool.checkpoint import Extent, Span, Tensor
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
+from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
+from ckpttool.formats.tensorflow.objects import GRAPH_KEY, Known, name_of, read_graph, role_of_key
+from ckpttool.formats.tensorflow.prefix import INDEX, MOST_NAMED, shard_name
+from ckpttool.formats.tensorflow.slices import Part, tile
+from ckpttool.formats.tensorflow.values import Sliced, Summed, decoded_strings, summed
+from ckpttool.report import Finding, counted, error, note, warning
+from ckpttool.wire.crc import crc32c
+from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
+from ckpttool.wire.source import Source
+from ckpttool.wire.sstable import FOOTER_BYTES, Table
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+MAX_INDEX = 1 << 26
+MAX_ENTRIES = 500_000
+"""Real models have thousands of variables; an entry takes some hundred bytes of memory."""
+
+Entries = Mapping[bytes, BundleEntry]
+Graph = Mapping[str, Known]
+
+
+class _Stored(NamedTuple):
+    """An entry with elements of its own, by the name that findings give it."""
+
+    entry: BundleEntry
+    name: str
+
+
+class Bundle:
+    """One bundle while it is opened; a context manager that closes its shards where opening fails halfway."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.path = prefix + INDEX
+        self.findings: list[Finding] = []
+        self.complete = True
+        self.sources: dict[int, Source] = {}
+        self.stored: list[_Stored] = []
+        self.told: set[str] = set()
+        self.header = Header(1, "little", 1, 0)
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._opened.close()
+
+    def keep(self) -> Callable[[], None]:
+        """Return what closes the shards; leaving the context does so no more."""
+        return self._opened.pop_all().close
+
+    def fault(self, code: str, message: str, where: str | None) -> None:
+        """Note an error because of which the checkpoint is not complete."""
+        self.findings.append(error(code, message, where))
+        self.complete = False
+
+    def read_index(self) -> dict[bytes, BundleEntry]:
+        """Return all entries by key; slices too.
+
+        Raises:
+            CheckpointError: The index can't be read, or any part of it is wrong.
+        """
+        with Source(self.path) as source:
+            if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
+                raise NotDownloaded(
+                    self.path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'"
+                )
+            if source.size > MAX_INDEX:
+                found_size, most = f"an index of {source.size:,} bytes", f"at most {MAX_INDEX:,}"
+                raise LimitExceeded(self.path, found_size, expected=most)
+            entries = Table(source).entries()
+            first = next(entries, None)
+            if first is None or first.key:
+                found = "a table without a header"
+                raise DamagedCheckpoint(self.path, found, where="header", code="bundle-header")
+            self.header = read_header(self.path, first.value)
+            told: dict[bytes, BundleEntry] = {}
+            for entry in entries:
+                told[entry.key] = read_entry(self.path, entry.key, entry.value)
+                if len(told) > MAX_ENTRIES:
+                    raise LimitExceeded(self.path, f"more than {MAX_ENTRIES:,} entries", where="index")
+            return told
+
+    def open_shards(self) -> None:
+        """Open all shards that there are, and note those that are missing.
+
+        Raises:
+            CheckpointError: The operating system refuses to open one.
+        """
+        missing = []
+        for shard in range(self.header.shards):
+            path = shard_name(self.prefix, shard, self.header.shards)
+            try:
+                self.sources[shard] = self._opened.enter_context(Source(path))
+            except NotFound:
+                missing.append(os.path.basename(path))
+        for name in missing[:MOST_NAMED]:
+            self.fault("shard-missing", "there is no such file", name)
+        if len(missing) > MOST_NAMED:
+            self.fault("shard-missing", f"{len(missing):,} of {self.header.shards:,} shards", None)
+        if self.header.min_consumer > 1:
+            found = f"only readers of version {self.header.min_consumer} may read it, and this is version 1"
+            raise Unsupported(self.path, found, where="header")
+        if self.header.producer > 1:
+            message = f"written by version {self.header.producer} of the format; version 1 is known"
+            self.findings.append(warning("bundle-version", message, "header"))
+
+    def source_of(self, entry: BundleEntry, name: str) -> Source | None:
+        """Return the shard that holds an entry, or None where it doesn't; that is noted.
+
+        Raises:
+            DamagedCheckpoint: There can't be such a shard.
+        """
+        if entry.shard >= self.header.shards:
+            found = f"shard {entry.shard} of {self.header.shards}"
+            raise DamagedCheckpoint(self.path, found, where=name, code="bundle-entry")
+        source = self.sources.get(entry.shard)
+        if source is None:
+            return None
+        if entry.end > source.size:
+            message = f"truncated: {source.size:,} of at least {entry.end:,} bytes"
+            self.fault("truncated", message, f"{os.path.basename(source.path)}: {name}")
+            return None
+        self.stored.append(_Stored(entry, name))
+        return source
+
+    def graph(self, entry: BundleEntry | None) -> dict[str, Known]:
+        """Return what the graph of objects tells about keys; where it is damaged, that is noted."""
+        message = self.text(entry, GRAPH_KEY)
+        if message is None:
+            return {}
+        try:
+            return read_graph(self.path, message)
+        except DamagedCheckpoint as failure:
+            self._note(GRAPH_KEY, failure.code, failure.reason)
+            return {}
+
+    def text(self, entry: BundleEntry | None, name: str) -> bytes | None:
+        """Return the only string of an entry; None for none, and where it is damaged, which is noted."""
+        source = None if entry is None else self.source_of(entry, name)
+        if entry is None or source is None:
+            return None
+        try:
+            return self.string(source, entry)
+        except (DamagedCheckpoint, ValueError) as failure:
+            code = getattr(failure, "code", "object-graph")
+            self._note(name, code, failure.reason if isinstance(failure, DamagedCheckpoint) else str(failure))
+            return None
+
+    def string(self, source: Source, entry: BundleEntry) -> bytes:
+        """Return the only string of an entry.
+
+        Raises:
+            DamagedCheckpoint: Its bytes have another checksum, or can't be read.
+            ValueError: It is no string.
+        """
+        data = source.read(entry.offset, entry.nbytes, entry.name)
+        stream = summed(source, entry, self.header.byteorder, entry.name)
+        _require_checksum(stream, entry, self.path)
+        (message,) = decoded_strings(data, 1)
+        return message
+
+    def _note(self, name: str, code: str, reason: str) -> None:
+        self.findings.append(error(code, reason, name))
+        self.told.add(name)
+
+    def tensor(
+        self, entry: BundleEntry, graph: dict[str, Known], entries: dict[bytes, BundleEntry]
+    ) -> Tensor:
+        """Return one tensor.
+
+        Raises:
+            DamagedCheckpoint: Its entry contradicts itself, or others.
+        """
+        path = name_of(entry.name, graph)
+        role = role_of_key(entry.name, entry.dtype, entry.shape, graph)
+        made = Tensor(
+            path, entry.dtype, entry.shape, role, byteorder=self.header.byteorder, key=_key(entry, path)
+        )
+        if entry.slices:
+            return self._sliced(made, entry, entries)
+        source = self.source_of(entry, made.name)
+        if source is None:
+            return made
+        extent = Extent(source.path, entry.offset, entry.nbytes)
+        swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
+        values = Contiguous(source, entry.offset, entry.nbytes, swap)
+        return replace(made, values=values, extent=extent, storage=extent)
+
+    def _sliced(self, made: Tensor, entry: BundleEntry, entries: Entries) -> Tensor:
+        parts, sources = [], []
+        for one in entry.slices:
+            part = entries.get(slice_key(entry.key, one))
+            if part is None:
+                raise DamagedCheckpoint(
+                    self.path, "a slice that has no entry", where=made.name, code="slice-missing"
+                )
+            axes = list(zip(one, entry.shape, strict=False))
+            starts = tuple(start for (start, _), _ in axes)
+            lengths = tuple(axis if length is None else length for (_, length), axis in axes)
+            parts.append(Part(starts, lengths, part))
+            sources.append(self.source_of(part, f"{made.name}[{len(parts) - 1}]"))
+        tile(self.path, entry, parts)
+        found = tuple(source for source in sources if source is not None)
+        if len(found) < len(sources) or entry.dtype.kind == "string":
+            return made
+        swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
+        values = Sliced(entry.shape, entry.dtype.itemsize, tuple(parts), found, swap)
+        return replace(made, values=values)
+
+    def account(self) -> Iterator[Finding]:
+        """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""
+        by_shard: dict[int, list[_Stored]] = defaultdict(list)
+        for stored in self.stored:
+            by_shard[stored.entry.shard].append(stored)
+        for shard, source in self.sources.items():
+            found = sorted(by_shard[shard], key=lambda one: (one.entry.offset, one.entry.end))
+            name = os.path.basename(source.path)
+            end = gaps = 0
+            for entry, named in found:
+                if entry.nbytes and entry.offset < end:
+                    yield error(
+                        "extents-overlap", f"bytes {entry.offset:,}..{entry.end:,} belong twice", named
+                    )
+                gaps += max(0, entry.offset - end) if entry.nbytes else 0
+                end = max(end, entry.end if entry.nbytes else end)
+            if gaps:
+                yield note("bytes-unused", f"between tensors, unused: {counted(gaps, 'byte')}", name)
+            if source.size > end:
+                message = f"trailing bytes behind the last tensor: {source.size - end:,}"
+                yield warning("trailing-bytes", message, name)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield the stored bytes of all tensors, in the order of the files, with their checksums."""
+        for entry, name in sorted(self.stored, key=lambda one: (one.entry.shard, one.entry.offset)):
+            if name in self.told:
+                continue
+            source = self.sources[entry.shard]
+            extent = Extent(source.path, entry.offset, entry.nbytes)
+            if entry.dtype.kind == "string":
+                yield self._summed_span(source, entry, extent, name)
+            else:
+                read = reader_from(source, entry.offset)
+                yield Span(
+                    extent,
+                    name,
+                    read,
+                    entry.crc32c,
+                    entry.dtype,
+                    self.header.byteorder,
+                    algorithm="crc32c",
+                )
+
+    def _summed_span(self, source: Source, entry: BundleEntry, extent: Extent, name: str) -> Span:
+        try:
+            stream = summed(source, entry, self.header.byteorder, name)
+        except DamagedCheckpoint as failure:
+            failing = _failing(failure)
+            return Span(extent, name, failing, entry.crc32c, inflated=1, algorithm="crc32c")
+        return Span(extent, name, stream.read, entry.crc32c, inflated=stream.nbytes, algorithm="crc32c")
+
+
+def _failing(failure: DamagedCheckpoint) -> Callable[[int, memoryview], None]:
+    def read(offset: int, buffer: memoryview) -> None:
+        raise failure
+
+    return read
+
+
+def _key(entry: BundleEntry, path: tuple[str | int, ...]) -> str | None:
+    return None if path == (entry.name,) else entry.name
+
+
+def _require_checksum(stream: Summed, entry: BundleEntry, path: str) -> None:
+    data = bytearray(min(stream.nbytes, MAX_READ))
+    stream.read(0, memoryview(data))
+    found = crc32c(bytes(data))
+    if found != entry.crc32c:
+        message = f"CRC-32C is {found:08x} instead of {entry.crc32c:08x}"
+        raise DamagedCheckpoint(path, message, where=entry.name, code="checksum-mismatch")

@@ -1,0 +1,1 @@
+"""PyTorch: ``torch.save`` of all ages, TorchScript, exported programs, distributed checkpoints, DeepSpeed."""

@@ -1,0 +1,335 @@
+"""Distributed checkpoints: a directory in which every rank of a job wrote its chunks of the tensors.
+
+``.metadata``, which is written last, says where each chunk lies; a chunk is a whole file of ``torch.save``
+inside a ``.distcp`` file, with its checksums.
+
+Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Extent, Path, Producer, Span, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
+from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.content_entry import restored_from_file
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
+from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.torch.chunks import put_together
+from ckpttool.formats.torch.dcp_items import Item, Items
+from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
+from ckpttool.formats.torch.dcp_tree import tree_of_items
+from ckpttool.formats.torch.objects import TensorParts
+from ckpttool.report import counted, error, warning
+from ckpttool.wire.source import Source
+
+METADATA = ".metadata"
+EXTRA = "meta.pt"
+"""What Lightning's Fabric writes beside: everything that is not sharded."""
+
+_OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
+_DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
+_TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
+_MODULE = b"torch.distributed.checkpoint.metadata"
+
+
+class TorchDcp(Format):
+    """A directory that ``torch.distributed.checkpoint.save`` wrote."""
+
+    name: ClassVar[str] = "torch-dcp"
+
+    def matches(self, probe: Probe) -> bool:
+        if any(_DATA.fullmatch(name) for name in probe.entries):
+            return True
+        return any(_names_the_module(entry) for entry in _metadata_files(probe.entries).values())
+
+    def open(self, probe: Probe) -> Checkpoint:
+        with Gathered("part") as parts, ExitStack() as opened:
+            directory = _Directory(probe, parts, opened)
+            directory.read()
+            tensors = named(directory.tensors, directory.values)
+            metadata = tree_of(directory.values)
+            keep, keep_parts = opened.pop_all().close, parts.keep()
+            checkpoint = Checkpoint(
+                path=probe.path,
+                format=self.name,
+                variant=None,
+                tensors=tensors,
+                files=tuple(file_entry(path) for path in directory.files()),
+                spans=lambda: directory.spans(parts),
+                metadata=lambda: metadata,
+                training=lambda: training_of(metadata, tensors, probe.name),
+                tree=lambda: directory.tree(tensors),
+                producer=Producer("pytorch"),
+                findings=tuple(parts.findings),
+                safety=tuple(dict.fromkeys(parts.safety)),
+                complete=parts.complete,
+                close=lambda: (keep(), keep_parts())[0],
+            )
+            return restored_from_file(checkpoint, directory.beside.get(ENTRY))
+
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
+    """Return the one ``.metadata``, or else those that each rank wrote."""
+    if METADATA in entries and entries[METADATA].is_file():
+        return {METADATA: entries[METADATA]}
+    return {name: entry for name, entry in entries.items() if _OF_A_RANK.fullmatch(name) and entry.is_file()}
+
+
+def _names_the_module(entry: os.DirEntry[str]) -> bool:
+    try:
+        with Source(entry.path) as source:
+            return _MODULE in source.read(0, min(source.size, 4096))
+    except CheckpointError:
+        return False
+
+
+@dataclass(slots=True)
+class _File:
+    """A ``.distcp`` file, and what lies in it by offset."""
+
+    source: Source
+    items: dict[int, Item] = field(default_factory=dict)
+
+
+class _Directory:
+    """A checkpoint on its way of being opened."""
+
+    def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
+        self._probe, self._parts, self._opened = probe, parts, opened
+        self.beside: dict[str, Source] = {}
+        self._files: dict[str, _File] = {}
+        self._items: dict[Key, Item] = {}
+        self._metadata, self._opener = Metadata(), Items()
+        self.tensors: list[tuple[Path, TensorParts]] = []
+        self.values: list[tuple[Path, object]] = []
+        self._extra: Checkpoint | None = None
+
+    def read(self) -> None:
+        """Open everything, and note what is wrong.
+
+        Raises:
+            DamagedCheckpoint: The metadata can't be read.
+        """
+        metadata, parts = self._metadata, self._parts
+        names = _metadata_files(self._probe.entries)
+        if not names:
+            message = "there is none; the save was interrupted before its end"
+            parts.fault("missing", message, METADATA)
+            message = "without .metadata it is not known what lies in the .distcp files"
+            parts.safety.append(warning("not-scanned", message))
+        for name, entry in names.items():
+            metadata.add(entry.path, name)
+            self.beside[name] = self._opened.enter_context(Source(entry.path))
+        carried = self._probe.entries.get(ENTRY)
+        if carried is not None and carried.is_file(follow_symlinks=False):
+            self.beside[ENTRY] = self._opened.enter_context(Source(carried.path))
+        parts.findings += metadata.findings
+        parts.safety += metadata.safety
+        self._note_transformed()
+        self._open_items()
+        for fqn, entry_ in metadata.entries.items():
+            self._add(fqn, entry_)
+        self._add_extra()
+        self._note_others()
+
+    def tree(self, tensors: tuple[Tensor, ...]) -> object:
+        """Return all that the items hold, in the containers that their paths make."""
+        return tree_of_items(self._metadata.entries, self._items, self._extra, tensors)
+
+    def files(self) -> Iterator[str]:
+        """Yield the paths of all files that belong to it."""
+        for name, entry in self._probe.entries.items():
+            if entry.is_file() and (name in (EXTRA, ENTRY) or name.endswith((".distcp", ".metadata"))):
+                yield entry.path
+
+    def spans(self, parts: Gathered) -> Iterator[Span]:
+        """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
+        for name, source in self.beside.items():
+            yield Span(Extent(source.path, 0, source.size), name, source.read_into)
+        for name, file in self._files.items():
+            for offset in sorted(file.items):
+                yield from file.items[offset].spans(name)
+        yield from parts.spans()
+
+    def _note_transformed(self) -> None:
+        """Note items that were compressed or encrypted when they were written; these are not read."""
+        transformed = self._metadata.transformed
+        for name in sorted(set(transformed.values())):
+            items = counted(sum(found == name for found in transformed.values()), "item")
+            message = f"{items} written through {name}, which is not read: nothing in them was checked"
+            self._parts.findings.append(error("transformed", message, METADATA))
+            self._parts.safety.append(warning("not-scanned", f"what was written through {name}", METADATA))
+
+    # The items -------------------------------------------------------------------------------------
+
+    def _open_items(self) -> None:
+        """Open each item once, file after file, in the order of the file."""
+        by_file: dict[str, list[tuple[Place, Key]]] = defaultdict(list)
+        for key, places in self._metadata.places.items():
+            for place in places:
+                by_file[place.file].append((place, key))
+        for name in sorted(by_file):
+            found = sorted(by_file[name], key=lambda one: one[0])
+            file = self._open_file(name)
+            if file is None:
+                continue
+            self._check_ranges(name, file.source.size, [place for place, _ in found])
+            for place, key in found:
+                self._open_item(file, place, key)
+
+    def _open_file(self, name: str) -> _File | None:
+        why = refusal(name) or ("a path into a directory" if "/" in name else None)
+        entry = self._probe.entries.get(name)
+        path = os.path.join(self._probe.path, name) if entry is None else entry.path
+        if why:
+            self._parts.fault("path", f"{why}; it was not opened", name)
+        elif not os.path.exists(path):
+            self._parts.fault("missing", "there is no such file", name)
+        elif not _lies_in(path, os.path.dirname(path)):
+            self._parts.fault("path", "a link that leads out of the checkpoint; it was not opened", name)
+        elif not os.path.isfile(path):
+            self._parts.fault("damaged", "not a regular file", name)
+        else:
+            file = self._files[name] = _File(self._opened.enter_context(Source(path)))
+            return file
+        self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+        return None
+
+    def _check_ranges(self, name: str, size: int, places: list[Place]) -> None:
+        """Compare the ranges of the items with each other and the file."""
+        expected, findings = 0, self._parts.findings
+        for place in dict.fromkeys(places):
+            if place.offset < expected:
+                message = f"the item at byte {place.offset:,} overlaps the one before it"
+                findings.append(error("items-overlap", message, name))
+            elif place.offset > expected:
+                message = f"{place.offset - expected:,} bytes before byte {place.offset:,} belong to no item"
+                findings.append(warning("items-gap", message, name))
+            expected = max(expected, place.offset + place.nbytes)
+        if expected < size:
+            message = f"{size - expected:,} bytes behind the last item belong to none"
+            findings.append(warning("items-gap", message, name))
+        elif expected > size:
+            self._parts.fault("truncated", f"truncated: {size:,} of {expected:,} bytes", name)
+
+    def _open_item(self, file: _File, place: Place, key: Key) -> None:
+        where = f"{key[0]}: {place.file}"
+        if place.offset + place.nbytes > file.source.size:
+            return  # the file is cut short, which was told once for all
+        if key in self._metadata.transformed:
+            return
+        try:
+            item = file.items.get(place.offset)
+            if item is None or item.nbytes != place.nbytes:
+                item = file.items[place.offset] = self._opener.open(
+                    file.source, place, key[0], self._kind(key[0])
+                )
+                self._parts.findings += (placed(finding, where) for finding in item.findings)
+                self._parts.safety += (placed(finding, where) for finding in item.safety)
+            self._items.setdefault(key, item)
+        except (DamagedCheckpoint, Unsupported) as failure:
+            message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
+            self._parts.findings.append(error("item-damaged", message, where))
+            self._parts.complete = False
+            self._parts.safety += (placed(one, where) for one in getattr(failure, "safety", ()))
+            self._parts.safety.append(warning("not-scanned", "it could not be read", where))
+
+    def _kind(self, fqn: str) -> tuple[str, tuple[int, ...]] | None:
+        """Return what chunks of one tensor, and of others like it, have in common."""
+        entry = self._metadata.entries.get(fqn)
+        return None if entry is None or entry.dtype is None else (entry.dtype.name, entry.shape)
+
+    # What they make ---------------------------------------------------------------------------------
+
+    def _add(self, fqn: str, entry: Entry) -> None:
+        """Add a tensor or a value; what can't be put together is a tensor without values."""
+        if entry.dtype is None:
+            item = self._items.get((fqn, None))
+            if item is None:
+                self._lacks(fqn, None)
+                return
+            self.tensors += ((entry.path + path, parts) for path, parts in item.tensors)
+            if item.plain is not None or not item.tensors:
+                self.values.append((entry.path, item.plain))
+            return
+        findings = list(check_chunks(self._probe.path, fqn, entry))
+        self._parts.findings += findings
+        is_whole = not any(finding.code == "chunks-wrong" for finding in findings)
+        self._parts.complete &= is_whole
+        chunks = [self._chunk(fqn, entry, chunk) for chunk in entry.chunks]
+        empty = TensorParts(entry.dtype, entry.shape)
+        known = [parts for parts in chunks if parts is not None]
+        if not is_whole or len(known) < len(chunks):
+            self.tensors.append((entry.path, empty))
+        elif len(known) == 1:
+            self.tensors.append((entry.path, known[0]))
+        else:
+            values = put_together(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
+            self.tensors.append((entry.path, replace(empty, values=values)))
+
+    def _chunk(self, fqn: str, entry: Entry, chunk: Chunk) -> TensorParts | None:
+        """Return a chunk as its item holds it, or None where it doesn't."""
+        key = (fqn, chunk.offsets)
+        item = self._items.get(key)
+        if item is None:
+            self._lacks(fqn, chunk)
+            return None
+        if len(item.tensors) == 1 and item.tensors[0][0] == ():
+            parts = item.tensors[0][1]
+            if (parts.dtype, parts.shape) == (entry.dtype, chunk.sizes):
+                return parts
+            found = f"{parts.dtype} {list(parts.shape)}"
+        else:
+            found = f"{len(item.tensors)} tensors"
+        message = f"its item holds {found}, and .metadata says {entry.dtype} {list(chunk.sizes)}"
+        self._parts.findings.append(error("item-mismatch", message, fqn))
+        return None
+
+    def _lacks(self, fqn: str, chunk: Chunk | None) -> None:
+        """Note that an item is nowhere, where no other finding has told why."""
+        if (fqn, chunk.offsets if chunk else None) not in self._metadata.places:
+            self._parts.fault("missing", ".metadata does not say where it lies", fqn)
+
+    # What lies beside -------------------------------------------------------------------------------
+
+    def _add_extra(self) -> None:
+        entry = self._probe.entries.get(EXTRA)
+        if entry is None:
+            return
+        part = self._extra = self._parts.add(EXTRA, partial(open_file, entry.path))
+        for tensor in part.tensors if part is not None else ():
+            made = TensorParts(
+                tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder
+            )
+            self.tensors.append((tensor.path, made))
+        self.values += (((key,), value) for key, value in (part.metadata if part is not None else {}).items())
+
+    def _note_others(self) -> None:
+        """Note data that the metadata does not name, and what an interrupted save left."""
+        named_ = {place.file for places in self._metadata.places.values() for place in places}
+        for name in self._probe.entries:
+            if name.endswith(".distcp") and name not in named_ and self._metadata.entries:
+                self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
+                self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
+            elif _TEMPORARY.fullmatch(name):
+                message = "left behind by a save that was interrupted"
+                self._parts.findings.append(warning("part-temporary", message, name))
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    base = os.path.realpath(directory)
+    return os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep)

@@ -1,0 +1,294 @@
+"""One item of a distributed checkpoint: a whole file of ``torch.save`` that lies inside another file."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ckpttool.checkpoint import Extent, Path, Span, Tensor, Values
+from ckpttool.formats.content.objects import kept
+from ckpttool.formats.content.trees import flatten
+from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+from ckpttool.formats.torch.records import Records, StorageRecords, trailing
+from ckpttool.report import Finding
+from ckpttool.wire.judgement import Judged, keeping, read_pickles
+from ckpttool.wire.readable import Contiguous
+from ckpttool.wire.source import Buffer, Part, Source
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
+
+_MAX_KNOWN, _MAX_KNOWN_BYTES = 512, 4096
+_MAX_MOULD = 1 << 16  # bytes around the values; torch writes 1,500
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What an item holds; extents count from the start of the file that it lies in."""
+
+    fqn: str
+    nbytes: int
+    base: int
+    records: Callable[[], Records]
+    tensors: tuple[tuple[Path, TensorParts], ...]
+    stored: list[tuple[Path, TensorParts]]
+    plain: object
+    findings: tuple[Finding, ...]
+    safety: tuple[Finding, ...]
+    tree: Callable[[tuple[Tensor, ...]], object]
+    """Gives what it holds as ``Checkpoint.tree``, from the tensors with their names."""
+
+    def spans(self, file: str) -> Iterator[Span]:
+        """Iterate over its records; ``file`` is the name for people of the file that it lies in."""
+        for span in self.records().spans(self.stored):
+            extent = replace(span.extent, offset=self.base + span.extent.offset)
+            yield replace(span, extent=extent, where=f"{self.fqn}: {file}: {span.where}")
+
+
+class Pickles:
+    """Interprets the pickles of items; chunks of one type and shape have the very same one."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Judged] = {}
+
+    def read(self, records: Records) -> Judged:
+        """Return what the main pickle of an item holds.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or not a pickle.
+        """
+        member = records.by_name.get("data.pkl")
+        if member is None or member.size > _MAX_KNOWN_BYTES:
+            return records.judged_pickle("data.pkl")
+        data = records.archive.read(member)
+        if data not in self._known:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[data] = read_pickles(Buffer(records.path, data), 0, len(data), member.name)
+        return self._known[data]
+
+
+def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
+    """Return what lies at a place.
+
+    Raises:
+        DamagedCheckpoint: It is no whole file of ``torch.save``.
+        Unsupported: It is packed in a way that is not read.
+    """
+    records = _records(source, place, fqn)
+    judged = pickles.read(records)
+    with keeping(judged.safety):
+        resolve = StorageRecords(records, "data")
+        root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
+        flat = flatten(root, leaf, source.path)
+        findings = (*records.findings(), *resolve.findings(), *trailing(judged))
+    return Item(
+        fqn,
+        place.nbytes,
+        place.offset,
+        lambda: records,
+        tuple((path, _moved(parts, source, place.offset)) for path, parts in flat.tensors),
+        flat.tensors,
+        flat.plain,
+        findings,
+        (*judged.safety, *records.judged_others("data.pkl")),
+        lambda tensors: kept(root, leaf, tensors, source.path),
+    )
+
+
+def _records(source: Source, place: Place, fqn: str) -> Records:
+    return Records(Archive(Part(source, place.offset, place.nbytes, fqn)), source.path)
+
+
+def _moved(parts: TensorParts, source: Source, base: int) -> TensorParts:
+    """Return a tensor with its extents counted from the start of the file."""
+    return replace(
+        parts,
+        extent=_in_file(parts.extent, source, base),
+        storage=_in_file(parts.storage, source, base),
+        identity=None if parts.identity is None else (source.path, base, parts.identity),
+    )
+
+
+def _in_file(extent: Extent | None, source: Source, base: int) -> Extent | None:
+    return None if extent is None else Extent(source.path, base + extent.offset, extent.nbytes)
+
+
+# Items that are alike ---------------------------------------------------------------------------------
+
+
+class Items:
+    """Opens the items of a checkpoint: one of a kind is looked through, the others are compared with it.
+
+    Chunks of one type and shape differ in their values and checksums alone, wherever torch wrote them.
+    """
+
+    def __init__(self) -> None:
+        self._pickles = Pickles()
+        self._moulds: dict[Hashable, _Mould] = {}
+
+    def open(self, source: Source, place: Place, fqn: str, kind: Hashable) -> Item:
+        """Return what lies at a place; ``kind`` is what it should be.
+
+        Raises:
+            DamagedCheckpoint: It is no whole file of ``torch.save``.
+            Unsupported: It is packed in a way that is not read.
+        """
+        mould = self._moulds.get((kind, place.nbytes))
+        if mould is not None and mould.fits(source, place):
+            return mould.cast(source, place, fqn)
+        item = open_item(source, place, fqn, self._pickles)
+        made = _mould(source, place, item)
+        if made is not None:
+            self._moulds[kind, place.nbytes] = made
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class _Mould:
+    """What the bytes of all items of a kind have in common.
+
+    Attributes:
+        item: The one that was looked through.
+        skipped: Where the values begin and end, which are not read; offsets below don't count them.
+        fixed: Bytes that are the same in all, and where.
+        checksums: Of each record that is another in each: all the places of its one checksum.
+        others: Where records begin that are no values, and must not be pickles.
+    """
+
+    item: Item
+    skipped: tuple[int, int]
+    fixed: tuple[tuple[int, bytes], ...]
+    checksums: tuple[tuple[int, ...], ...]
+    others: tuple[int, ...]
+
+    def fits(self, source: Source, place: Place) -> bool:
+        """Tell whether what lies at a place is the same item but for values and checksums."""
+        data = _around(source, place, self.skipped)
+        return (
+            all(data.startswith(fixed, at) for at, fixed in self.fixed)
+            and all(_is_one_checksum(data, places) for places in self.checksums)
+            and not any(data[at] == _PICKLE for at in self.others)
+        )
+
+    def cast(self, source: Source, place: Place, fqn: str) -> Item:
+        """Return the item at a place where the mould fits."""
+        known, base = self.item, place.offset
+        ((path, parts),) = known.stored
+        moved = replace(
+            parts,
+            values=_shifted_values(parts.values, source, base),
+            extent=_in_file(parts.extent, source, base),
+            storage=_in_file(parts.storage, source, base),
+            identity=(source.path, base, parts.identity),
+        )
+        records = partial(_records, source, place, fqn)
+        stored = known.stored
+        return Item(
+            fqn, place.nbytes, base, records, ((path, moved),), stored, known.plain, (), (), _alone(moved)
+        )
+
+
+def _alone(parts: TensorParts) -> Callable[[tuple[Tensor, ...]], object]:
+    """Return what gives the tree of an item that is one tensor."""
+
+    def tree(tensors: tuple[Tensor, ...]) -> object:
+        return next((tensor for tensor in tensors if tensor.values is parts.values), None)
+
+    return tree
+
+
+_PICKLE = 0x80
+_CENTRAL_FIELDS = struct.Struct("<16xI8x3H8xI")  # checksum; lengths of name, extra, comment; local header
+_CENTRAL_BYTES, _CHECKSUM_IN_CENTRAL, _CHECKSUM_IN_LOCAL = 46, 16, 14
+_HAS_DESCRIPTOR, _CHECKSUM_IN_DESCRIPTOR = 0x0008, 4
+_DIRECTORY_BEFORE_END = 6  # where the end record says, in 4 bytes, at which offset the directory begins
+
+
+def _shifted_values(values: Values | None, source: Source, base: int) -> Values | None:
+    if not isinstance(values, Contiguous):
+        return None
+    return values._replace(source=source, offset=base + values.offset)
+
+
+def _around(source: Source, place: Place, skipped: tuple[int, int]) -> bytes:
+    """Return the bytes of an item without those in a range."""
+    start, end = skipped
+    if place.nbytes <= _MAX_KNOWN_BYTES:
+        data = source.read(place.offset, place.nbytes)
+        return data[:start] + data[end:]
+    return source.read(place.offset, start) + source.read(place.offset + end, place.nbytes - end)
+
+
+def _is_one_checksum(data: bytes, places: tuple[int, ...]) -> bool:
+    """Tell whether one checksum stands in all places; 0 is what a file without checksums has."""
+    first = data[places[0] : places[0] + 4]
+    return first != b"\0\0\0\0" and all(data.startswith(first, at) for at in places[1:])
+
+
+def _mould(source: Source, place: Place, item: Item) -> _Mould | None:
+    """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
+    if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
+        return None
+    if not isinstance(item.stored[0][1].values, Contiguous):
+        return None
+    members = item.records().archive.members
+    loose = [member for member in members if _is_loose(member) and member.size]
+    values = [member for member in loose if "/data/" in member.name]
+    if len(values) != 1 or any(member.method != STORED for member in members):
+        return None
+    skipped = values[0].payload, values[0].end
+    gap = skipped[1] - skipped[0]
+    if place.nbytes - gap > _MAX_MOULD:
+        return None
+    data = _around(source, place, skipped)
+
+    def at(offset: int) -> int:
+        return offset if offset < skipped[1] else offset - gap
+
+    central = _central_checksums(data, at)
+    if not all(member.header in central for member in loose):
+        return None
+    checksums = tuple(tuple(map(at, _checksum_places(member, central[member.header]))) for member in loose)
+    others = tuple(at(member.payload) for member in loose if member is not values[0])
+    varying = [(place_, place_ + 4) for places in checksums for place_ in places]
+    varying += [(at(member.payload), at(member.end)) for member in loose if member is not values[0]]
+    mould = _Mould(item, skipped, tuple(_fixed(data, sorted(varying))), checksums, others)
+    return mould if mould.fits(source, place) else None
+
+
+def _is_loose(member: Member) -> bool:
+    """Tell whether a record differs from item to item: values, and the number that torch gives each save."""
+    name = member.name.partition("/")[2]
+    return name.startswith("data/") or name == ".data/serialization_id"
+
+
+def _central_checksums(data: bytes, at: Callable[[int], int]) -> dict[int, int]:
+    """Return where the directory has each record's checksum, in the item, by the record's own offset."""
+    (start,) = struct.unpack("<I", data[-_DIRECTORY_BEFORE_END:-2])
+    gap = start - at(start)
+    here, found = at(start), {}
+    while data.startswith(b"PK\x01\x02", here):
+        _, name, extra, comment, header = _CENTRAL_FIELDS.unpack_from(data, here)
+        found[header] = here + gap + _CHECKSUM_IN_CENTRAL
+        here += _CENTRAL_BYTES + name + extra + comment
+    return found
+
+
+def _checksum_places(member: Member, central: int) -> Iterator[int]:
+    yield central
+    if member.flags & _HAS_DESCRIPTOR:
+        yield member.end + _CHECKSUM_IN_DESCRIPTOR
+    else:
+        yield member.header + _CHECKSUM_IN_LOCAL
+
+
+def _fixed(data: bytes, varying: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """Yield what lies between ranges that may vary, and where."""
+    start = 0
+    for begin, end in (*varying, (len(data), len(data))):
+        if start < begin:
+            yield start, data[start:begin]
+        start = max(start, end)

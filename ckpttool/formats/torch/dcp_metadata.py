@@ -1,0 +1,296 @@
+"""The ``.metadata`` of a distributed checkpoint: what each tensor is, and where its chunks lie.
+
+It is a pickle of a few dataclasses, which are read as inert nodes.
+
+Source: PyTorch ``torch/distributed/checkpoint/metadata.py``, ``filesystem.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckpttool.checkpoint import Path
+from ckpttool.dtypes import DType
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.torch.objects import MAX_AXES
+from ckpttool.formats.torch.types import sizes, torch_dtype
+from ckpttool.report import Finding, error
+from ckpttool.wire.judgement import keeping, read_pickles
+from ckpttool.wire.pickled import Call
+from ckpttool.wire.source import Source
+
+MAX_ITEMS = 1_000_000
+"""The most chunks and values that one checkpoint may consist of."""
+MAX_COMPARED = 5_000_000
+"""The most pairs of chunks of one tensor that are compared."""
+
+_MODULE = "torch.distributed.checkpoint.metadata"
+_MAX_INT64 = (1 << 63) - 1
+_MAX_KEYS = 100  # of a path that planner_data gives
+
+
+Key = tuple[str, tuple[int, ...] | None]
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor; both in elements, one number an axis."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(at + length for at, length in zip(self.offsets, self.sizes, strict=True))
+
+
+class Place(NamedTuple):
+    """Where an item lies: a file's name, and a range of bytes in it."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is saved under one name: a tensor in chunks, or with ``dtype`` None any other object."""
+
+    path: Path
+    dtype: DType | None = None
+    shape: tuple[int, ...] = ()
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Metadata:
+    """What one or several ``.metadata`` files say.
+
+    Attributes:
+        entries: By name.
+        places: Where each chunk lies, by name and offsets; offsets are None for what is no tensor. Several
+            where each rank wrote metadata of its own, and a copy of what is not cut.
+        told: What else they say, as plain data.
+        transformed: How the bytes of items were transformed when they were written: ``stream.zstd``.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    places: dict[Key, list[Place]] = field(default_factory=dict)
+    told: dict[str, object] = field(default_factory=dict)
+    transformed: dict[Key, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    safety: list[Finding] = field(default_factory=list)
+
+    def add(self, path: str, name: str) -> None:
+        """Read one file.
+
+        Raises:
+            DamagedCheckpoint: It is no pickle, or holds something else.
+            LimitExceeded: It names more than any honest one.
+        """
+        with Source(path) as source:
+            judged = read_pickles(source, 0, source.size)
+            with keeping(judged.safety):
+                _Reading(self, path, name).run(judged.pickles[0].root)
+        self.safety += (Finding(one.code, one.severity, one.message, name) for one in judged.safety)
+        behind = judged.trailing or len(judged.pickles) - 1
+        if behind:
+            self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
+
+
+class _Reading:
+    """One ``.metadata`` on its way into what is known already."""
+
+    def __init__(self, metadata: Metadata, path: str, name: str) -> None:
+        self._metadata, self._path, self._name = metadata, path, name
+        self._paths: Mapping[Any, Any] = {}
+        self._located: dict[Key, Place] = {}
+
+    def run(self, root: object) -> None:
+        if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
+            raise self._damaged(
+                f"it holds {plain(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
+            )
+        try:
+            self._read(_state(root))
+        except (TypeError, KeyError, ValueError, AttributeError) as failure:
+            raise self._damaged(f"it can't be read: {failure}", "metadata-malformed") from failure
+
+    def _read(self, state: Mapping[str, Any]) -> None:
+        described, stored = _mapping(state["state_dict_metadata"]), _mapping(state["storage_data"])
+        if len(described) > MAX_ITEMS or len(stored) > MAX_ITEMS:
+            found = f"{max(len(described), len(stored)):,} items"
+            raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
+        paths = state.get("planner_data")
+        self._paths = paths if isinstance(paths, dict) else {}
+        for fqn, node in described.items():
+            self._describe(_text(fqn), node)
+        for index, info in stored.items():
+            self._locate(_state(index), _state(info))
+        if isinstance(state.get("version"), str):
+            self._metadata.told["version"] = plain(state["version"])
+
+    def _describe(self, fqn: str, node: object) -> None:
+        entries = self._metadata.entries
+        if isinstance(node, Call) and node.is_of(_MODULE, "BytesStorageMetadata"):
+            entries.setdefault(fqn, Entry(self._path_of(fqn)))
+            return
+        state = _state(node)
+        properties = state["properties"].state
+        dtype = torch_dtype(properties["dtype"] if isinstance(properties, dict) else properties[0])
+        shape = self._numbers(state["size"])
+        entry = entries.setdefault(fqn, Entry(self._path_of(fqn), dtype, shape))
+        if (entry.dtype, entry.shape) != (dtype, shape):
+            raise self._damaged("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
+        if math.prod(shape) * dtype.bits > _MAX_INT64:
+            raise self._damaged(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
+        known = set(entry.chunks)
+        for chunk in state["chunks"]:
+            box = _state(chunk)
+            made = Chunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
+            if len(made.offsets) != len(shape) or len(made.sizes) != len(shape):
+                raise self._damaged("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
+            if made not in known:
+                known.add(made)
+                entry.chunks.append(made)
+
+    def _locate(self, index: Mapping[str, Any], info: Mapping[str, Any]) -> None:
+        fqn, offset = _text(index["fqn"]), index.get("offset")
+        key = (fqn, None if offset is None else self._numbers(offset))
+        file, at, nbytes = _text(info["relative_path"]), info["offset"], info["length"]
+        if info.get("transform_descriptors"):
+            self._metadata.transformed[key] = _names(info["transform_descriptors"])
+        (at, nbytes) = self._numbers((at, nbytes))
+        place = Place(file, at, nbytes)
+        self._metadata.places.setdefault(key, []).append(place)
+        if self._located.setdefault(key, place) != place:
+            message = "two places are given for one chunk"
+            self._metadata.findings.append(error("chunk-twice", message, fqn))
+
+    def _path_of(self, fqn: str) -> Path:
+        keys = self._paths.get(fqn)
+        if not isinstance(keys, list | tuple) or not 0 < len(keys) <= _MAX_KEYS:
+            return (fqn,)
+        return tuple(key if type(key) in (int, str) else str(plain(key)) for key in keys)
+
+    def _numbers(self, node: object) -> tuple[int, ...]:
+        found = sizes(node)
+        if len(found) > MAX_AXES or not all(type(n) is int and 0 <= n <= _MAX_INT64 for n in found):
+            raise self._damaged(f"numbers like {[plain(n) for n in found[:4]]}", "metadata-malformed")
+        return found
+
+    def _damaged(
+        self, found: str, code: str, expected: str | None = None, fqn: str | None = None
+    ) -> DamagedCheckpoint:
+        where = self._name if fqn is None else f"{self._name}: {fqn}"
+        return DamagedCheckpoint(self._path, found, expected=expected, where=where, code=code)
+
+
+def _state(node: object) -> Mapping[str, Any]:
+    """Return the fields of a dataclass.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(node, Call) or not isinstance(node.state, dict):
+        raise TypeError(f"{plain(node)!s:.60} where an object should be")
+    return node.state
+
+
+def _mapping(node: object) -> Mapping[Any, Any]:
+    if not isinstance(node, dict):
+        raise TypeError(f"{plain(node)!s:.60} where a dictionary should be")
+    return node
+
+
+def _names(node: object) -> str:
+    names = node if isinstance(node, list | tuple) else [node]
+    return ", ".join(f"{plain(name)!s:.60}" for name in names[:4])
+
+
+def _text(node: object) -> str:
+    if not isinstance(node, str):
+        raise TypeError(f"{plain(node)!s:.60} where a name should be")
+    return node
+
+
+def tree_of(values: list[tuple[Path, object]]) -> dict[str, object]:
+    """Return values by path as nested dictionaries; those with keys 0 to n are lists again."""
+    root: dict[Any, Any] = {}
+    for path, value in values:
+        level = root
+        for key in path[:-1]:
+            inner = level.setdefault(key, {})
+            level = inner if isinstance(inner, dict) else level
+        level.setdefault(path[-1], value)
+    return {str(key): _with_lists(value) for key, value in root.items()}
+
+
+def _with_lists(tree: object) -> object:
+    if not isinstance(tree, dict):
+        return tree
+    made = {key: _with_lists(value) for key, value in tree.items()}
+    if made and list(made) == list(range(len(made))):
+        return list(made.values())
+    return {str(key): value for key, value in made.items()}
+
+
+# Chunks and the tensor that they make ---------------------------------------------------------------
+
+
+def check_chunks(path: str, fqn: str, entry: Entry) -> Iterator[Finding]:
+    """Yield why the chunks do not make the tensor: one outside, two that overlap, a hole.
+
+    Raises:
+        LimitExceeded: There are more chunks than can be compared.
+    """
+    outside = [
+        chunk
+        for chunk in entry.chunks
+        if any(end > length for end, length in zip(chunk.ends, entry.shape, strict=True))
+    ]
+    if outside:
+        message = f"a chunk {_box(outside[0])} lies outside shape {list(entry.shape)}"
+        yield error("chunks-wrong", message, fqn)
+        return
+    filled = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
+    pair = _overlapping(path, fqn, filled)
+    if pair:
+        yield error("chunks-wrong", f"chunks {_box(pair[0])} and {_box(pair[1])} overlap", fqn)
+        return
+    total, wanted = sum(math.prod(chunk.sizes) for chunk in filled), math.prod(entry.shape)
+    if total != wanted:
+        yield error("chunks-wrong", f"the chunks have {total:,} of {wanted:,} elements", fqn)
+
+
+def _box(chunk: Chunk) -> str:
+    ranges = zip(chunk.offsets, chunk.ends, strict=True)
+    return "[" + ", ".join(f"{start}:{end}" for start, end in ranges) + "]"
+
+
+def _overlapping(path: str, fqn: str, chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
+    """Return two chunks that share an element, or None; swept along the axis that is cut most."""
+    if len(chunks) < 2:
+        return None
+    axes = range(len(chunks[0].sizes))
+    if not axes:
+        return chunks[0], chunks[1]
+    axis = max(axes, key=lambda at: len({chunk.offsets[at] for chunk in chunks}))
+    active: list[Chunk] = []
+    compared = 0
+    for chunk in sorted(chunks, key=lambda one: one.offsets[axis]):
+        active = [other for other in active if other.ends[axis] > chunk.offsets[axis]]
+        compared += len(active)
+        if compared > MAX_COMPARED:
+            raise LimitExceeded(path, f"{len(chunks):,} chunks that can't be compared", where=fqn)
+        for other in active:
+            if all(
+                a < d and c < b
+                for a, b, c, d in zip(chunk.offsets, chunk.ends, other.offsets, other.ends, strict=True)
+            ):
+                return other, chunk
+        active.append(chunk)
+    return None

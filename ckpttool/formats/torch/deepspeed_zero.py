@@ -1,0 +1,272 @@
+"""ZeRO's partitions: which elements of which parameter each rank holds.
+
+Source: deepspeedai/DeepSpeed ``deepspeed/utils/zero_to_fp32.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.formats.torch.chunks import Joined
+from ckpttool.formats.torch.objects import MAX_AXES
+from ckpttool.report import Finding, error, note
+from ckpttool.wire.readable import Contiguous
+
+STATES = "optimizer_state_dict"
+_STAGE = re.compile(r"ZeroStageEnum\((\d)\)")
+_MAX_INT64 = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The states of all ranks.
+
+    Attributes:
+        stage: What ZeRO cuts: 1 the optimizer, 2 the gradients too, 3 the parameters too.
+        world: Number of data-parallel ranks; 0 where it is not known.
+        models: Number of model-parallel ranks.
+        model: Model states of the first model-parallel rank, by data-parallel rank.
+        optimizer: Optimizer states, likewise.
+        told: What the first model states say.
+        names: Names of all files.
+    """
+
+    stage: int | None
+    world: int
+    models: int
+    model: Mapping[int, Checkpoint]
+    optimizer: Mapping[int, Checkpoint]
+    told: Mapping[str, Any]
+    names: tuple[str, ...]
+
+    @property
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Return the shapes of the parameters by name, group by group, as far as they are told."""
+        return shapes_of(self.told.get("param_shapes"))
+
+    @property
+    def has_experts(self) -> bool:
+        """Tell whether there are layers of which each rank has some experts only."""
+        return bool(self.told.get("num_experts"))
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether the optimizer states of all ranks are here."""
+        return self.world > 0 and set(self.optimizer) == set(range(self.world))
+
+
+def stage_of(told: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int | None:
+    """Return the stage of ZeRO, from the optimizer states or the configuration."""
+    for part in optimizers:
+        if (stage := _stage(part)) is not None:
+            return stage
+    zero = _inner(told, "ds_config", "zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
+    return stage if type(stage) is int else None
+
+
+def _stage(part: Checkpoint) -> int | None:
+    return stage_told(part.metadata)
+
+
+def stage_told(states: Mapping[str, Any]) -> int | None:
+    """Return the stage of ZeRO that the optimizer states of a rank tell."""
+    told = _inner(states, STATES, "zero_stage")
+    if isinstance(told, Mapping):
+        told = told.get("<class>")
+    match = _STAGE.search(told) if isinstance(told, str) else None
+    if match:
+        return int(match[1])
+    return told if type(told) is int else None
+
+
+def _inner(tree: object, *keys: str) -> Any:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def shapes_of(told: object) -> list[dict[str, tuple[int, ...]]]:
+    """Return shapes by name, group by group; what is none is left out."""
+    groups = told if isinstance(told, list) else [told] if isinstance(told, Mapping) else []
+    return [
+        {name: tuple(shape) for name, shape in group.items() if _is_shape(shape)}
+        for group in groups
+        if isinstance(group, Mapping)
+    ]
+
+
+def _is_shape(shape: object) -> bool:
+    if not isinstance(shape, list) or len(shape) > MAX_AXES:
+        return False
+    if not all(type(length) is int and length >= 0 for length in shape):
+        return False
+    return math.prod(shape) <= _MAX_INT64
+
+
+# Checks ---------------------------------------------------------------------------------------------
+
+
+def check_partitions(ranks: Ranks) -> Iterator[Finding]:
+    """Yield where the partitions of the ranks contradict each other or the parameters' shapes."""
+    for rank, part in ranks.optimizer.items():
+        yield from _check_rank(ranks, rank, part)
+    if not ranks.is_whole or ranks.models != 1:
+        return
+    if ranks.stage in (1, 2):
+        yield from _check_groups(ranks)
+    elif ranks.stage == 3:
+        for rank in range(ranks.world):
+            wanted = sum(-(-math.prod(s) // ranks.world) for group in ranks.shapes for s in group.values())
+            found = sum(tensor.size for tensor in flat_of(ranks, rank))
+            if found != wanted:
+                message = f"rank {rank} holds {found:,} elements, and the parameters need {wanted:,} of each"
+                yield error("partition-sum", message, os.path.basename(ranks.optimizer[rank].path))
+
+
+def _check_rank(ranks: Ranks, rank: int, part: Checkpoint) -> Iterator[Finding]:
+    stage = _stage(part)
+    # The optimizer for bfloat16 cuts as stage 1 does, and names no stage: none of its ranks does.
+    is_told = any(_stage(other) is not None for other in ranks.optimizer.values())
+    if stage != ranks.stage and is_told:
+        message = f"ZeRO stage {stage}, and others have {ranks.stage}"
+        yield error("stage-disagrees", message, os.path.basename(part.path))
+    for count in _partition_counts(part) if ranks.world else ():
+        if count != ranks.world and not (ranks.has_experts and ranks.world % count == 0):
+            message = f"it speaks of {count:,} partitions, and the model's states of {ranks.world:,} ranks"
+            yield error("partition-count", message, os.path.basename(part.path))
+            return
+
+
+def _partition_counts(part: Checkpoint) -> list[int]:
+    """Return in how many partitions each group lies; experts' groups in fewer, as not all ranks have each."""
+    told = _inner(part.metadata, STATES, "partition_count")
+    counts = told if isinstance(told, list) else [told]
+    return [count for count in counts if type(count) is int and count > 0]
+
+
+def _check_groups(ranks: Ranks) -> Iterator[Finding]:
+    """Compare the partitions of each group with the shapes; a little is added so that all are alike."""
+    for at, group in enumerate(ranks.shapes):
+        path = (STATES, "single_partition_of_fp32_groups", at)
+        sizes = [t.size for part in ranks.optimizer.values() for t in part.tensors if t.path == path]
+        wanted = sum(map(math.prod, group.values()))
+        # Partitions end at multiples of twice the number of ranks, whatever was added for that.
+        counts = _partition_counts(ranks.optimizer[0])
+        count = counts[at] if at < len(counts) and ranks.has_experts else ranks.world
+        copies = max(1, ranks.world // count)
+        if sizes and not wanted * copies <= sum(sizes) < wanted * copies + 2 * ranks.world:
+            message = f"group {at} has {sum(sizes):,} elements in all, and its parameters {wanted * copies:,}"
+            yield error("partition-sum", message, None)
+
+
+# Stage 3 --------------------------------------------------------------------------------------------
+
+
+def flat_of(ranks: Ranks, rank: int) -> list[Tensor]:
+    """Return the flat groups of a rank, in order."""
+    path = (STATES, "fp32_flat_groups")
+    return [tensor for tensor in ranks.optimizer[rank].tensors if tensor.path[:2] == path]
+
+
+def rebuilt(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield a model's tensors, each placeholder replaced by the parameter that the ranks hold together.
+
+    Where a rank is missing, the parameter is a tensor without values.
+    """
+    shapes = {name: shape for group in ranks.shapes for name, shape in group.items()}
+    shapes |= _frozen_shapes(ranks)
+    found = dict(_parameters(ranks)) if ranks.models == 1 else {}
+    shared = ranks.told.get("shared_params")
+    shared = shared if isinstance(shared, Mapping) else {}
+    for tensor in tensors:
+        name = tensor.path[-1]
+        if tensor.path[:1] == ("frozen_param_fragments",):
+            continue
+        if len(tensor.path) != 2 or tensor.path[0] != "module" or tensor.nbytes:
+            yield tensor
+            continue
+        owner = shared.get(name, name)
+        if owner not in shapes or tensor.shape != (0,):
+            yield tensor
+            continue
+        tie = f"module.{owner}" if owner != name else None
+        made = found.get(owner)
+        if made is None:
+            apart = replace(tensor, shape=shapes[owner], values=None, extent=None, storage=None)
+            yield replace(apart, shares_with=tie)
+        else:
+            yield replace(made, path=tensor.path, shares_with=tie)
+
+
+def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters by name; each rank has an equal part of each, the last one padded."""
+    if ranks.is_whole:
+        flat = [flat_of(ranks, rank) for rank in range(ranks.world)]
+        offset = 0
+        for group in ranks.shapes:
+            for name, shape in group.items():
+                part = -(-math.prod(shape) // ranks.world)
+                yield from _named(name, shape, flat, offset, part)
+                offset += part
+    for name, shape in _frozen_shapes(ranks).items():
+        path = ("frozen_param_fragments", name)
+        parts = [
+            [tensor for tensor in ranks.model[rank].tensors if tensor.path == path]
+            for rank in range(ranks.world)
+            if rank in ranks.model
+        ]
+        if len(parts) == ranks.world and all(parts):
+            yield from _named(name, shape, parts, 0, parts[0][0].size)
+
+
+def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
+    return next(iter(shapes_of(ranks.told.get("frozen_param_shapes"))), {})
+
+
+def run_of(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] | None:
+    """Return a range of the elements of several tensors, joined; None where they have no such range."""
+    runs = []
+    for tensor in tensors:
+        values, width = tensor.values, tensor.dtype.itemsize
+        take = min(count, tensor.size - offset)
+        if take > 0:
+            if not isinstance(values, Contiguous):
+                return None
+            runs.append(values._replace(offset=values.offset + offset * width, nbytes=take * width))
+            count -= take
+        offset = max(0, offset - tensor.size)
+    return runs if count == 0 else None
+
+
+def _named(
+    name: str, shape: tuple[int, ...], ranks: list[list[Tensor]], offset: int, count: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield a parameter by its name, where all ranks have their part of it; padding at the end is cut off."""
+    if not ranks[0]:
+        return
+    dtype, kept = ranks[0][0].dtype, []
+    left = dtype.nbytes(math.prod(shape))
+    for tensors in ranks:
+        runs = run_of(tensors, offset, count)
+        if runs is None:
+            return
+        for run in runs:
+            kept.append(run._replace(nbytes=min(left, run.nbytes)))
+            left -= kept[-1].nbytes
+    if left == 0:
+        storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
+        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, Joined(tuple(kept), storages))
+
+
+def explained(ranks: Ranks) -> Iterator[Finding]:
+    """Yield why a model's tensors have no values, where they have none."""
+    if ranks.stage == 3 and ranks.models > 1:
+        message = "ZeRO-3 parameters of several model-parallel ranks are shown in their parts only"
+        yield note("partitions-apart", message)

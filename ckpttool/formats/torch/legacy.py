@@ -1,0 +1,322 @@
+"""PyTorch's serialization before the zip: five pickles, then the storages.
+
+The storages follow the pickles without a directory, so the object is interpreted first: only its
+persistent ids say how large each storage is.
+
+Source: PyTorch ``torch/serialization.py`` (``_legacy_save``, ``_legacy_load``) and
+``torch/csrc/generic/serialization.cpp``, which writes little-endian values on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
+from ckpttool.dtypes import DType
+from ckpttool.errors import DamagedCheckpoint, Truncated
+from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.objects import kept
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Flat, Leaf, flatten, references
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.pickles import MAGIC
+from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.records import element_types, parse_persistent_id
+from ckpttool.report import Finding, error
+from ckpttool.wire.interpreter import Interpreter
+from ckpttool.wire.judgement import judge
+from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
+from ckpttool.wire.readable import Readable, reader_from
+from ckpttool.wire.source import Source
+
+PROTOCOL = 1001
+PARTS = ("magic number", "protocol version", "system info", "object", "storage keys")
+"""The pickles, in their order."""
+
+_NUMEL_BYTES = 8
+
+
+def open_legacy(probe: Probe, name: str) -> Checkpoint:
+    """Return the checkpoint of a file; ``name`` is its format's.
+
+    Raises:
+        CheckpointError: It can't be read, or its structure is wrong.
+    """
+    source = probe.source
+    pickles = Pickles(source)
+    with told_by_errors(pickles.found):
+        legacy = read_legacy(pickles, 0, source.size)
+        leaf = _LegacyObjects(probe.path, legacy.storages).leaf
+        flat = flatten(legacy.root, leaf, probe.path)
+    trailing = source.size - legacy.end
+    findings = [error("trailing-bytes", f"{trailing:,} bytes lie behind the last storage")]
+    return assemble(
+        probe=probe,
+        format=name,
+        variant="legacy",
+        flat=with_sources(flat, pickles.sources),
+        files=(FileEntry(probe.path, source.size),),
+        spans=lambda: storage_spans(legacy.storages.by_key, flat),
+        producer=Producer("pytorch"),
+        findings=tuple(findings) if trailing else (),
+        safety=pickles.safety,
+        tree=lambda tensors: kept(legacy.root, leaf, tensors, probe.path),
+    )
+
+
+# The pickles --------------------------------------------------------------------------------------
+
+
+class ContainerInterpreter(Interpreter):
+    """Reads a pickle in which a class may stand as a persistent id, beside the source text it had.
+
+    ``sources`` says which classes were made into objects and came with their text.
+    """
+
+    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+        super().__init__(source, offset, end, where)
+        self.sources: dict[str, str] = {}
+
+    def call(self, function: object, args: object, kwargs: object = None) -> None:
+        module = module_fields(function.id) if isinstance(function, Persistent) else None
+        if module is not None:
+            # Its name was judged when the persistent id was built.
+            function, file, text = module
+            if isinstance(text, str | Payload) and text:
+                length = len(text) if isinstance(text, str) else text.nbytes
+                self.sources[str(function)] = f"{plain(file)}, {length:,} characters"
+        super().call(function, args, kwargs)
+
+
+def module_fields(persistent_id: object) -> tuple[Global, object, object] | None:
+    """Return class, file and source text of the persistent id of a class, or None where it is none."""
+    if not isinstance(persistent_id, tuple):
+        return None
+    fields = persistent_id[1:] if persistent_id[:1] == ("module",) else persistent_id
+    if len(fields) != 3 or not isinstance(fields[0], Global):
+        return None
+    return fields[0], fields[1], fields[2]
+
+
+class Pickles:
+    """Interprets pickles one after the other, and keeps what loading them could run."""
+
+    def __init__(self, source: Readable) -> None:
+        self.source = source
+        self.found: dict[Finding, None] = {}
+        self.sources: dict[str, str] = {}
+
+    @property
+    def safety(self) -> tuple[Finding, ...]:
+        """Return what loading the pickles read so far could run."""
+        return tuple(self.found)
+
+    def read(self, offset: int, end: int, where: str) -> Pickle:
+        """Interpret the pickle that starts at an offset, in bytes.
+
+        Raises:
+            DamagedCheckpoint: It is not a whole pickle.
+        """
+        interpreter = ContainerInterpreter(self.source, offset, end, where)
+        try:
+            return interpreter.run()
+        finally:
+            self.found |= dict.fromkeys(judge(interpreter.pickle, where))
+            self.sources |= interpreter.sources
+
+
+@contextmanager
+def told_by_errors(found: Mapping[Finding, None]) -> Iterator[None]:
+    """Let the error that ends the reading say what loading could run, as far as it was found by then."""
+    try:
+        yield
+    except DamagedCheckpoint as failure:
+        failure.safety = tuple(dict.fromkeys((*found, *failure.safety)))
+        raise
+
+
+# The storages -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """What lies in one such file, which may be part of another; ``end`` is the offset behind it."""
+
+    root: object
+    storages: LegacyStorages
+    end: int
+
+
+def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
+    """Return the object and the storages that lie between two offsets, in bytes.
+
+    Raises:
+        DamagedCheckpoint: Its parts contradict each other.
+        Truncated: It ends before its last storage.
+    """
+    parts: list[Pickle] = []
+    for where in PARTS:
+        parts.append(pickles.read(parts[-1].end if parts else start, end, where))
+    magic, protocol, info, root, keys = (part.root for part in parts)
+    path = pickles.source.path
+    if magic != MAGIC:
+        raise DamagedCheckpoint(path, "another magic number", expected=f"{MAGIC:#x}", where=PARTS[0])
+    if protocol != PROTOCOL:
+        raise DamagedCheckpoint(path, str(plain(protocol)), expected=str(PROTOCOL), where=PARTS[1])
+    if not isinstance(info, dict):
+        raise DamagedCheckpoint(path, "no system info", expected="a dictionary", where=PARTS[2])
+    storages = LegacyStorages(pickles.source, announced_storages(path, root))
+    return Legacy(root, storages, storages.locate(keys, parts[-1].end, end))
+
+
+def announced_storages(path: str, root: object) -> dict[str, tuple[DType | None, int]]:
+    """Return element type and number of elements of every storage that an object refers to, by key.
+
+    Raises:
+        DamagedCheckpoint: Two references to one storage differ.
+    """
+    announced: dict[str, tuple[DType | None, int]] = {}
+    for reference in references(root):
+        if module_fields(reference.id) is None:
+            key, dtype, count = _parsed(path, reference.id)
+            if announced.setdefault(key, (dtype, count)) != (dtype, count):
+                found = "a storage that is referred to as two types or sizes"
+                raise DamagedCheckpoint(path, found, where=f"storage {key}", code="storage-size")
+    return announced
+
+
+def _parsed(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
+    try:
+        return parse_persistent_id(path, persistent_id)
+    except DamagedCheckpoint as failure:
+        failure.where = PARTS[3]
+        raise
+
+
+class LegacyStorages:
+    """Finds the storage that a persistent id names, once ``locate`` has walked them."""
+
+    def __init__(self, source: Readable, announced: dict[str, tuple[DType | None, int]]) -> None:
+        self._source = source
+        self._announced = announced
+        self._views: dict[str, tuple[str, int, int]] = {}
+        self.by_key: dict[str, Storage] = {}
+
+    def locate(self, keys: object, offset: int, end: int) -> int:
+        """Walk the storages from an offset on, and return the offset behind the last, in bytes.
+
+        Raises:
+            DamagedCheckpoint: The keys or a size are not the announced ones.
+            Truncated: A storage reaches beyond ``end``.
+        """
+        for key in self._listed(keys):
+            offset = self._locate_one(key, offset, end)
+        return offset
+
+    def _listed(self, keys: object) -> list[str]:
+        """Return the keys in the order of the file, having compared them with the references."""
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+            self._damaged("no list of texts", PARTS[4], "tensor-damaged")
+        if len(set(keys)) != len(keys):
+            self._damaged("a key that is listed twice", PARTS[4], "storage-missing")
+        if missing := self._announced.keys() - set(keys):
+            self._damaged("a tensor's storage is not listed", f"storage {min(missing)}", "storage-missing")
+        if unused := set(keys) - self._announced.keys():
+            self._damaged("a storage that nothing refers to", f"storage {min(unused)}", "storage-unknown")
+        return list(keys)
+
+    def _locate_one(self, key: str, offset: int, end: int) -> int:
+        where = f"storage {key}"
+        dtype, count = self._announced[key]
+        nbytes = count * (1 if dtype is None else dtype.itemsize)
+        self._require(offset, _NUMEL_BYTES, end, where)
+        stated = int.from_bytes(self._source.read(offset, _NUMEL_BYTES, where), "little", signed=True)
+        if stated != count:
+            self._damaged(f"{stated:,} elements", where, "storage-size", f"{count:,}")
+        start = offset + _NUMEL_BYTES
+        self._require(start, nbytes, end, where)
+        # What lies in memory has no place in the file.
+        extent = Extent(self._source.path, start, nbytes) if isinstance(self._source, Source) else None
+        self.by_key[key] = Storage(key, dtype, nbytes, self._source, start, extent)
+        return start + nbytes
+
+    def __call__(self, persistent_id: Any) -> Storage:
+        """Return the storage, which may be a view of another.
+
+        Raises:
+            DamagedCheckpoint: The id makes no sense.
+        """
+        key, _, _ = _parsed(self._source.path, persistent_id)
+        storage = self.by_key.get(key)
+        if storage is None or len(persistent_id) != 6:
+            self._damaged("a persistent id that names no storage", PARTS[3], "tensor-damaged")
+        if persistent_id[5] is None:
+            return storage
+        return self._view(storage, persistent_id[5])
+
+    def _view(self, storage: Storage, view: Any) -> Storage:
+        """Return a part of a storage, given by its own key, its offset and its size in elements."""
+        if not isinstance(view, tuple) or len(view) != 3 or not isinstance(view[0], str):
+            self._damaged("a view of a storage without key, offset and size", PARTS[3], "tensor-damaged")
+        key, offset, count = view
+        found = view_of(self._source.path, storage, offset, count)
+        known = self._views.setdefault(key, (storage.key, offset, count))
+        if key in self.by_key or known != (storage.key, offset, count):
+            self._damaged("one key for two storages", f"storage {key}", "tensor-damaged")
+        return found
+
+    def _require(self, offset: int, nbytes: int, end: int, where: str) -> None:
+        if offset + nbytes > end:
+            found = f"bytes {offset:,}..{offset + nbytes:,} lie behind the end"
+            raise Truncated(self._source.path, found, expected=f"{end:,} bytes", where=where)
+
+    def _damaged(self, found: str, where: str, code: str, expected: str | None = None) -> NoReturn:
+        raise DamagedCheckpoint(self._source.path, found, expected=expected, where=where, code=code)
+
+
+def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
+    """Return a part of a storage as one of its own; offset and count in elements.
+
+    Raises:
+        DamagedCheckpoint: It reaches outside the storage.
+    """
+    width = 1 if storage.dtype is None else storage.dtype.itemsize
+    if type(offset) is not int or type(count) is not int or not 0 <= offset <= offset + count:
+        found = "a view of a storage without offset and size"
+        raise DamagedCheckpoint(path, found, where=f"storage {storage.key}", code="tensor-damaged")
+    if (offset + count) * width > storage.nbytes:
+        found = f"a view of {count:,} elements from {offset:,} on, in {storage.nbytes // width:,}"
+        raise DamagedCheckpoint(path, found, where=f"storage {storage.key}", code="tensor-bounds")
+    start = storage.offset + offset * width
+    return Storage(storage.key, storage.dtype, count * width, storage.source, start, storage.extent)
+
+
+class _LegacyObjects(TorchObjects):
+    """Reads the object, in which a class may stand as a persistent id."""
+
+    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+        return None if module_fields(node.id) is not None else super()._bare_storage(node)
+
+
+# What is told besides the tensors -----------------------------------------------------------------
+
+
+def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iterator[Span]:
+    """Yield every storage, in the order of the file; this format has no checksums."""
+    types = element_types(flat.tensors)
+    for storage in storages.values():
+        if storage.extent is not None:
+            dtype = types.get((storage.extent.offset, storage.nbytes), storage.dtype)
+            read = reader_from(storage.source, storage.extent.offset)
+            yield Span(storage.extent, f"storage {storage.key}", read, None, dtype)
+
+
+def with_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
+    """Return the tree with word of the source texts that lie in the file; they are not shown."""
+    if not sources:
+        return flat
+    known = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
+    return replace(flat, plain={**known, "embedded source": sources})

@@ -1,0 +1,148 @@
+"""A pickled ``torch.nn.Module``, read as the state dict that it would give.
+
+Source: PyTorch ``torch/nn/modules/module.py``, ``_save_to_state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.checkpoint import Path, Role
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.wire.pickled import Call
+
+if TYPE_CHECKING:
+    from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+
+MAX_MODULE_NESTING = 500
+MAX_MODULES = 1_000_000
+
+_TENSORS = ("_parameters", "_buffers", "_modules")
+_ALWAYS_OWN = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
+"""Attributes whose content the state dict has, or says; an RNN lists its own parameters once more."""
+_OWN = frozenset(
+    {
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_compiled_call_impl",
+        "_forward_hooks",
+        "_forward_hooks_always_called",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_is_full_backward_hook",
+        "_load_state_dict_post_hooks",
+        "_load_state_dict_pre_hooks",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+    }
+)
+"""Attributes that every module has for itself, and that mean nothing where they are empty."""
+
+
+def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
+    """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
+
+    Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data; the
+    tensors among them, such as buffers that are not persistent, come behind those of the state dict. What
+    the module refers to is checked.
+
+    Raises:
+        LimitExceeded: Modules nest too deep, or hold themselves.
+    """
+    if not is_module(call):
+        return None
+    tensors: list[tuple[Path, TensorParts]] = []
+    classes: dict[str, str] = {}
+    rest: dict[str, object] = {}
+    modules = list(_modules(objects, call))
+    for prefix, module in modules:
+        classes[prefix.rstrip(".")] = str(plain(module.function))
+        for key, node in _attributes(module).items():
+            rest[_free(f"{prefix}{plain(key)}", rest)] = node
+        for key, node in _state_items(module.state):
+            found = objects.leaf(node)
+            for path, parts in found.tensors if found else ():
+                tensors.append(((prefix + key, *path), replace(parts, role=Role.WEIGHTS)))
+    budget, spent = objects.budget, objects.budget.visits
+    with objects.told_before({id(module): f"<the module {name!r}>" for name, module in _named(modules)}):
+        others = flatten(rest, objects.leaf, objects.path, budget=budget)
+    tensors += [(path, replace(parts, role=Role.OTHER)) for path, parts in others.tensors]
+    objects.check_references(call)
+    told: dict[str, object] = {"<class>": classes[""], "modules": classes}
+    told |= {"attributes": others.plain} if others.plain else {}
+    return Leaf(tuple(tensors), told, budget.visits - spent)
+
+
+def _named(modules: list[tuple[str, Call]]) -> Iterator[tuple[str, Call]]:
+    """Yield the modules with their names, one of several names last."""
+    return ((prefix.rstrip("."), module) for prefix, module in reversed(modules))
+
+
+def _free(name: str, taken: Mapping[str, object]) -> str:
+    """Return a name, or another where it is taken: attributes may have dots in theirs."""
+    while name in taken:
+        name = f"<{name}>"
+    return name
+
+
+def _attributes(module: Call) -> dict[Any, Any]:
+    """Return what a module is besides its state dict."""
+    state = module.state
+    hidden = [(name, node) for name, node in state["_buffers"].items() if _is_hidden(state, name)]
+    hidden += [(name, node) for name, node in state["_modules"].items() if not _is_child(node)]
+    own = [(key, node) for key, node in state.items() if key not in _ALWAYS_OWN and not _is_idle(key, node)]
+    rest: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
+    rest += [("<items>", module.items), ("<pairs>", module.pairs)]
+    return {**dict(hidden), **dict(own), **{key: node for key, node in rest if node}}
+
+
+def _is_idle(key: object, node: object) -> bool:
+    return key in _OWN and not node
+
+
+def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
+    """Yield all modules with their dotted prefixes, parents first."""
+    pending = [("", 0, root)]
+    count = 0
+    while pending:
+        prefix, depth, module = pending.pop()
+        count += 1
+        if depth > MAX_MODULE_NESTING or count > MAX_MODULES:
+            raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
+        yield prefix, module
+        children = [
+            (f"{prefix}{plain(name)}.", depth + 1, child)
+            for name, child in module.state["_modules"].items()
+            if _is_child(child)
+        ]
+        pending += reversed(children)
+
+
+def _state_items(state: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    """Yield what a module's own part of the state dict holds: parameters, then persistent buffers."""
+    for name, node in state["_parameters"].items():
+        yield str(plain(name)), node
+    for name, node in state["_buffers"].items():
+        if not _is_hidden(state, name):
+            yield str(plain(name)), node
+
+
+def _is_hidden(state: dict[str, Any], name: object) -> bool:
+    """Tell whether a buffer is none of the state dict's."""
+    hidden = state.get("_non_persistent_buffers_set")
+    return isinstance(hidden, set | frozenset | list | tuple) and name in hidden
+
+
+def _is_child(node: object) -> bool:
+    return isinstance(node, Call) and is_module(node)
+
+
+def is_module(call: Call) -> bool:
+    state = call.state
+    return isinstance(state, dict) and all(
+        isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")
+    )

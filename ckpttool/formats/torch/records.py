@@ -1,0 +1,275 @@
+"""The records of PyTorch's zip archives: pickles, and storages that tensors are views of.
+
+Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal
+
+from ckpttool.checkpoint import Extent, Span
+from ckpttool.dtypes import DType
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.formats.content.digests import described_member
+from ckpttool.formats.torch.objects import Storage, TensorParts
+from ckpttool.formats.torch.types import storage_dtype
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.wire.judgement import Judged, read_pickles
+from ckpttool.wire.readable import reader_from
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
+
+VERSIONS = range(1, 11)
+_SMALL_RECORD = 1024
+_OWN = frozenset(
+    {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
+    | {".data/serialization_id", ".data/version"}
+)
+"""Records that say how the archive is laid out."""
+_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+class Records:
+    """The records of a PyTorch archive, by their names behind the common root, in any case."""
+
+    def __init__(self, archive: Archive, path: str) -> None:
+        """Index the records.
+
+        Raises:
+            DamagedCheckpoint: They have several roots, or two have one name.
+        """
+        self.archive = archive
+        self.path = path
+        self.by_name: dict[str, Member] = {}
+        try:
+            self._index()
+        except DamagedCheckpoint as failure:
+            failure.safety = tuple(self.judged_others())
+            raise
+
+    def _index(self) -> None:
+        path, archive = self.path, self.archive
+        roots = {member.name.partition("/")[0] for member in archive.members}
+        self._findings: list[Finding] = list(archive.findings)
+        if len(roots) != 1:
+            found = f"{len(roots)} root directories"
+            raise DamagedCheckpoint(
+                path, found, expected="one", where=", ".join(sorted(roots)[:4]), code="zip-roots"
+            )
+        for member in archive.members:
+            name = member.name.partition("/")[2]
+            folded = name.casefold()
+            if folded in self.by_name:
+                raise DamagedCheckpoint(
+                    path, "two records with one name", where=member.name, code="zip-duplicate"
+                )
+            if folded != name and (folded.startswith("data/") or folded == "data.pkl"):
+                self._findings.append(warning("zip-case", "a record's name in unusual case", member.name))
+            self.by_name[folded] = member
+
+    def text(self, name: str) -> str | None:
+        """Return the text of a small record, or None where there is none."""
+        member = self.by_name.get(name)
+        if member is None:
+            return None
+        if member.size > _SMALL_RECORD:
+            found = f"a record of {member.size:,} bytes"
+            raise DamagedCheckpoint(self.path, found, expected=f"at most {_SMALL_RECORD}", where=member.name)
+        return self.archive.read(member).decode("ascii", "backslashreplace").strip()
+
+    @cached_property
+    def byteorder(self) -> Literal["little", "big"]:
+        """Return the byte order of the storages.
+
+        Raises:
+            DamagedCheckpoint: The record holds another word.
+        """
+        order = self.text("byteorder")
+        if order in (None, "little"):
+            return "little"
+        if order == "big":
+            return "big"
+        raise DamagedCheckpoint(
+            self.path, f"byte order {order!r}", expected="little or big", where="byteorder"
+        )
+
+    def judged_pickle(self, name: str) -> Judged:
+        """Interpret a pickle record.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or not a pickle.
+        """
+        member = self.by_name.get(name)
+        if member is None:
+            raise DamagedCheckpoint(self.path, f"no {name}", where="zip directory")
+        start = self.archive.offset(member)
+        return read_pickles(self.archive.content(member), start, start + member.size, member.name)
+
+    def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
+        """Return how the records are told that neither the format nor the archive itself has a use for."""
+        return {
+            member.name.partition("/")[2]: self._described(member)
+            for name, member in self.by_name.items()
+            if name not in _OWN and name and not name.endswith("/") and not is_known(name)
+        }
+
+    def described_below(self, prefix: str) -> dict[str, str]:
+        """Return how the records below a directory are told, by their names in it."""
+        named = ((member.name.partition("/")[2], member) for member in self.archive.members)
+        return {
+            name[len(prefix) :]: self._described(member) for name, member in named if name.startswith(prefix)
+        }
+
+    def _described(self, member: Member) -> str:
+        return described_member(member, has_checksums=self.archive.has_checksums)
+
+    def judged_others(self, known: str = "") -> Iterator[Finding]:
+        """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
+
+        No framework loads the others by itself; whoever ships them has a use for them.
+        """
+        for member in self.archive.members:
+            name = member.name.partition("/")[2].casefold()
+            if name != known and not name.startswith("data/") and self._starts_like_a_pickle(member):
+                yield from self._judged(member)
+
+    def _starts_like_a_pickle(self, member: Member) -> bool:
+        if member.size < 2:
+            return False
+        try:
+            content, start = self.archive.content(member), self.archive.offset(member)
+            return content.read(start, 2, member.name).startswith(_PICKLE_STARTS)
+        except CheckpointError:  # what can't be inflated fails its checksum
+            return False
+
+    def _judged(self, member: Member) -> tuple[Finding, ...]:
+        start = self.archive.offset(member)
+        try:
+            return read_pickles(self.archive.content(member), start, start + member.size, member.name).safety
+        except DamagedCheckpoint as failure:
+            broken = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
+            return (*failure.safety, broken)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with the archive as a whole."""
+        yield from self._findings
+        version = self.text("version") or self.text(".data/version")
+        if version is None:
+            yield warning("torch-version", "no version record")
+        elif not version.isdigit() or int(version[:4]) not in VERSIONS:
+            yield error("torch-version", f"archive version {version!r}; PyTorch reads 1 to 10", "version")
+
+    def spans(self, tensors: list[tuple[Any, TensorParts]]) -> Iterator[Span]:
+        """Yield every record with its checksum, and with its element type where it has one."""
+        types = element_types(tensors)
+        has_checksums = self.archive.has_checksums
+        for member in self.archive.members:
+            extent = Extent(self.path, member.payload, member.stored)
+            crc = member.crc32 if has_checksums else None
+            dtype = types.get((member.payload, member.stored)) if member.method == STORED else None
+            read = reader_from(self.archive.content(member), self.archive.offset(member))
+            inflated = None if member.method == STORED else member.size
+            yield Span(extent, member.name, read, crc, dtype, self.byteorder, inflated)
+
+
+def element_types(tensors: list[tuple[Any, TensorParts]]) -> dict[tuple[int, int], DType]:
+    """Return the element type of each storage whose tensors agree on it, by offset and bytes."""
+    types: dict[tuple[int, int], DType | None] = {}
+    for _, parts in tensors:
+        if parts.storage is not None:
+            key = (parts.storage.offset, parts.storage.nbytes)
+            types[key] = parts.dtype if types.get(key, parts.dtype) is parts.dtype else None
+    return {key: dtype for key, dtype in types.items() if dtype is not None}
+
+
+def trailing(judged: Judged) -> Iterator[Finding]:
+    """Yield what lies behind the one pickle that a record should hold."""
+    if len(judged.pickles) > 1:
+        yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")
+    if judged.trailing:
+        yield error("pickle-trailing", f"{judged.trailing:,} bytes behind the pickle's STOP", "data.pkl")
+
+
+class StorageRecords:
+    """Finds the record of a storage that a persistent id names."""
+
+    def __init__(self, records: Records, directory: str) -> None:
+        self._records = records
+        self._directory = directory
+        self._byteorder = records.byteorder
+        self._used: dict[str, Storage] = {}
+        self._names: set[str] = set()  # of their records
+
+    def __call__(self, persistent_id: Any) -> Storage:
+        """Return the storage.
+
+        Raises:
+            DamagedCheckpoint: The id makes no sense, or the record is missing or of another size.
+        """
+        key, dtype, count = parse_persistent_id(self._records.path, persistent_id)
+        storage = self._used.get(key)
+        if storage is None:
+            storage = self._used[key] = self._located(key, dtype)
+            self._names.add(f"{self._directory}/{key}".casefold())
+        announced = count * (1 if dtype is None else dtype.itemsize)
+        if announced != storage.nbytes:
+            found = f"a record of {storage.nbytes:,} bytes"
+            raise DamagedCheckpoint(
+                self._records.path,
+                found,
+                expected=f"{announced:,}",
+                where=f"{self._directory}/{key}",
+                code="storage-size",
+            )
+        return storage
+
+    def _located(self, key: str, dtype: DType | None) -> Storage:
+        member = self._records.by_name.get(f"{self._directory}/{key}".casefold())
+        archive, path = self._records.archive, self._records.path
+        if member is None:
+            where = f"{self._directory}/{key}"
+            raise DamagedCheckpoint(path, "a tensor's record is missing", where=where, code="storage-missing")
+        content = archive.content(member)
+        extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
+        return Storage(key, dtype, member.size, content, archive.offset(member), extent, self._byteorder)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether a record, by its name in small letters, is a storage that is used."""
+        return name in self._names
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is remarkable about the storages as a whole."""
+        archive = self._records.archive
+        prefix = f"{self._directory}/"
+        data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
+        unused = sum(member.size for name, member in data.items() if name not in self._names)
+        if unused:
+            yield note("unused-storage", f"{unused:,} bytes of records that no tensor uses")
+        filled = [member for member in data.values() if member.size]
+        if filled and archive.has_checksums and not any(member.crc32 for member in filled):
+            yield error(
+                "values-not-written", "the tensors' values were never written (saved under skip_data)"
+            )
+
+
+def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
+    """Return key, element type and number of elements of a storage; an untyped one counts bytes.
+
+    Raises:
+        DamagedCheckpoint: It is no reference to a storage.
+    """
+    try:
+        if not isinstance(persistent_id, tuple | list):
+            raise TypeError(f"a {type(persistent_id).__name__}")
+        kind, storage_class, key, _, count = persistent_id[:5]
+        if kind not in ("storage", b"storage") or type(count) is not int or count < 0:
+            raise TypeError("another kind, or no number of elements")
+        key = key.decode("ascii") if isinstance(key, bytes) else key
+        if not isinstance(key, str | int):
+            raise TypeError(f"a key that is a {type(key).__name__}")
+        return str(key), storage_dtype(storage_class), count
+    except (TypeError, ValueError, UnicodeDecodeError) as failure:
+        found = f"a persistent id that names no storage: {failure}"
+        raise DamagedCheckpoint(path, found, where="data.pkl", code="tensor-damaged") from failure

@@ -1,0 +1,319 @@
+"""PyTorch's first serialization: a tar of four members, before 0.1.10.
+
+``storages`` holds the values, ``tensors`` the views of them, and ``pickle`` the object, in which whole
+numbers stand for tensors.
+
+Source: PyTorch ``torch/serialization.py`` (``legacy_load``); POSIX.1-1988 for the headers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, ClassVar, NoReturn
+
+from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer
+from ckpttool.errors import DamagedCheckpoint, Truncated
+from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.objects import kept
+from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.torch.legacy import (
+    Pickles,
+    module_fields,
+    storage_spans,
+    told_by_errors,
+    view_of,
+    with_sources,
+)
+from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.types import storage_dtype
+from ckpttool.report import Finding, error
+from ckpttool.wire.pickled import Persistent
+from ckpttool.wire.source import Source
+
+MEMBERS = ("sys_info", "pickle", "tensors", "storages")
+
+_BLOCK = 512
+_RECORD = 20 * _BLOCK  # a tar is padded to whole records
+_MAGIC = b"ustar"
+_MAGIC_AT = 257
+_FIELDS = struct.Struct("100s8s8s8s12s12s8sc100s5s")
+_CHECKSUM = slice(148, 156)
+_REGULAR = (b"0", b"\0")
+_INT64 = struct.Struct("<q")
+
+
+class PytorchTar(Format):
+    """A file that ``torch.save`` wrote before 0.1.10."""
+
+    name: ClassVar[str] = "pytorch"
+
+    def matches(self, probe: Probe) -> bool:
+        first = probe.head[:100].partition(b"\0")[0]
+        return probe.head[_MAGIC_AT:].startswith(_MAGIC) and first in [name.encode() for name in MEMBERS]
+
+    def open(self, probe: Probe) -> Checkpoint:
+        members, findings = read_tar(probe.source)
+        pickles = Pickles(probe.source)
+        with told_by_errors(pickles.found):
+            contents = _Contents(pickles, members, findings)
+            root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
+            flat = flatten(root, leaf, probe.path)
+        return assemble(
+            probe=probe,
+            format=self.name,
+            variant="tar",
+            flat=with_sources(flat, pickles.sources),
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=lambda: storage_spans(contents.stored, flat),
+            producer=Producer("pytorch"),
+            findings=tuple(findings),
+            safety=pickles.safety,
+            tree=lambda tensors: kept(root, leaf, tensors, probe.path),
+        )
+
+
+# The tar ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where the content of a member lies, in bytes."""
+
+    name: str
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+def read_tar(source: Source) -> tuple[dict[str, Member], list[Finding]]:
+    """Return the four members by name, and what is wrong around them.
+
+    Raises:
+        DamagedCheckpoint: There are others, or any is no regular file.
+        Truncated: The end of the tar is missing.
+    """
+    members: dict[str, Member] = {}
+    findings: list[Finding] = []
+    at = 0
+    while header := _block(source, at).rstrip(b"\0"):
+        member = _member(source, header.ljust(_BLOCK, b"\0"), at)
+        if member.name in members or member.name not in MEMBERS:
+            found = f"a second or unknown member {member.name!r}"
+            raise DamagedCheckpoint(source.path, found, where=f"byte {at:,}", code="tar-member")
+        members[member.name] = member
+        at = -(-member.end // _BLOCK) * _BLOCK
+        source.check(member.offset, at - member.offset, member.name)
+        if source.read(member.end, at - member.end).strip(b"\0"):
+            findings.append(error("tar-padding", "the padding behind the member is not zero", member.name))
+    if missing := [name for name in MEMBERS if name not in members]:
+        raise DamagedCheckpoint(source.path, f"no member {missing[0]}", code="tar-member")
+    _block(source, at + _BLOCK)
+    return members, findings + _behind(source, at)
+
+
+def _block(source: Source, at: int) -> bytes:
+    if at + _BLOCK > source.size:
+        raise Truncated(source.path, f"a tar that ends at byte {source.size:,}", expected="two empty blocks")
+    return source.read(at, _BLOCK)
+
+
+def _behind(source: Source, end: int) -> list[Finding]:
+    """Return what is wrong from the end mark on: a tar is filled up with zeros to a whole record."""
+    boundary = min(-(-(end + 2 * _BLOCK) // _RECORD) * _RECORD, source.size)
+    findings = []
+    if source.read(end, boundary - end).strip(b"\0"):
+        findings.append(error("tar-padding", "the padding behind the last member is not zero"))
+    if source.size > boundary:
+        trailing = source.size - boundary
+        findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the tar"))
+    return findings
+
+
+def _member(source: Source, header: bytes, at: int) -> Member:
+    """Return the member that a header describes.
+
+    Raises:
+        DamagedCheckpoint: It is no header of a regular file.
+    """
+    where = f"byte {at:,}"
+    raw_name, _, _, _, size, _, checksum, kind, link, magic = _FIELDS.unpack_from(header)
+    blanked = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]
+    if magic != _MAGIC or _number(source, checksum, where) != sum(blanked):
+        raise DamagedCheckpoint(source.path, "a wrong header checksum", where=where, code="tar-header")
+    if kind not in _REGULAR or link.strip(b"\0"):
+        found = f"a member of type {kind!r}"
+        raise DamagedCheckpoint(source.path, found, expected="a file", where=where, code="tar-member")
+    name = raw_name.partition(b"\0")[0].decode("ascii", "backslashreplace")
+    return Member(name, at + _BLOCK, _number(source, size, where))
+
+
+def _number(source: Source, field: bytes, where: str) -> int:
+    """Return a number of a header: octal digits, or binary where those don't suffice."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    digits = field.strip(b" \0")
+    if not digits or digits.strip(b"01234567"):
+        found = f"{field!r} in place of a number"
+        raise DamagedCheckpoint(source.path, found, where=where, code="tar-header")
+    return int(digits, 8)
+
+
+# The members --------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads a member from its start: pickles, and numbers between them."""
+
+    def __init__(self, pickles: Pickles, member: Member) -> None:
+        self.source, self._pickles, self._member = pickles.source, pickles, member
+        self.offset = member.offset
+
+    def pickle(self) -> object:
+        read = self._pickles.read(self.offset, self._member.end, self._member.name)
+        self.offset = read.end
+        return read.root
+
+    def fields(self, length: int) -> Any:
+        """Return the fields of a pickled tuple or list of a known length."""
+        found = self.pickle()
+        if not isinstance(found, list | tuple) or len(found) != length:
+            self.damaged(f"no {length} fields")
+        return found
+
+    def count(self) -> int:
+        count = self.pickle()
+        if type(count) is not int or count < 0:
+            self.damaged("no count")
+        return count
+
+    def integers(self, count: int) -> tuple[int, ...]:
+        start = self.skip(count * _INT64.size)
+        data = self.source.read(start, count * _INT64.size, self._member.name)
+        return struct.unpack(f"<{count}q", data)
+
+    def skip(self, nbytes: int) -> int:
+        """Pass over bytes, and return where they start."""
+        start = self.offset
+        if start + nbytes > self._member.end:
+            found = f"bytes {start:,}..{start + nbytes:,} lie behind the end of the member"
+            expected = f"{self._member.end:,}"
+            raise Truncated(self.source.path, found, expected=expected, where=self._member.name)
+        self.offset += nbytes
+        return start
+
+    def behind(self) -> list[Finding]:
+        """Return a finding where bytes follow that nothing declares."""
+        left = self._member.end - self.offset
+        message = f"{left:,} bytes lie behind the end of what the member holds"
+        return [error("trailing-bytes", message, self._member.name)] if left else []
+
+    def damaged(self, found: str) -> NoReturn:
+        where = f"{self._member.name}, byte {self.offset:,}"
+        raise DamagedCheckpoint(self.source.path, found, where=where, code="tensor-damaged")
+
+
+class _Contents:
+    """What the members hold; keys are whole numbers, and tensors and storages share them."""
+
+    def __init__(self, pickles: Pickles, members: dict[str, Member], findings: list[Finding]) -> None:
+        self._pickles, self._members, self._findings = pickles, members, findings
+        self.stored: dict[int, Storage] = {}
+        self.storages: dict[int, Storage] = {}
+        self.tensors: dict[int, TensorParts] = {}
+        self._objects = TorchObjects(pickles.source.path, _no_storage)
+        info = self._reader("sys_info")
+        if not isinstance(info.pickle(), dict):
+            info.damaged("no system info")
+        self._findings += info.behind()
+        self._read_storages(self._reader("storages"))
+        self._read_tensors(self._reader("tensors"))
+
+    def root(self) -> object:
+        """Return the object, in which persistent ids stand for tensors."""
+        reader = self._reader("pickle")
+        root = reader.pickle()
+        self._findings += reader.behind()
+        return root
+
+    def _reader(self, name: str) -> _Reader:
+        return _Reader(self._pickles, self._members[name])
+
+    def _read_storages(self, reader: _Reader) -> None:
+        for _ in range(reader.count()):
+            key, _, kind = reader.fields(3)
+            self._require_new(reader, key)
+            self.stored[key] = self.storages[key] = self._storage(reader, key, kind)
+        views = reader.pickle()
+        for view in views if isinstance(views, list | tuple) else [None]:
+            if not isinstance(view, list | tuple) or len(view) != 4:
+                reader.damaged("no view of a storage")
+            key, root, offset, count = view
+            self._require_new(reader, key)
+            self.storages[key] = view_of(reader.source.path, self._known(reader, root), offset, count)
+        self._findings += reader.behind()
+
+    def _storage(self, reader: _Reader, key: int, kind: object) -> Storage:
+        try:
+            dtype = storage_dtype(kind)
+        except TypeError as failure:
+            reader.damaged(str(failure))
+        (count,) = reader.integers(1)
+        if count < 0:
+            reader.damaged(f"a storage of {count:,} elements")
+        nbytes = count * (1 if dtype is None else dtype.itemsize)
+        start = reader.skip(nbytes)
+        extent = Extent(reader.source.path, start, nbytes)
+        return Storage(str(key), dtype, nbytes, reader.source, start, extent)
+
+    def _read_tensors(self, reader: _Reader) -> None:
+        for _ in range(reader.count()):
+            key, storage_key, _ = reader.fields(3)
+            self._require_new(reader, key)
+            storage = self._known(reader, storage_key)
+            axes = int.from_bytes(reader.source.read(reader.skip(8), 4), "little", signed=True)
+            if not 0 <= axes <= MAX_AXES or storage.dtype is None:
+                reader.damaged(f"a tensor of {axes:,} axes")
+            shape, strides = reader.integers(axes), reader.integers(axes)
+            (offset,) = reader.integers(1)
+            self.tensors[key] = self._objects.view(storage, storage.dtype, offset, shape, strides)
+        self._findings += reader.behind()
+
+    def _known(self, reader: _Reader, key: object) -> Storage:
+        if type(key) is not int or key not in self.storages:
+            reader.damaged(f"a reference to a storage {plain(key)}, which is not there")
+        return self.storages[key]
+
+    def _require_new(self, reader: _Reader, key: object) -> None:
+        if type(key) is not int or key in self.storages or key in self.tensors:
+            reader.damaged(f"a key {plain(key)}, which is no number, or used twice")
+
+
+def _no_storage(persistent_id: Any) -> NoReturn:
+    raise TypeError("no storage")
+
+
+class _TarObjects(TorchObjects):
+    """Reads the object, in which the key of a tensor or storage stands for it."""
+
+    def __init__(self, path: str, contents: _Contents) -> None:
+        super().__init__(path, _no_storage)
+        self._contents = contents
+
+    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+        if module_fields(node.id) is not None:
+            return None
+        key = int(node.id) if isinstance(node.id, str) and node.id[:20].isdecimal() else node.id
+        if type(key) is int and key in self._contents.tensors:
+            return Leaf((((), self._contents.tensors[key]),))
+        storage = self._contents.storages.get(key) if type(key) is int else None
+        if storage is None or storage.dtype is None:
+            found = f"a reference to {plain(node.id)}, which is not there"
+            raise DamagedCheckpoint(self._path, found, where="pickle", code="tensor-damaged")
+        shape = (storage.nbytes // storage.dtype.itemsize,)
+        return Leaf((((), self.view(storage, storage.dtype, 0, shape, (1,))),))

@@ -1,0 +1,80 @@
+"""What PyTorch's names in a pickle stand for: element types, storages, shapes, layouts.
+
+Source: PyTorch ``torch/_utils.py``, ``torch/storage.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
+from ckpttool.formats.content.telling import plain
+from ckpttool.wire.pickled import Call, Global
+
+COMPONENTS = {
+    "sparse_coo": ("indices", "values"),
+    "sparse_csr": ("crow_indices", "col_indices", "values"),
+    "sparse_bsr": ("crow_indices", "col_indices", "values"),
+    "sparse_csc": ("ccol_indices", "row_indices", "values"),
+    "sparse_bsc": ("ccol_indices", "row_indices", "values"),
+}
+"""The tensors that make a sparse one, by its layout, in the order of their arguments."""
+
+
+def sizes(node: Any) -> tuple[int, ...]:
+    """Return a shape or strides, which may be a tuple or a ``torch.Size``.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(node, Call) and node.is_of("torch", "Size"):
+        node = node.args[0] if node.args else ()
+    if not isinstance(node, list | tuple):
+        raise TypeError("no shape")
+    return tuple(node)
+
+
+def torch_dtype(node: object) -> DType:
+    """Return the type that a ``torch.<dtype>`` global names.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
+        return BY_TORCH[node.name]
+    raise TypeError(f"{plain(node)} is no element type")
+
+
+def storage_dtype(node: object) -> DType | None:
+    """Return the element type of a storage class; None for an untyped one.
+
+    Raises:
+        TypeError: It is no storage class.
+    """
+    if isinstance(node, Global) and node.name.endswith("Storage"):
+        name = node.name.removesuffix("Storage")
+        if name == "Untyped":
+            return None
+        if name in BY_STORAGE:
+            return BY_STORAGE[name]
+    raise TypeError(f"{plain(node)} is no storage class")
+
+
+def sparse_layout(node: object) -> str:
+    """Return the name of a sparse layout.
+
+    Raises:
+        TypeError: It is none.
+    """
+    name = node.args[0] if isinstance(node, Call) and node.args else plain(node)
+    layout = str(name).removeprefix("torch.")
+    if layout not in COMPONENTS:
+        raise TypeError(f"{layout} is no sparse layout")
+    return layout
+
+
+def quantizer_fields(scheme: object) -> tuple[str, ...]:
+    """Return what the parameters of a quantization scheme are called, in their order."""
+    if str(scheme).startswith("per_channel"):
+        return ("scales", "zero_points", "axis")
+    return ("scale", "zero_point")

@@ -1,0 +1,1 @@
+"""One whole out of the parts that a distributed job wrote."""

@@ -1,0 +1,72 @@
+"""What of DeepSpeed's files a merged checkpoint does not hold: how the job was cut, and what ranks say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.torch.deepspeed import KINDS
+from ckpttool.formats.torch.deepspeed_zero import STATES
+from ckpttool.ops.conversion import Dropped
+from ckpttool.ops.merging.ranks import BASE, FLAT, INNER, MASTERS, Job, stem, told_in
+
+OF_PARTITIONS = frozenset(
+    {
+        *("module", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
+        *("shared_params", "buffer_names", "dp_world_size", "mp_world_size", "num_experts"),
+        *("checkpoint_parallel_dimensions", "ds_autoep_layers"),
+    }
+)
+"""What model states say of how the job was cut; all else is the trainer's own."""
+OF_OPTIMIZER = frozenset(
+    {
+        *(
+            BASE,
+            INNER,
+            MASTERS,
+            FLAT,
+            "zero_stage",
+            "group_paddings",
+            "param_alignment_paddings",
+            "ds_version",
+        ),
+        *("partition_count", "param_slice_mappings", "ds_config"),
+    }
+)
+"""Likewise, of optimizer states."""
+_DIFFERS = "another rank says something else than the first, whose is taken"
+
+
+def left_out(checkpoint: Checkpoint, job: Job) -> Iterator[Dropped]:
+    """Yield what no parameter is made of, and the first rank does not say as well."""
+    first = checkpoint.metadata
+    for path in job.others:
+        own = told_in(checkpoint, path)
+        yield from _differing(stem(path), first, own, OF_PARTITIONS)
+        below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
+        for key in sorted(below - OF_PARTITIONS):
+            yield Dropped(f"{stem(path)}.{key}", _DIFFERS)
+    ranks = [rank for stage in job.stages for rank in stage.ranks]
+    for rank in ranks[1:]:
+        states, wanted = rank.told.get(STATES), ranks[0].told.get(STATES)
+        if isinstance(states, Mapping) and isinstance(wanted, Mapping):
+            yield from _differing(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
+    for entry in checkpoint.files:
+        name = os.path.basename(entry.path)
+        if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
+            yield Dropped(stem(name), "a file beside the model and its optimizer")
+
+
+def _differing(
+    stem: str, first: Mapping[str, Any], other: Mapping[str, Any], known: frozenset[str]
+) -> Iterator[Dropped]:
+    for key, value in other.items():
+        if key not in known and (key not in first or not _are_equal(first[key], value)):
+            yield Dropped(f"{stem}.{key}", _DIFFERS)
+
+
+def _are_equal(one: object, two: object) -> bool:
+    """Tell whether plain data are equal, NaN to NaN."""
+    return repr(one) == repr(two)

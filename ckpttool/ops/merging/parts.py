@@ -1,0 +1,241 @@
+"""Checkpoints with tensors of their own, as one: shards without their index, or parts of a model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckpttool.checkpoint import Checkpoint, Span, Tensor
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.formats.parts import placed
+from ckpttool.ops.merging.uniting import Conflict, united
+from ckpttool.report import counted
+
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
+_OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)
+_NUMBER = re.compile(r"\d+")
+_STAGES = ("epoch", "step")
+_SHOWN = 3
+
+
+class Part(NamedTuple):
+    """A checkpoint, and the path that was given for it."""
+
+    path: str
+    checkpoint: Checkpoint
+
+
+# Which shards there are -----------------------------------------------------------------------------------
+
+
+def shards_of(paths: Sequence[str]) -> list[str] | None:
+    """Return files that are named as shards of one set in their order; None where they are not.
+
+    Raises:
+        DamagedCheckpoint: One of the set is missing, there twice, or one too many.
+        UsageError: They are shards of several sets.
+    """
+    found = [(path, match) for path in paths if (match := _SHARD.fullmatch(os.path.basename(path)))]
+    if not found or all(int(match["total"]) == 1 for _, match in found):
+        return None
+    if len(found) < len(paths):
+        other = next(path for path in paths if path not in {one for one, _ in found})
+        raise UsageError(f"{other} is no shard, and {found[0][0]} is one of a set")
+    sets = {(match["stem"], int(match["total"]), match["suffix"]) for _, match in found}
+    if len(sets) > 1:
+        names = " and ".join(_set_name(*one) for one in sorted(sets)[:2])
+        raise UsageError(f"shards of {counted(len(sets), 'set')}: {names}")
+    numbered: dict[int, str] = {}
+    for path, match in found:
+        first = numbered.setdefault(int(match["part"]), path)
+        if first != path:
+            raise DamagedCheckpoint(
+                path, f"{first} is the same shard", expected="each once", code="part-twice"
+            )
+    _require_all(numbered, found[0][1])
+    return [numbered[at] for at in sorted(numbered)]
+
+
+def _set_name(stem: str, total: int, suffix: str) -> str:
+    return f"{stem}-*-of-{total}{suffix}"
+
+
+def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
+    """Require the shards 1 to N of N; some libraries count from 0."""
+    total = int(like["total"])
+    first = 0 if 0 in numbered else 1
+    strange = [at for at in numbered if not first <= at < first + total]
+    if strange:
+        found = f"shard {strange[0]:,} of a set of {total:,}"
+        raise DamagedCheckpoint(numbered[strange[0]], found, code="shard-extra")
+    lacking = (at for at in range(first, first + total) if at not in numbered)
+    at = next(lacking, None)
+    if at is not None:
+        width = len(like["part"])
+        name = f"{like['stem']}-{at:0{width}d}-of-{like['total']}{like['suffix']}"
+        directory = os.path.dirname(next(iter(numbered.values())))
+        found = f"this shard is missing: {len(numbered):,} of {total:,} are given"
+        raise DamagedCheckpoint(os.path.join(directory, name), found, code="shard-missing")
+
+
+# Whether they fit together --------------------------------------------------------------------------------
+
+
+def _require_one_save(parts: Sequence[Part]) -> None:
+    """Require that parts say the same of how far the training was.
+
+    Raises:
+        DamagedCheckpoint: They don't.
+    """
+    for stage in _STAGES:
+        seen: list[tuple[object, str]] = []
+        for part in parts:
+            told = getattr(part.checkpoint.training, stage)
+            if told is not None:
+                seen.append((told, part.path))
+        for told, path in seen[1:]:
+            first, where = seen[0]
+            if told != first:
+                found = f"saved at {stage} {told}, and {where} at {first}"
+                raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
+
+
+def _require_one_format(parts: Sequence[Part]) -> None:
+    first = parts[0]
+    for part in parts[1:]:
+        if part.checkpoint.format != first.checkpoint.format:
+            found = f"{part.checkpoint.format}, and {first.path} is {first.checkpoint.format}"
+            raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
+
+
+def _require_own_tensors(parts: Sequence[Part]) -> None:
+    """Require that no two parts have a tensor of the same name, equal or not.
+
+    Raises:
+        DamagedCheckpoint: They have.
+    """
+    owners: dict[str, tuple[Part, Tensor]] = {}
+    for part in parts:
+        for tensor in part.checkpoint.tensors:
+            first, other = owners.setdefault(tensor.name, (part, tensor))
+            if first is not part:
+                raise _doubled(first, other, part, tensor)
+
+
+def _doubled(first: Part, one: Tensor, second: Part, two: Tensor) -> CheckpointError:
+    doubled = [name for name in second.checkpoint if name in first.checkpoint]
+    unlike = any(first.checkpoint[name].shape != second.checkpoint[name].shape for name in doubled)
+    named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(part.path)) for part in (first, second))
+    shapes = f"{list(two.shape)} here and {list(one.shape)} in {first.path}"
+    if unlike or named:
+        found = f"{shapes}: slices of a tensor-parallel model; no file says along which axis they were cut"
+    else:
+        others = f", like {counted(len(doubled) - 1, 'other')}" if len(doubled) > 1 else ""
+        found = f"it is in {first.path} as well{others}"
+    return DamagedCheckpoint(
+        second.path, found, expected="tensors of its own", where=two.name, code="tensor-twice"
+    )
+
+
+def _require_types(parts: Sequence[Part]) -> None:
+    """Require that tensors whose names differ in numbers alone share a type from shard to shard.
+
+    Raises:
+        DamagedCheckpoint: Those of one shard all have types that those of another don't have.
+    """
+    seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for part in parts:
+        for tensor in part.checkpoint.tensors:
+            seen[_NUMBER.sub("#", tensor.name)][part.path].add(tensor.dtype.name)
+    for pattern, by_path in seen.items():
+        (first, types), *others = by_path.items()
+        for path, own in others:
+            if types.isdisjoint(own):
+                found = f"{' and '.join(sorted(own))}, and {' and '.join(sorted(types))} in {first}"
+                raise DamagedCheckpoint(
+                    path,
+                    found,
+                    expected="shards of one save; an index would tell",
+                    where=pattern,
+                    code="shard-stale",
+                )
+
+
+# One of them ----------------------------------------------------------------------------------------------
+
+
+def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
+    """Return parts as one checkpoint, which does not close them.
+
+    Args:
+        parts: Opened and whole.
+        variant: ``sharded`` where they are the shards of one set.
+
+    Raises:
+        DamagedCheckpoint: They do not fit together; it says what, and where.
+    """
+    _require_one_format(parts)
+    _require_own_tensors(parts)
+    _require_one_save(parts)
+    if variant is not None:
+        _require_types(parts)
+    metadata = _united(parts, lambda one: one.metadata, "values")
+    native = _united(parts, lambda one: one.native, "native parts")
+    tree = (
+        _united(parts, _tree_of, "content") if any(one.checkpoint.tree is not None for one in parts) else None
+    )
+    tensors = tuple(tensor for part in parts for tensor in part.checkpoint.tensors)
+    first = parts[0].checkpoint
+    return Checkpoint(
+        path=parts[0].path,
+        format=first.format,
+        variant=variant or first.variant,
+        tensors=tensors,
+        files=tuple(entry for part in parts for entry in part.checkpoint.files),
+        spans=lambda: _spans(parts),
+        metadata=lambda: metadata,
+        training=lambda: next((one.checkpoint.training for one in parts if _tells(one)), first.training),
+        layers=lambda: {name: kind for part in parts for name, kind in part.checkpoint.layers.items()},
+        own_names=lambda: {name: own for part in parts for name, own in part.checkpoint.own_names.items()},
+        tree=lambda: tree,
+        native=lambda: native,
+        producer=first.producer,
+        findings=tuple(placed(one, part.path) for part in parts for one in part.checkpoint.findings),
+        safety=tuple(placed(one, part.path) for part in parts for one in part.checkpoint.safety),
+    )
+
+
+def _tells(part: Part) -> bool:
+    return any(getattr(part.checkpoint.training, stage) is not None for stage in _STAGES)
+
+
+def _tree_of(checkpoint: Checkpoint) -> object:
+    """Return all that a checkpoint holds as nested objects, also where that is tensors by name alone."""
+    tree = checkpoint.tree
+    return {tensor.name: tensor for tensor in checkpoint.tensors} if tree is None else tree
+
+
+def _united(parts: Sequence[Part], take: Callable[[Checkpoint], object], what: str) -> Any:
+    """Return what parts say, united.
+
+    Raises:
+        DamagedCheckpoint: They contradict each other.
+    """
+    whole = take(parts[0].checkpoint)
+    for part in parts[1:]:
+        try:
+            whole = united(whole, take(part.checkpoint))
+        except Conflict as conflict:
+            found = f"{conflict}; {what} of parts of one save don't contradict each other"
+            raise DamagedCheckpoint(part.path, found, where=conflict.where, code="part-stale") from conflict
+    return whole
+
+
+def _spans(parts: Sequence[Part]) -> Iterator[Span]:
+    for part in parts:
+        for span in part.checkpoint.spans():
+            yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
