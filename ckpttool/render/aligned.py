@@ -40,7 +40,7 @@ def aligned(
         narrowest: Characters of a name that stay where nothing else can go any more.
     """
     shown = [at for at in range(len(headings)) if at == 0 or any(row[at] for row in rows)]
-    widths = [max(len(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
+    widths = [max(columns(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
     left_out = []
     for heading in dispensable:
         if min(widths[0], _NARROWEST_NAME) + sum(widths[at] + GAP for at in shown[1:]) <= width:
@@ -53,9 +53,9 @@ def aligned(
     widths[0] = min(widths[0], room)
     lines = []
     for row in (headings, *rows):
-        cells = [shortened(row[0], room).ljust(widths[0])]
+        cells = [padded(shortened(row[0], room), widths[0])]
         cells += [
-            row[at].ljust(widths[at]) if headings[at] in left else row[at].rjust(widths[at])
+            padded(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at])
             for at in shown[1:]
         ]
         lines.append((" " * GAP).join(cells).rstrip())
@@ -63,8 +63,30 @@ def aligned(
 
 
 def shortened(name: str, room: int) -> str:
-    """Return a name without its middle, where it is longer than there is room."""
-    if len(name) <= room:
+    """Return a name without its middle, where it takes more columns than there is room."""
+    if columns(name) <= room:
         return name
     end = (room - 1) * 2 // 3
-    return f"{name[: room - 1 - end]}…{name[-end:]}"
+    return f"{_begin(name, room - 1 - end)}…{_begin(name[::-1], end)[::-1]}"
+
+
+def columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """Return a text with spaces behind it, up to a width in columns."""
+    return text + " " * (width - columns(text))
+
+
+def _begin(text: str, width: int) -> str:
+    """Return as much of the beginning of a text as fits into a width in columns."""
+    fits = text[:width]
+    while columns(fits) > width:
+        fits = fits[:-1]
+    return fits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckpttool.ops.difference import ABSENT, Broken, Difference, Facts, ValueChange
-from ckpttool.render.aligned import Aligned
+from ckpttool.render.aligned import Aligned, columns, padded
 from ckpttool.render.amounts import change_text, shape_text, value_text
 from ckpttool.render.diff_summary import moved_line, summary_line
 from ckpttool.render.diff_tables import both_names, change_table, module_table, sorted_changes
@@ -120,7 +120,7 @@ def _renames(difference: Difference) -> Iterator[str]:
 
 
 def _values(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> Iterator[str]:
-    room = max((len(printable(one.path)) for one in values if ABSENT not in (one.a, one.b)), default=0)
+    room = max((columns(printable(one.path)) for one in values if ABSENT not in (one.a, one.b)), default=0)
     lines = []
     for one in values:
         path = printable(one.path)
@@ -129,7 +129,7 @@ def _values(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> 
         elif one.a is ABSENT:
             lines.append(paint(f"+ {path}  {value_text(one.b)}", _GREEN))
         else:
-            lines.append(f"  {path:<{room}}  {change_text(one)}")
+            lines.append(f"  {padded(path, room)}  {change_text(one)}")
     yield from _cut(lines, limit, paint)
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from shlex import quote
 from typing import NamedTuple
 
-from ckpttool.render.aligned import shortened
+from ckpttool.render.aligned import columns, padded, shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.text_findings import styled
 from ckpttool.render.text_numbers import file_size
@@ -90,13 +90,13 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
     rows = _rows(group, verbose)
-    names = max((len(row.name) for row in rows if not _is_note(row)), default=0)
+    names = max((columns(row.name) for row in rows if not _is_note(row)), default=0)
     if width is not None:
         reasons = max((len(row.told) for row in rows), default=0)
         names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
     fitted = iter(_fitted([row.name for row in rows if not _is_note(row)], names))
     for row in rows:
-        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{next(fitted):<{names}}  ")
+        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{padded(next(fitted), names)}  ")
         for line in _wrapped(head, row.told, width):
             yield styled(line, "yellow", colour and row.verb == "remove")
 
@@ -108,7 +108,7 @@ def _is_note(row: _Row) -> bool:
 
 def _fitted(names: Sequence[str], room: int) -> list[str]:
     """Return names as far as there is room: what all of them begin with goes first."""
-    excess = max(map(len, names), default=0) - room
+    excess = max(map(columns, names), default=0) - room
     if 0 < excess < _shared(names):
         names = [_ELLIPSIS + name[excess + 1 :] for name in names]
     return [shortened(name, room) for name in names]
@@ -123,10 +123,12 @@ def _shared(names: Sequence[str]) -> int:
 
 def _wrapped(head: str, told: str, width: int | None) -> list[str]:
     """Return a text behind a head, its further lines below its first; below the head where that is long."""
-    if width is None or len(head) + len(told) <= width:
+    if width is None or columns(head) + columns(told) <= width:
         return [f"{head}{told}".rstrip()]
-    if width - len(head) >= _NARROWEST:
-        return textwrap.wrap(told, width, initial_indent=head, subsequent_indent=" " * len(head))
+    if width - columns(head) >= _NARROWEST:
+        indent = " " * columns(head)
+        first, *more = textwrap.wrap(told, width, initial_indent=indent, subsequent_indent=indent)
+        return [head + first[len(indent) :], *more]
     below = " " * _INDENT
     return [head.rstrip(), *textwrap.wrap(told, width, initial_indent=below, subsequent_indent=below)]
 

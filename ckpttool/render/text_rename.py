@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ckpttool.render.aligned import columns, padded
 from ckpttool.render.escape import printable
 from ckpttool.report import counted
 from ckpttool.series.renaming.rename import Renamed
@@ -23,9 +24,9 @@ def rename_text(renamed: Renamed) -> str:
 def _lines(directory: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield printable(directory)
     shown = [(printable(old), printable(new)) for old, new in pairs]
-    width = max(len(old) for old, _ in shown)
+    width = max(columns(old) for old, _ in shown)
     for old, new in shown:
-        yield f"  {old:<{width}}  ->  {new}"
+        yield f"  {padded(old, width)}  ->  {new}"
 
 
 def total_line(renamed: Renamed) -> str:
