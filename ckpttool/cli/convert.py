@@ -7,40 +7,25 @@ from typing import Annotated
 
 import typer
 
-from ckpttool.cli.converting import (
-    ByOrder,
-    DryRun,
-    DtypeOption,
-    Force,
-    Layout,
-    LayoutOption,
-    Map,
-    Model,
-    Only,
-    OnlyOption,
-    ShardSize,
-    Strict,
-    To,
-    finish,
-    size_of,
-)
+from ckpttool.cli import converting
 from ckpttool.cli.options import Jobs, Json, Quiet
 
 
 def convert(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="A checkpoint.")],
     target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
-    to: To = None,
-    only: OnlyOption = Only.ALL,
-    dtype: DtypeOption = None,
-    layout: LayoutOption = Layout.AS_IS,
-    map: Map = None,
-    model: Model = None,
-    by_order: ByOrder = False,
-    shard_size: ShardSize = None,
-    dry_run: DryRun = False,
-    force: Force = False,
-    strict: Strict = False,
+    to: converting.To = None,
+    only: converting.OnlyOption = converting.Only.ALL,
+    dtype: converting.DtypeOption = None,
+    layout: converting.LayoutOption = converting.Layout.AS_IS,
+    map: converting.Map = None,
+    model: converting.Model = None,
+    by_order: converting.ByOrder = False,
+    shard_size: converting.ShardSize = None,
+    dry_run: converting.DryRun = False,
+    force: converting.Force = False,
+    strict: converting.Strict = False,
     json: Json = False,
     jobs: Jobs = None,
     quiet: Quiet = False,
@@ -52,28 +37,14 @@ def convert(
     """
     from ckpttool.cli.diffing import chosen
     from ckpttool.formats import open_checkpoint
-    from ckpttool.ops.conversion import ConvertWishes
     from ckpttool.ops.planning import plan
 
-    wishes = ConvertWishes(
-        to=to,
-        only=only.value,
-        dtype=None if dtype is None else dtype.value,
-        layout=layout.value,
-        mapping=map,
-        model=model,
-        by_order=by_order,
-        shard_size=size_of(shard_size),
-        strict=strict,
-        force=force,
-        dry_run=dry_run,
-        jobs=jobs,
-    )
+    wanted = converting.wishes(context.params)
     with open_checkpoint(chosen(str(source))) as checkpoint:
-        return finish(
-            lambda following: plan(checkpoint, str(target), wishes, following),
+        return converting.finish(
+            lambda following: plan(checkpoint, str(target), wanted, following),
             str(target),
-            wishes,
+            wanted,
             json=json,
             quiet=quiet,
         )

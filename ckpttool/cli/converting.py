@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import re
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -93,28 +93,38 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Refuse where anything can't be carried.")]
 
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(i?)b?", re.IGNORECASE | re.ASCII)
 
+def wishes(parameters: Mapping[str, Any]) -> ConvertWishes:
+    """Return what the options ask for.
 
-def size_of(text: str | None) -> int | None:
-    """Return the bytes that a size like ``5GB`` or ``500MiB`` means.
+    Args:
+        parameters: The options, by the names of parameters.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The size of a shard is none.
     """
-    if text is None:
-        return None
+    from ckpttool.ops.conversion import ConvertWishes
+
+    said = {**parameters, "mapping": parameters["map"]}
+    said["shard_size"] = None if said["shard_size"] is None else _shard_size(said["shard_size"])
+    return ConvertWishes(**{one.name: _plain(said[one.name]) for one in fields(ConvertWishes)})
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _shard_size(text: str) -> int:
+    from ckpttool.amounts import nbytes
     from ckpttool.errors import UsageError
 
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)")
-    number, unit, binary = found.groups()
-    base = 1024 if binary else 1000
-    nbytes = int(float(number) * base ** " kmgt".index(unit.lower() or " "))
-    if nbytes < 1:
+    try:
+        found = nbytes(text, is_lenient=True)
+    except UsageError as failure:
+        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)") from failure
+    if not found:
         raise UsageError(f"--shard-size {text}: nothing fits into that")
-    return nbytes
+    return found
 
 
 def finish(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +10,16 @@ import typer
 
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-from ckpttool.cli.series import Directory, Null, Recursive, print_paths, say_journals
+from ckpttool.cli.series import (
+    Depth,
+    Directory,
+    Mode,
+    Null,
+    Recursive,
+    once_each,
+    print_paths,
+    say_journals,
+)
 from ckpttool.cli.streams import discard
 from ckpttool.errors import UsageError
 from ckpttool.render.escape import printable
@@ -24,25 +32,9 @@ COULD_NOT = 2
 _MAX_NAMED = 3
 
 
-class Depth(str, enum.Enum):
-    """How a checkpoint is verified."""
-
-    QUICK = "quick"
-    FULL = "full"
-
-
-class Mode(str, enum.Enum):
-    """Which values of a metric are good."""
-
-    MIN = "min"
-    MAX = "max"
-
-
 Verify = Annotated[
     Depth, typer.Option("--verify", help="Check the structure alone, or every byte.", show_default=False)
 ]
-
-
 Metrics = Annotated[
     list[str],
     typer.Option(
@@ -73,7 +65,7 @@ def latest(
     null: Null = False,
     quiet: Quiet = False,
     recursive: Recursive = False,
-    exclude: Exclude = [],  # noqa: B006 - Typer copies it
+    exclude: Exclude = [],
     max_depth: MaxDepth = None,
     verify: Verify = Depth.QUICK,
     best: Annotated[
@@ -82,14 +74,14 @@ def latest(
     mode: Annotated[
         Mode | None, typer.Option("--mode", help="Whether the least or the greatest is best.")
     ] = None,
-    metrics: Metrics = [],  # noqa: B006
+    metrics: Metrics = [],
     before: Before = None,
     wait: Wait = "0",
     jobs: Jobs = None,
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
+    from ckpttool.amounts import seconds
     from ckpttool.series.resuming.latest import latest as find_latest
-    from ckpttool.series.retention.policy import waiting_seconds
 
     found = find_latest(
         directory,
@@ -101,7 +93,7 @@ def latest(
         mode=None if mode is None else mode.value,
         metrics=metrics,
         before=_step(before),
-        wait=waiting_seconds(wait),
+        wait=seconds(wait, is_lenient=True),
         tell=_tell_nobody if quiet else _tell,
         jobs=jobs,
     )
@@ -149,12 +141,8 @@ def _say(found: Latest) -> None:
         names = ", ".join(found.waited_for[:_MAX_NAMED]) + (", …" if found.waited_for[_MAX_NAMED:] else "")
         _tell(f"waited {found.waited:.1f} s for {names}")
     say_journals(found.journals)
-    alike: dict[str, list[str]] = {}
-    for problem in found.passed_over:
-        alike.setdefault(problem.message, []).append(problem.path)
-    for message, paths in alike.items():
-        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        say_warning(f"{paths[0]}: passed over: {message}{others}")
+    for path, told in once_each(found.passed_over):
+        say_warning(f"{path}: passed over: {told}")
     for warning in found.warnings:
         say_warning(warning)
 

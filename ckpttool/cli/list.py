@@ -9,9 +9,8 @@ import typer
 
 from ckpttool.cli import retention_options as rules
 from ckpttool.cli.grouped import LOOKED_AT, RULES, SHOWN
-from ckpttool.cli.latest import Depth, Mode
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.series import Directory, Null
+from ckpttool.cli.series import Depth, Directory, Mode, Null
 
 Sort = Annotated[
     str | None,
@@ -111,10 +110,10 @@ def list_(
     null: Null = False,
     quiet: Quiet = False,
     verify: Verify = Depth.QUICK,
-    metrics: rules.Metrics = [],  # noqa: B006 - Typer copies it
+    metrics: rules.Metrics = [],
     group_by: rules.By = None,
-    series: rules.Series = [],  # noqa: B006
-    exclude: Exclude = [],  # noqa: B006
+    series: rules.Series = [],
+    exclude: Exclude = [],
     max_depth: MaxDepth = None,
     jobs: Jobs = None,
     keep_last: rules.KeepLast = None,
@@ -127,7 +126,7 @@ def list_(
     keep_monthly: rules.KeepMonthly = None,
     keep_yearly: rules.KeepYearly = None,
     keep_within: rules.KeepWithin = None,
-    keep_names: rules.KeepName = [],  # noqa: B006
+    keep_names: rules.KeepName = [],
     max_size: rules.MaxSize = None,
     incomplete: rules.Incomplete = None,
     config: Config = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_warning, width
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from ckpttool.series.listing import Listing
     from ckpttool.series.pruning.planning import Request
 
-_LOOKS = ("exclude", "max_depth", "series", "group_by", "metrics", "jobs")
-"""What a list and a policy look at alike, whoever says it."""
 _MOST_PROBLEMS = 10
 """More than that push the list itself off the screen."""
 
@@ -76,18 +75,18 @@ def _asked(
     """Return what is looked at, and what policy would keep what; None where there is none."""
     from ckpttool.cli.retaining import wishes
     from ckpttool.series.pruning.planning import Request
+    from ckpttool.series.surveying.scope import Scope
 
     given = dict(parameters)
     if given["keep_best"] is None:
         del given["metric"], given["mode"]
     told = wishes(directory, given, config)
-    looks = {name: told.looks[name] for name in _LOOKS if name in told.looks}
-    retention = None
-    if told.policies is not None:
-        depth = parameters["verify"]
-        retention = Request(directory=directory, policies=told.policies, recursive=True, depth=depth, **looks)
-    looks.pop("min_age", None)
-    return looks, retention
+    alike = {"jobs", *(one.name for one in fields(Scope))}
+    looks = {name: value for name, value in told.looks.items() if name in alike} | {"recursive": True}
+    if told.policies is None:
+        return looks, None
+    depth = parameters["verify"]
+    return looks, Request(directory=directory, policies=told.policies, depth=depth, **looks)
 
 
 def _say(listing: Listing, *, everything: bool) -> None:

@@ -24,16 +24,16 @@ def prune(
     keep_monthly: options.KeepMonthly = None,
     keep_yearly: options.KeepYearly = None,
     keep_within: options.KeepWithin = None,
-    keep_names: options.KeepName = [],  # noqa: B006 - Typer copies it
+    keep_names: options.KeepName = [],
     max_size: options.MaxSize = None,
     incomplete: options.Incomplete = None,
     failed: options.Failed = None,
     recursive: Recursive = False,
-    exclude: Exclude = [],  # noqa: B006
+    exclude: Exclude = [],
     max_depth: MaxDepth = None,
-    series: options.Series = [],  # noqa: B006
+    series: options.Series = [],
     group_by: options.By = None,
-    metrics: options.Metrics = [],  # noqa: B006
+    metrics: options.Metrics = [],
     config: options.Config = None,
     depth: options.Verify = None,
     min_age: options.MinAge = None,
@@ -55,7 +55,7 @@ def prune(
     Without DIR and rules, a ckpttool.toml with [retention] says where and what. The newest intact one of each
     series, and what something points at, always stay.
     """
-    from ckpttool.cli.pruning import Manner, explained, pruned
+    from ckpttool.cli.pruning import Manner, pruned
     from ckpttool.cli.retaining import wishes
 
     wanted = wishes(
@@ -73,4 +73,8 @@ def prune(
         from ckpttool.cli.emptying import emptied
 
         return emptied(wanted, manner)
-    return pruned(wanted, manner) if explain is None else explained(wanted, explain, manner)
+    if explain is not None:
+        from ckpttool.cli.explaining import explained
+
+        return explained(wanted, explain, manner)
+    return pruned(wanted, manner)

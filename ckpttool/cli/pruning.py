@@ -12,7 +12,7 @@ import typer
 
 from ckpttool.cli.outcomes import apart, together
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
-from ckpttool.cli.series import called, say_journals
+from ckpttool.cli.series import once_each, say_journals, say_nothing
 from ckpttool.cli.unmatched import unmatched_rules
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.render.escape import printable
@@ -58,7 +58,7 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
     from ckpttool.series.changing.moves import new_identity
 
     requests = wanted.requests()
-    _say_unread(wanted, manner)
+    say_unread(wanted, manner)
     if wrong := unmatched_rules(wanted, requests):
         return _refused(wanted, wrong, manner)
     trash = new_identity() if wanted.trash else None
@@ -78,11 +78,12 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
             raise
         outcomes.append(outcome)
         if not outcome.plan.groups and not (manner.quiet or manner.json):
-            _say_nothing(request)
+            say_nothing(request.directory, recursive=request.recursive)
     return _told(outcomes, manner, failed=bool(failures))
 
 
-def _say_unread(wanted: Wishes, manner: Manner) -> None:
+def say_unread(wanted: Wishes, manner: Manner) -> None:
+    """Say which configuration is not read, and why."""
     if wanted.unread is not None and not manner.quiet:
         why = "since a directory or a rule was given (--config reads it)"
         say(f"{printable(wanted.unread)} is not read, {why}")
@@ -206,12 +207,8 @@ def _say(outcome: Pruned, *, quiet: bool) -> None:
     """Say on stderr what must not be missed; of what failed alike, once."""
     if not quiet:
         _warn(outcome)
-    alike: dict[str, list[str]] = {}
-    for problem in outcome.problems:
-        alike.setdefault(problem.message, []).append(problem.path)
-    for message, paths in alike.items():
-        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        say_error(f"{paths[0]}: {message}{others}")
+    for path, told in once_each(outcome.problems):
+        say_error(f"{path}: {told}")
 
 
 def _warn(outcome: Pruned) -> None:
@@ -222,65 +219,3 @@ def _warn(outcome: Pruned) -> None:
         say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
     for warning in outcome.warnings:
         say_warning(warning)
-
-
-def _say_nothing(request: Request) -> None:
-    from ckpttool.series.surveying.survey import nothing_in
-
-    told = nothing_in(request.directory, recursive=request.recursive)
-    say(f"{called(request.directory)}: {told}")
-
-
-# One of them ----------------------------------------------------------------------------------------
-
-
-def explained(wanted: Wishes, path: str, manner: Manner) -> int:
-    """Say why one checkpoint stays or goes; nothing is changed.
-
-    Raises:
-        UsageError: It is none of those that are looked at.
-    """
-    from ckpttool.series.pruning.explaining import explain
-    from ckpttool.series.pruning.planning import make_plan
-
-    request = _around(wanted, path)
-    _say_unread(wanted, manner)
-    wrong = unmatched_rules(wanted, wanted.requests())
-    planned = make_plan(request, progress)
-    told = explain(planned, path)
-    if manner.json:
-        from ckpttool.render.json_prune import explain_document
-
-        print_json(explain_document(planned, told))
-    elif not manner.quiet:
-        from ckpttool.render.text_explain import explain_text
-
-        print(explain_text(told, colour=has_colour(sys.stdout)))
-    for problem in wrong:
-        say_error(f"{problem.path}: {problem.message}")
-    return int(bool(wrong))
-
-
-def _is_part(directory: str, place: str) -> bool:
-    """Tell whether a path is a checkpoint in a directory, or lies in one."""
-    from ckpttool.formats.discovery import unit_at
-
-    first, *_ = os.path.relpath(place, directory).split(os.sep)
-    return unit_at(os.path.join(directory, first)) is not None
-
-
-def _around(wanted: Wishes, path: str) -> Request:
-    """Return the request that looks at a path: that of its directory, or of one around it."""
-    around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
-    requests = wanted.requests()
-    for request in requests:
-        if os.path.realpath(request.directory) == os.path.realpath(around):
-            return request
-    place = os.path.realpath(path)
-    for request in requests:
-        inside = os.path.join(os.path.realpath(request.directory), "")
-        if place.startswith(inside) and (request.recursive or _is_part(inside, place)):
-            return request
-    if not wanted.paths:
-        return replace(requests[0], directory=around)
-    raise UsageError(f"{path} lies in none of the directories that are looked at: {', '.join(wanted.paths)}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
-from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.output import print_json, say_error, say_warning
 from ckpttool.cli.retention_options import Metrics, Series
-from ckpttool.cli.series import Directory, Recursive, called, say_journals
+from ckpttool.cli.series import Directory, Recursive, once_each, say_journals, say_nothing
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def rename(
     template: TemplateText = None,
     config: Config = None,
     recursive: Recursive = False,
-    exclude: Exclude = [],  # noqa: B006 - Typer copies it
+    exclude: Exclude = [],
     max_depth: MaxDepth = None,
-    series: Series = [],  # noqa: B006
-    metrics: Metrics = [],  # noqa: B006
+    series: Series = [],
+    metrics: Metrics = [],
     yes: Yes = False,
     dry_run: DryRun = False,
     check: Check = False,
@@ -148,17 +148,12 @@ def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
                 say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
         if not was_warned:
             _warn(renamed.planned)
-    alike: dict[str, list[str]] = {}
-    for problem in renamed.problems:
-        alike.setdefault(problem.message, []).append(problem.path)
-    for message, paths in alike.items():
-        others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        say_error(f"{paths[0]}: {message}{others}")
+    for path, told in once_each(renamed.problems):
+        say_error(f"{path}: {told}")
 
 
 def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool, was_shown: bool) -> None:
     from ckpttool.render.text_rename import rename_text, total_line
-    from ckpttool.series.surveying.survey import nothing_in
 
     if json:
         from ckpttool.render.json_rename import rename_document
@@ -167,8 +162,7 @@ def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool,
     elif quiet:
         return
     elif not renamed.planned.plan.count:
-        told = nothing_in(request.directory, recursive=request.recursive)
-        say(f"{called(request.directory)}: {told}")
+        say_nothing(request.directory, recursive=request.recursive)
     elif was_shown and renamed.planned.plan.renamings:
         print(total_line(renamed))
     else:

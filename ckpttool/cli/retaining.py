@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.amounts import nbytes, seconds, within
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.retention.policy import Policies, Policy, delete_limit, nbytes, option, seconds, within
+from ckpttool.series.retention.policy import Policies, Policy, delete_limit, option
 
 if TYPE_CHECKING:
     from ckpttool.cli.retention_config import Retention

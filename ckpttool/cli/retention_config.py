@@ -9,12 +9,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
+from ckpttool.amounts import nbytes, seconds, within
 from ckpttool.cli.config import Document, read_document, suggested
 from ckpttool.cli.rules import Wrong, glob_below, one_text, texts, truth, whole_number
 from ckpttool.errors import UsageError
-from ckpttool.series.retention.policy import PathRule, Policies, Policy, delete_limit, nbytes, seconds, within
+from ckpttool.series.members.order import GroupBy
+from ckpttool.series.pruning.planning import Failed
+from ckpttool.series.retention.policy import Incomplete, Mode, PathRule, Policies, Policy, delete_limit
 
 Reader = Callable[[object, str], Any]
 
@@ -47,7 +50,7 @@ RULES: Mapping[str, Reader] = {
     "keep-last": whole_number(1),
     "keep-best": whole_number(1),
     "metric": one_text,
-    "mode": _one_of("min", "max"),
+    "mode": _one_of(*get_args(Mode)),
     "keep-every-steps": whole_number(1),
     "keep-every-epochs": whole_number(1),
     "keep-hourly": whole_number(1),
@@ -58,19 +61,19 @@ RULES: Mapping[str, Reader] = {
     "keep-within": partial(_parsed, within),
     "keep-name": texts,
     "max-size": partial(_parsed, nbytes),
-    "incomplete": _one_of("keep", "remove"),
+    "incomplete": _one_of(*get_args(Incomplete)),
 }
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
 
 KEYS: Mapping[str, Reader] = {
     **RULES,
-    "failed": _one_of("list", "remove"),
+    "failed": _one_of(*get_args(Failed)),
     "paths": texts,
     "recursive": truth,
     "exclude": texts,
     "max-depth": whole_number(0),
     "series": texts,
-    "group-by": _one_of("parent", "prefix", "format", "none"),
+    "group-by": _one_of(*get_args(GroupBy)),
     "metrics": texts,
     "min-age": partial(_parsed, seconds),
     "max-delete": partial(_parsed, _limit),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ckpttool.cli.grouped import CARRIED_OUT, LOOKED_AT, RULES, SHOWN
-from ckpttool.cli.latest import Depth, Mode
+from ckpttool.cli.series import Depth, Mode
 
 
 class Fate(str, enum.Enum):

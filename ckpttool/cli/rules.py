@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool.amounts import nbytes
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignoring import Ignore
 from ckpttool.predict.request import InputSpec, parse_input
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]i?)?B")
 _UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
-_POWERS = {None: 0, "k": 1, "M": 2, "G": 3, "T": 4}
 _COMMAND_LINE_ONLY = {
     "trust": "code in a checkpoint is only trusted on the command line: --trust",
     "record": "recordings are only made on the command line: --record FILE",
@@ -194,12 +193,16 @@ def parse_bytes(value: object, key: str) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or not float(found[1]):
-        raise Wrong(key, value, "a size like 512MB, 8GB or 8GiB")
-    unit = found[2]
-    base = 1024 if unit and unit.endswith("i") else 1000
-    return int(float(found[1]) * base ** _POWERS[unit and unit[0]])
+    wrong = Wrong(key, value, "a size like 512MB, 8GB or 8GiB")
+    if not isinstance(value, str) or not value.endswith("B"):
+        raise wrong
+    try:
+        found = nbytes(value)
+    except UsageError as failure:
+        raise wrong from failure
+    if not found:
+        raise wrong
+    return found
 
 
 def _ignores(value: object, origin: str) -> tuple[Ignore, ...]:

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ckpttool.cli.grouped import LOOKED_AT, SHOWN
-from ckpttool.cli.output import say_warning
+from ckpttool.cli.output import say, say_warning
+
+if TYPE_CHECKING:
+    from ckpttool.series.problem import Problem
+
+
+class Depth(str, enum.Enum):
+    """How a checkpoint is verified."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class Mode(str, enum.Enum):
+    """Which values of a metric are good."""
+
+    MIN = "min"
+    MAX = "max"
+
 
 Directory = Annotated[
     Path,
@@ -39,6 +58,15 @@ def say_journals(journals: Sequence[str]) -> None:
         say_warning(f"{directory}: {told} ({shown(path)})")
 
 
+def once_each(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
+    """Yield each message once: the first of its paths, and the message with how many more there are."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, (first, *others) in alike.items():
+        yield first, f"{message} (and {len(others):,} more)" if others else message
+
+
 def called(directory: str) -> str:
     """Return a directory as a message names it."""
     if os.path.normpath(directory) == os.curdir:
@@ -46,6 +74,13 @@ def called(directory: str) -> str:
     from ckpttool.render.escape import printable
 
     return printable(directory)
+
+
+def say_nothing(directory: str, *, recursive: bool) -> None:
+    """Say that no checkpoint lies in a directory."""
+    from ckpttool.series.surveying.survey import nothing_in
+
+    say(f"{called(directory)}: {nothing_in(directory, recursive=recursive)}")
 
 
 def print_paths(paths: Sequence[str], *, null: bool) -> None:

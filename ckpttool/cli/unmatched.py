@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.errors import CheckpointError
@@ -53,14 +54,7 @@ def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
     unseen = []
     for request in requests:
         try:
-            found = survey(
-                request.directory,
-                recursive=request.recursive,
-                exclude=request.exclude,
-                max_depth=request.max_depth,
-                series=request.series,
-                group_by=request.group_by,
-            )
+            found = survey(request.directory, replace(request, metrics=()))
         except CheckpointError:  # to thin it out will say so
             unseen.append(os.path.realpath(request.directory))
         else:

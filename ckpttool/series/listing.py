@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
@@ -18,10 +18,11 @@ from ckpttool.series.pointers.protection import follow
 from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.planning import Depth, Request, make_plan
 from ckpttool.series.retention.plan import Plan
+from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import survey
 
-Mode = Literal["min", "max"]
 SortKey = Callable[[Entry], Any]
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -165,8 +166,7 @@ def list_checkpoints(
     """
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
-    found = survey(
-        directory,
+    scope = Scope(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
@@ -174,6 +174,7 @@ def list_checkpoints(
         group_by=group_by,
         metrics=metrics,
     )
+    found = survey(directory, scope)
     key = _sort_key(sort, found.entries)
     _check_metric(best, found.entries)
     pointed = follow(found.root, found.groups)

@@ -9,8 +9,9 @@ import re
 import shlex
 import shutil
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -19,7 +20,12 @@ import typer.main
 from ckpttool.cli.prune import prune
 from ckpttool.cli.retaining import wishes
 from ckpttool.cli.retention_config import KEYS
+from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
+from ckpttool.cli.series import Depth, Mode
+from ckpttool.series.members import order
+from ckpttool.series.pruning import planning
 from ckpttool.series.pruning.planning import Request
+from ckpttool.series.retention import policy
 from ckpttool.series.retention.policy import Policies, Policy
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
@@ -47,6 +53,20 @@ def test_every_wish_has_an_option_and_a_key() -> None:
     keys = {key.replace("-", "_") for key in KEYS} - CARRIED_OUT - {"paths"}
     named = {"keep_name": "keep_names", "verify": "depth"}
     assert {named.get(key, key) for key in keys} == asked
+
+
+@pytest.mark.parametrize(
+    ("offered", "known"),
+    [
+        (Mode, policy.Mode),
+        (Fate, policy.Incomplete),
+        (FailedFate, planning.Failed),
+        (Depth, planning.Depth),
+        (GroupBy, order.GroupBy),
+    ],
+)
+def test_an_option_offers_what_the_library_knows(offered: type[Enum], known: object) -> None:
+    assert {one.value for one in offered} == set(get_args(known))
 
 
 def test_what_was_not_given_is_left_to_the_defaults() -> None:

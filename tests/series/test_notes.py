@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.pointers.protection import follow
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey(directory, recursive=recursive)
+    found = survey(directory, Scope(recursive=recursive))
     pointed = follow(found.root, found.groups)
     return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
 

@@ -1,4 +1,4 @@
-"""Policies, and how durations, sizes and limits are written."""
+"""Policies, and how limits are written."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from ckpttool.series.retention.policy import (
     Policies,
     Policy,
     delete_limit,
-    duration,
-    nbytes,
-    seconds,
-    size,
-    waiting_seconds,
-    within,
 )
 
 BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
@@ -57,119 +51,6 @@ def test_the_rules_that_were_given() -> None:
     assert Policy(keep_last=3).rules == {"keep_last": 3}
     assert Policy(**BEST, keep_names=("best*",)).rules == {**BEST, "keep_names": ("best*",)}
     assert Policy(max_size=10, incomplete="remove").rules == {"max_size": 10, "incomplete": "remove"}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *(
-            ("0", 0),
-            ("30s", 30),
-            ("90s", 90),
-            ("2h", 7200),
-            ("90m", 5400),
-            ("90min", 5400),
-            ("7d12h", 648_000),
-        ),
-        *(("1d1h1m1s", 90_061), ("2w", 1_209_600), ("1mo", 2_678_400), ("1y", 31_622_400), (" 1d ", 86_400)),
-        ("1y1mo1w1d1h1min1s", 31_622_400 + 2_678_400 + 604_800 + 86_400 + 3600 + 60 + 1),
-    ],
-)
-def test_durations(text: str, expected: int) -> None:
-    assert seconds(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "h", "2x", "-3", "1h2d", "٣", "1.5d", "7 d", "1d1d"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UsageError, match=r"no duration: .* \(such as 7d12h, 90min or 2w\)"):
-        seconds(text)
-
-
-@pytest.mark.parametrize("read", [seconds, within])
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("30", "30 of what? (such as 30s, 30min, 30h or 30d)"),
-        ("1h30", "1h30: 30 of what? (such as 30s, 30min, 30h or 30d)"),
-        ("007", "7 of what? (such as 7s, 7min, 7h or 7d)"),
-    ],
-)
-def test_a_number_without_a_unit_is_no_duration(read, text: str, said: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        read(text)
-    assert str(refusal.value).endswith(said)
-    for advised in ("30s", "30min", "30h", "30d", "7d12h", "90min", "2w"):
-        assert read(advised) > 0
-
-
-def test_who_waits_may_leave_the_seconds_out() -> None:
-    assert [waiting_seconds(text) for text in ("60", "0", "2m", " 5 ", "1h")] == [60, 0, 120, 5, 3600]
-    with pytest.raises(UsageError, match="30 of what"):
-        waiting_seconds("1h30")
-
-
-def test_minutes_that_others_read_as_months_are_refused() -> None:
-    assert (within("7d12h"), within("2mo"), within("2min")) == (648_000, 5_356_800, 120)
-    for text in ("2m", "1h30m", "1y2m7d"):
-        with pytest.raises(UsageError, match=r"could be minutes or months \(say min or mo\)"):
-            within(text)
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(648_000, "7d12h"), (604_800, "7d"), (5400, "1h30min"), (61, "1min1s"), (0, "0s"), (31_622_400, "366d")],
-)
-def test_a_duration_in_words(number: int, text: str) -> None:
-    assert duration(number) == text
-    assert not number or seconds(text) == number
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *(
-            ("500000000B", 500_000_000),
-            ("0", 0),
-            ("4 B", 4),
-            ("200GB", 200 * 10**9),
-            ("1.5TiB", 1_649_267_441_664),
-        ),
-        *(("8 GiB", 8 << 30), ("0.1GB", 100_000_000), ("64kB", 64_000), ("64K", 64_000), ("1PB", 10**15)),
-        ("1.000000001GB", 1_000_000_001),
-    ],
-)
-def test_sizes(text: str, expected: int) -> None:
-    assert nbytes(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1,5GB", "1e9", "inf", "12 parsecs", "٣GB"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match=r"no size: .* \(such as 200GB, 1.5TiB or 4096B\)"):
-        nbytes(text)
-
-
-@pytest.mark.parametrize("number", ["200", "500000000", "1.5"])
-def test_a_number_without_a_unit_is_no_size(number: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        nbytes(number)
-    assert str(refusal.value) == f"{number} of what? (such as {number}B, {number}MB or {number}GB)"
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        *(
-            (200 * 10**9, "200 GB"),
-            (1_649_267_441_664, "1.5 TiB"),
-            (512 << 10, "512 KiB"),
-            (999, "999 bytes"),
-            (1, "1 byte"),
-        ),
-        *((1_500, "1.5 kB"), (123_456_000, "123,456 kB"), (1_234_567, "1,234,567 bytes")),
-    ],
-)
-def test_a_size_in_words_is_exact(number: int, text: str) -> None:
-    assert size(number) == text
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,18 @@ import pytest
 from ckpttool.series.pointers.protection import follow
 from ckpttool.series.pruning.planning import Request, make_plan
 from ckpttool.series.retention.policy import Policy
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey(directory, recursive=recursive)
+    found = survey(directory, Scope(recursive=recursive))
     pointed = follow(found.root, found.groups)
     return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 
 def _skipped(directory: Path) -> dict[str, str]:
-    found = survey(directory, recursive=False)
+    found = survey(directory, Scope(recursive=False))
     pointed = follow(found.root, found.groups)
     return {os.path.basename(key): why for key, why in pointed.skipped.items()}
 

@@ -15,7 +15,7 @@ from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
 from ckpttool.series.retention.plan import Protections, freed_bytes, plan
-from ckpttool.series.retention.policy import Policy, seconds
+from ckpttool.series.retention.policy import Policy
 
 
 def _entry(series: str, epoch: int, fault: str | None) -> Entry:
@@ -135,16 +135,3 @@ def test_bytes_that_have_another_name_are_not_freed(entry) -> None:
     apart, half, both = linked("a_1.pt", 1, 1), linked("a_2.pt", 2, 2), linked("a_3.pt", 2, 2)
     assert freed_bytes([apart, half]) == 100
     assert freed_bytes([apart, half, both]) == 200
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("30s", 30), ("90s", 90), ("2h", 7200), ("7d12h", 648_000), ("1d1h1m1s", 90_061)]
-)
-def test_durations(text: str, expected: int) -> None:
-    assert seconds(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "h", "2x", "-3", "1h2d", "٣", "30"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UsageError):
-        seconds(text)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ckpttool.amounts import size
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
@@ -17,7 +18,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group, in_order
 from ckpttool.series.retention import plan as retention
 from ckpttool.series.retention.plan import FINITE, GroupPlan, Plan, Protections, plan
-from ckpttool.series.retention.policy import Policy, size
+from ckpttool.series.retention.policy import Policy
 
 NOW = 1_790_000_000.0
 DAY = 86_400

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,36 +21,32 @@ def legacy(files: Path, short: Path) -> Path:
     return short / "checkpoint_3"
 
 
-def test_a_directory_that_goes_before_it_is_opened(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    temporary = short / "ckpt-9_temp"
+@pytest.mark.parametrize(
+    ("place", "room", "count"),
+    [("short", discovery, 4), ("legacy", surveying, 5)],
+    ids=["in a directory", "in a checkpoint"],
+)
+def test_a_directory_that_goes_before_it_is_opened(
+    request: pytest.FixtureRequest,
+    short: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    room: ModuleType,
+    count: int,
+) -> None:
+    temporary = request.getfixturevalue(place) / "ckpt-9_temp"
     temporary.mkdir()
-    unit_at = discovery.unit_at
+    unit_at = room.unit_at
 
     def vanishing(path: str) -> object:
         if path == str(temporary):
             os.rmdir(path)
         return unit_at(path)
 
-    monkeypatch.setattr(discovery, "unit_at", vanishing)
+    monkeypatch.setattr(room, "unit_at", vanishing)
     found = survey(str(short))
     assert not temporary.exists()
-    assert (found.errors, len(found.entries)) == ((), 4)
-
-
-def test_one_inside_a_checkpoint_that_goes(legacy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    temporary = legacy / "ckpt-9_temp"
-    temporary.mkdir()
-    unit_at = surveying.unit_at
-
-    def vanishing(path: str) -> object:
-        if path == str(temporary):
-            os.rmdir(path)
-        return unit_at(path)
-
-    monkeypatch.setattr(surveying, "unit_at", vanishing)
-    found = survey(str(legacy.parent))
-    assert not temporary.exists()
-    assert (found.errors, len(found.entries)) == ((), 5)
+    assert (found.errors, len(found.entries)) == ((), count)
 
 
 def test_a_checkpoint_that_goes_before_it_is_looked_into(

@@ -105,9 +105,7 @@ def leave(ground: Ground, move: Move) -> None:
     Raises:
         OSError: One can't be taken away.
     """
-    for old, new in move.members:
-        if not _are_alike(old, new):
-            _drop(ground.source, old, ground.target, new)
+    _drop_all(ground.source, ground.target, move, 0)
 
 
 def restore(ground: Ground, move: Move) -> None:
@@ -135,9 +133,7 @@ def withdraw(ground: Ground, move: Move) -> None:
     Raises:
         OSError: One can't be taken away.
     """
-    for old, new in move.members:
-        if not _are_alike(old, new):
-            _drop(ground.target, new, ground.source, old)
+    _drop_all(ground.target, ground.source, move, 1)
 
 
 def is_at_source(ground: Ground, move: Move) -> bool:
@@ -293,6 +289,14 @@ def _take_back(ground: Ground, old: str, new: str, *, is_link: bool) -> None:
     elif not _is_taken(Ground(ground.target, ground.source), new, old):
         with _around(ground.source, old) as (here, name), _around(ground.target, new) as (there, other):
             persist(partial(os.rename, other, name, src_dir_fd=there, dst_dir_fd=here))
+
+
+def _drop_all(place: int, other_place: int, move: Move, side: int) -> None:
+    """Unlink a checkpoint's old names (``side`` 0), or its new ones (1), where it has the others, too."""
+    for pair in move.members:
+        name, other = pair[side], pair[1 - side]
+        if not _are_alike(name, other):
+            _drop(place, name, other_place, other)
 
 
 def _drop(place: int, path: str, other_place: int, other_path: str, *, must_share: bool = True) -> None:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
+from ckpttool.amounts import duration, size
 from ckpttool.errors import UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.pruning.planning import Planned
 from ckpttool.series.retention.moments import PERIODS, saved
 from ckpttool.series.retention.plan import GroupPlan, drafted, fault_of, history_of
-from ckpttool.series.retention.policy import Policy, duration, size
+from ckpttool.series.retention.policy import Policy
 from ckpttool.series.retention.rules import (
     RULES,
     History,

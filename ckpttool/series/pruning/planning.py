@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from shlex import quote
 from typing import Literal
@@ -17,7 +17,7 @@ from ckpttool.series.changing.strictly import is_name
 from ckpttool.series.members.copies import copies
 from ckpttool.series.members.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, GroupBy
+from ckpttool.series.members.order import Group
 from ckpttool.series.members.reading import Progress, read_in_full, unseen
 from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import WRITING, Pointed, follow
@@ -27,6 +27,7 @@ from ckpttool.series.retention.failed import Failures, failures
 from ckpttool.series.retention.lacking import remarks
 from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import Survey, survey
 
 Depth = Literal["quick", "full"]
@@ -34,22 +35,16 @@ Failed = Literal["list", "remove"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is to be thinned out, and how.
+class Request(Scope):
+    """What is to be thinned out, and how: besides what is looked at, which is a ``Scope``.
 
     Attributes:
         directory: Where the checkpoints lie.
         policy: Which of them are wanted.
-        recursive: Whether to descend; otherwise what lies in the directory itself is meant.
-        exclude: Globs of what to pass over.
-        max_depth: How many levels to descend at most.
-        series: Globs of names that are one series each, whatever the names say.
         min_age: What changed less than so many seconds ago stays.
         depth: How the survivors are verified: their structure, or every byte.
         jobs: Number of threads.
         policies: Policies by path, instead of the one policy.
-        group_by: What makes one series of checkpoints; None for directory, format and name together.
-        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
         failed: Whether series that failed are listed, or removed as a whole; None doesn't look for them.
         max_delete: How much may go at most: ``10``, or ``20%`` of all checkpoints.
 
@@ -59,16 +54,10 @@ class Request:
 
     directory: str
     policy: Policy | None = None
-    recursive: bool = False
-    exclude: Sequence[str] = ()
-    max_depth: int | None = None
-    series: Sequence[str] = ()
     min_age: int = 0
     depth: Depth = "full"
     jobs: int | None = None
     policies: Policies | None = None
-    group_by: GroupBy | None = None
-    metrics: Sequence[str] = ()
     failed: Failed | None = None
     max_delete: str | None = None
 
@@ -218,15 +207,7 @@ def _unmatched(wanted: Policies, found: Survey) -> Iterator[str]:
 def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = known or survey(
-        root,
-        recursive=request.recursive,
-        exclude=request.exclude,
-        max_depth=request.max_depth,
-        series=request.series,
-        group_by=request.group_by,
-        metrics=request.metrics,
-    )
+    found = known or survey(root, request)
     itself = [entry for entry in found.entries if entry.unit.path == root]
     if itself and len(found.entries) == 1:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")

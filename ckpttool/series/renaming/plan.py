@@ -22,6 +22,7 @@ from ckpttool.series.renaming.new_paths import Moved
 from ckpttool.series.renaming.repointing import Following, Scene, following, holders, links_around
 from ckpttool.series.renaming.steps import Step, steps
 from ckpttool.series.renaming.template import FIELDS, Template, parse_template
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import survey
 
 Names = dict[str, dict[str, str]]
@@ -29,16 +30,16 @@ Names = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenameRequest:
-    """What is to be renamed, and how; see ``planning.Request`` for what they have in common."""
+class RenameRequest(Scope):
+    """What is to be renamed, and how: besides what is looked at, which is a ``Scope``.
+
+    Attributes:
+        directory: Where the checkpoints lie.
+        template: What their names are to be.
+    """
 
     directory: str
     template: str
-    recursive: bool = False
-    exclude: Sequence[str] = ()
-    max_depth: int | None = None
-    series: Sequence[str] = ()
-    metrics: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     root = require_directory(request.directory)
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey(
-        root,
-        recursive=request.recursive,
-        exclude=request.exclude,
-        max_depth=request.max_depth,
-        series=request.series,
-        metrics=request.metrics,
-    )
+    found = survey(root, request)
     entries = tuple(entry for entry in found.entries if entry.unit.path != root)
     if found.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ckpttool.errors import NotFound, UsageError
 from ckpttool.series.members.choice import newest_first
@@ -29,10 +28,10 @@ from ckpttool.series.resuming.doubts import (
 )
 from ckpttool.series.resuming.unfinished import GONE_SECONDS, markers, unfinished
 from ckpttool.series.resuming.waiting import MOMENTS, SYSTEM, Clock, Tell, Unsettled, Watch
+from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
+from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import Survey, survey
-
-Mode = Literal["min", "max"]
 
 NO_STEP = "no step is known of it"
 
@@ -59,16 +58,12 @@ class Latest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Scope):
     """Which checkpoint is wanted; ``latest`` says what each means."""
 
-    recursive: bool
-    exclude: Sequence[str]
-    max_depth: int | None
     depth: Depth
     best: str | None
     mode: Mode | None
-    metrics: Sequence[str]
     before: int | None
     jobs: int | None
 
@@ -175,13 +170,7 @@ class _Search:
         """
         wanted = self.wanted
         try:
-            found = survey(
-                self.directory,
-                recursive=wanted.recursive,
-                exclude=wanted.exclude,
-                max_depth=wanted.max_depth,
-                metrics=wanted.metrics,
-            )
+            found = survey(self.directory, wanted)
         except NotFound as error:
             require_merely_missing(os.fspath(self.directory))
             return _Look(Latest(None, f"{error.path}: {error.reason}"))

@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckpttool.amounts import size
 from ckpttool.errors import UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, by_other_count, in_order
 from ckpttool.series.retention.lacking import require_metrics
-from ckpttool.series.retention.policy import Policies, Policy, size
+from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.retention.rules import RULES, History, wished
 
 NO_RULE = "no rule of the configuration is for it"

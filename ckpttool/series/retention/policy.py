@@ -1,4 +1,4 @@
-"""What is to be kept of a series, and how people write durations, sizes and limits."""
+"""What is to be kept of a series, and how much may go."""
 
 from __future__ import annotations
 
@@ -17,20 +17,9 @@ if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
 
 Mode = Literal["min", "max"]
+"""Which values of a metric are good."""
 Incomplete = Literal["keep", "remove"]
 
-_UNITS = {"y": 366 * 86400, "mo": 31 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile(
-    r"(?:(?P<y>\d{1,3})y)?(?:(?P<mo>\d{1,4})mo)?(?:(?P<w>\d{1,5})w)?(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,6})h)?"
-    r"(?:(?P<m>\d{1,6})m(?:in)?)?(?:(?P<s>\d{1,9})s)?",
-    re.ASCII,
-)
-_BARE = re.compile(r"(?:.*[a-z])?0*(\d{1,18})", re.ASCII)
-_SECONDS = re.compile(r"\d{1,9}", re.ASCII)
-_BARE_MINUTES = re.compile(r"[0-9]m(?!o|in)")
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(?:([kKMGTP])(i?)B?|B)", re.ASCII)
-_NO_UNIT = re.compile(r"\d{1,18}(?:\.\d{1,9})?", re.ASCII)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 _LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
 COUNTED = (
@@ -185,68 +174,6 @@ def option(name: str) -> str:
     return named.get(name, f"--{name.replace('_', '-')}")
 
 
-def seconds(duration: str) -> int:
-    """Return the seconds of a duration such as ``7d12h``, ``90min``, ``2w``, ``6mo``, ``1y``, or of ``0``.
-
-    ``m`` are minutes. A month counts as 31 days and a year as 366: rather too long than too short.
-
-    Raises:
-        UsageError: It is none, or a number has no unit.
-    """
-    told = duration.strip()
-    if told == "0":
-        return 0
-    match = _DURATION.fullmatch(told)
-    if match is not None and any(match.groups()):
-        return sum(int(match[unit] or 0) * nominal for unit, nominal in _UNITS.items())
-    if (bare := _BARE.fullmatch(told)) is not None and _DURATION.fullmatch(f"{told}s"):
-        number, where = bare[1], "" if bare[1] == told else f"{told}: "
-        units = f"{number}s, {number}min, {number}h or {number}d"
-        raise UsageError(f"{where}{number} of what? (such as {units})")
-    raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90min or 2w)")
-
-
-def waiting_seconds(duration: str) -> int:
-    """Return the seconds of a duration for ``--wait``, where a number alone is of seconds.
-
-    Raises:
-        UsageError: It is none.
-    """
-    told = duration.strip()
-    return int(told) if _SECONDS.fullmatch(told) else seconds(told)
-
-
-def within(duration: str) -> int:
-    """Return the seconds of a duration for ``--keep-within``, where ``m`` is refused: elsewhere it is months.
-
-    Raises:
-        UsageError: It is none, or could be read in two ways.
-    """
-    if _BARE_MINUTES.search(duration):
-        raise UsageError(f"{duration!r} could be minutes or months (say min or mo)")
-    return seconds(duration)
-
-
-def nbytes(size: str) -> int:
-    """Return the bytes of a size such as ``200GB``, ``1.5TiB`` or ``4096B``, or of ``0``.
-
-    ``GB`` is 10⁹ bytes, ``GiB`` 2³⁰; behind such a letter the ``B`` may be left out.
-
-    Raises:
-        UsageError: It is none, or has no unit.
-    """
-    told = size.strip()
-    if told == "0":
-        return 0
-    if _NO_UNIT.fullmatch(told):
-        raise UsageError(f"{told} of what? (such as {told}B, {told}MB or {told}GB)")
-    match = _SIZE.fullmatch(told)
-    if match is None:
-        raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
-    number, unit, binary = match.groups()
-    return int(Decimal(number) * (1024 if binary else 1000) ** _POWERS[(unit or "").lower()])
-
-
 @dataclass(frozen=True, slots=True)
 class DeleteLimit:
     """How much one prune may remove: a number of checkpoints, or a share of them in percent."""
@@ -272,24 +199,3 @@ def delete_limit(text: str) -> DeleteLimit:
         raise UsageError(f"--max-delete {text}: no limit (such as 10 or 20%)")
     percent, count = match.groups()
     return DeleteLimit(None if count is None else int(count), None if percent is None else Decimal(percent))
-
-
-def duration(seconds: int) -> str:
-    """Return a duration as people write it: ``7d12h``."""
-    parts = []
-    for unit, nominal in _UNITS.items():
-        if unit not in ("y", "mo", "w") and seconds >= nominal:
-            parts.append(f"{seconds // nominal}{'min' if unit == 'm' else unit}")
-            seconds %= nominal
-    return "".join(parts) or "0s"
-
-
-def size(nbytes: int) -> str:
-    """Return a size as people write it, where one decimal says it exactly: ``200 GB``, ``1.5 TiB``."""
-    for base, units in ((1000, ("PB", "TB", "GB", "MB", "kB")), (1024, ("PiB", "TiB", "GiB", "MiB", "KiB"))):
-        for power, unit in zip(range(5, 0, -1), units, strict=True):
-            tenths, rest = divmod(nbytes * 10, base**power)
-            if not rest and tenths >= 10:
-                whole, tenth = divmod(tenths, 10)
-                return f"{whole:,}.{tenth} {unit}" if tenth else f"{whole:,} {unit}"
-    return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"

@@ -16,10 +16,11 @@ from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
+from ckpttool.amounts import duration, size
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import written_last
 from ckpttool.series.retention.moments import PERIODS, saved, undated
-from ckpttool.series.retention.policy import Policy, duration, size
+from ckpttool.series.retention.policy import Policy
 
 Told = Iterator[tuple[Entry, str]]
 """Checkpoints to keep, each with the reason in a few words."""

@@ -49,12 +49,13 @@ def _standing_for(path: str) -> Chosen:
     from ckpttool.formats.discovery import unit_at
     from ckpttool.formats.interface import Probe
     from ckpttool.series.members.choice import newest_first
+    from ckpttool.series.surveying.scope import Scope
     from ckpttool.series.surveying.survey import survey
 
     if unit_at(path) is not None:
         return Chosen(path, 0)
     for recursive in (False, True):
-        found = survey(path, recursive=recursive)
+        found = survey(path, Scope(recursive=recursive))
         if found.entries:
             newest = min(newest_first(found.groups), key=lambda entry: not entry.is_sound)
             return Chosen(newest.path, len(found.entries) - 1, found.journals)

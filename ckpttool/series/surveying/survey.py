@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,10 +13,11 @@ from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.changing.journal import half_removed, waiting
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, GroupBy, group
+from ckpttool.series.members.order import Group, group
 from ckpttool.series.members.runs import as_told
 from ckpttool.series.paths import bare
 from ckpttool.series.surveying.looking import look_at_all
+from ckpttool.series.surveying.scope import WHOLE_TREE, Scope
 
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
@@ -51,26 +52,12 @@ class Survey:
         return (*self.remarks, *(warning for one in self.groups for warning in one.warnings))
 
 
-def survey(
-    root: str | os.PathLike[str],
-    *,
-    recursive: bool = True,
-    exclude: Sequence[str] = (),
-    max_depth: int | None = None,
-    series: Sequence[str] = (),
-    group_by: GroupBy | None = None,
-    metrics: Sequence[str] = (),
-) -> Survey:
+def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE) -> Survey:
     """Return what lies in a directory; nothing on disk is changed.
 
     Args:
         root: The directory.
-        recursive: Whether to descend.
-        exclude: Globs of what to pass over.
-        max_depth: How many levels to descend at most.
-        series: Globs of names that are one series each, whatever the names say.
-        group_by: What makes one series of checkpoints; None for directory, format and name together.
-        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
+        scope: What of it is looked at, and what makes a series.
 
     Raises:
         UsageError: A log can't be understood.
@@ -78,7 +65,12 @@ def survey(
     """
     path = bare(os.fspath(root))
     errors: list[CheckpointError] = []
-    walk = Walk(recursive=recursive, exclude=exclude, max_depth=max_depth, on_error=errors.append)
+    walk = Walk(
+        recursive=scope.recursive,
+        exclude=scope.exclude,
+        max_depth=scope.max_depth,
+        on_error=errors.append,
+    )
     units = list(_units(path, walk))
     directories = sorted({path, *(os.path.dirname(unit.path) or os.curdir for unit, _ in units)})
     journals = tuple(place for directory in directories for place in waiting(directory))
@@ -91,11 +83,11 @@ def survey(
         ]
     )
     remarks: list[str] = []
-    if metrics:
+    if scope.metrics:
         from ckpttool.series.metrics.matched import with_metrics
 
-        entries, remarks = with_metrics(entries, metrics, path)
-    groups = group(as_told(entries, series), group_by)
+        entries, remarks = with_metrics(entries, scope.metrics, path)
+    groups = group(as_told(entries, scope.series), scope.group_by)
     return Survey(path, groups, journals, tuple(errors), tuple(remarks))
 
 
