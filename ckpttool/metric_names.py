@@ -36,6 +36,13 @@ IN_WORD = re.compile(
 NO_NUMBER = re.compile(r"=(nan|[-+]?inf)(?![a-z0-9])", _FLAGS)
 """What Lightning writes into a name for a metric that is no finite number."""
 
+FRACTION = re.compile(
+    r"_([0-9]{1,18})(?![a-z0-9]|\.[0-9]|[-_]of[-_]|"
+    r"[-_ ]?(?:epochs?|ep|steps?|iterations?|iters?|updates?)(?![a-z0-9]))",
+    _FLAGS,
+)
+"""What follows ``val_loss_0`` where somebody wrote ``_`` for the point: in ``val_loss_1_25`` nobody knows."""
+
 _MAX_BETWEEN = 3
 _QUALIFIER = re.compile(
     r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",

@@ -6,17 +6,18 @@ a learning rate, stays, since names that are equal once they are blanked are tak
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 
+from ckpttool import name_patterns as patterns
 from ckpttool.metric_names import (
     BITS,
+    FRACTION,
     IN_WORD,
     MEAN_OF_METRIC,
     NO_NUMBER,
-    SEPARATOR,
     WORDS,
     metric_name,
 )
@@ -27,68 +28,8 @@ LOOK_BACK = 48
 MAX_DIGITS = 18
 """Longer numbers are no epoch and no step; they would not fit into 64 bits."""
 
-_FLAGS = re.ASCII | re.IGNORECASE
-_SEP = SEPARATOR
-_SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
-_SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
-_DATE = re.compile(
-    r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
-    r"(?:[-_t @.]?([01][0-9]|2[0-3])([-_:.h]?)([0-5][0-9])(?:\6([0-5][0-9]))?)?(?![0-9])",
-    _FLAGS,
-)
-_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[-+][0-9]+)?", _FLAGS)
-
-_EPOCH = re.compile(rf"(?:epochs?|(?:^|[^a-z])ep){_SEP}$", _FLAGS)
-_STEP = re.compile(
-    rf"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iterations?|iters?|itr|it|updates?){_SEP}$", _FLAGS
-)
-_TOTAL = re.compile(
-    r"(?:^|[^a-z])(?:(?:num|total|max|warmup)[-_]?(?:epoch|step|iteration|iter)s?|"
-    rf"n[-_]?(?:epochs|steps|iterations|iters)){_SEP}$",
-    _FLAGS,
-)
-_EPOCH_BEHIND = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", _FLAGS)
-_STEP_BEHIND = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", _FLAGS)
-_LETTER = re.compile(r"(?:^|[-_. ])([es])$", _FLAGS)
-_THOUSANDS = {"k": 1_000, "m": 1_000_000}
-_THOUSAND = re.compile(r"([km])(?![a-z0-9])", _FLAGS)
-
-_ORDINAL = re.compile(
-    r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
-    rf"step|saved?|improvements?)){_SEP}$",
-    _FLAGS,
-)
-"""What a bare number follows that counts saves: after ``digit_3`` or ``llama3`` it tells models apart."""
-
-_COUNTS_EPOCHS = re.compile(r"\.(?:keras|h5|hdf5)$|^(?:cp[-_.])?[0-9]+\.ckpt$", _FLAGS)
-"""Whose bare number is an epoch: Keras's ModelCheckpoint has no other count to put into a name."""
-
-_VALUE = re.compile(
-    r"(?<=[0-9])(?:[-_ ]|__)(?P<value>-?(?:[0-9]+(?:\.[0-9]+|(?:\.[0-9]+)?e[-+][0-9]+)|nan))$", _FLAGS
-)
-"""What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
-
 UNNAMED = "value"
 """The metric that a name gives and doesn't name."""
-
-_BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
-_PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
-_PLAIN_WORD = re.compile(
-    rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
-)
-_SIBLING = re.compile(
-    r"(?:^|[^a-z])(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|gpu|device|worker|node|host|job|task|"
-    r"sub|subj|subject|patient|v|ver|version|rev|part|shard|expert|member|ensemble|head|heads|layer|layers|"
-    r"stage|phase|level|size|bs|batch|batchsize|dim|hidden|width|depth|lr|wd|config|cfg|variant|group|class|"
-    r"domain|client|agent|env|trainer|pserver|consolidated|random_states?|rng_states?|rng|custom_checkpoint|"
-    r"dist_optim|pt|pth|bin|tp|pp|dp|mp|zero|fsdp|chunk|piece|slice|"
-    rf"[fknrsx]){_SEP}$",
-    _FLAGS,
-)
-_STATES_BEHIND = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", _FLAGS)
-_AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
-_TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", _FLAGS)
-_TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", _FLAGS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +58,7 @@ class NameFields:
         return self.epoch, self.step, self.number, self.saved_at
 
 
+@lru_cache(maxsize=4)  # who looks at a checkpoint asks for its name's fields in several places
 def parse_name(name: str) -> NameFields:
     """Return the fields of a checkpoint's file or directory name."""
     return _Reading(name).fields()
@@ -124,7 +66,7 @@ def parse_name(name: str) -> NameFields:
 
 def pair_fields(name: str) -> NameFields | None:
     """Return the fields of ``checkpoint_3_1200.pt``, epoch and step, where a series bears that out."""
-    match = _PAIR.fullmatch(name)
+    match = patterns.PAIR.fullmatch(name)
     if match is None:
         return None
     return NameFields(f"{match[1]}*_*{match[4]}", epoch=int(match[2]), step=int(match[3]))
@@ -132,7 +74,7 @@ def pair_fields(name: str) -> NameFields | None:
 
 def is_named_best(name: str) -> bool:
     """Tell whether a name says that its checkpoint is the best: ``best.pth``, ``model_best_epoch_3.pt``."""
-    return _BEST.search(name) is not None
+    return patterns.BEST.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +100,7 @@ class _Reading:
     """One name on its way to its fields: what was recognised so far."""
 
     def __init__(self, name: str) -> None:
-        suffix = _SUFFIX.search(name, max(0, len(name) - LOOK_BACK))
+        suffix = patterns.SUFFIX.search(name, max(0, len(name) - LOOK_BACK))
         self.name = name
         self.end = suffix.start() if suffix and suffix.start() else len(name)
         self.spans: list[tuple[int, int]] = []
@@ -193,14 +135,14 @@ class _Reading:
         yield from self._between(start, self.end)
 
     def _between(self, start: int, end: int) -> Iterator[_Number]:
-        for match in _NUMBER.finditer(self.name, start, max(start, end)):
+        for match in patterns.NUMBER.finditer(self.name, start, max(start, end)):
             yield _Number(match[0], match.start(), match.end())
 
     def _dates(self) -> Iterator[tuple[int, int]]:
-        for match in _DATE.finditer(self.name, 0, self.end):
+        for match in patterns.DATE.finditer(self.name, 0, self.end):
             year, _, month, day, hour, _, minute, second = match.groups()
             before = self._before(match.start())
-            if _EPOCH.search(before) or _STEP.search(before):
+            if patterns.EPOCH.search(before) or patterns.STEP.search(before):
                 continue
             try:
                 when = datetime(
@@ -214,9 +156,9 @@ class _Reading:
             yield match.span()
 
     def _shards(self) -> Iterator[tuple[int, int]]:
-        for match in _SHARD.finditer(self.name, 0, self.end):
+        for match in patterns.SHARD.finditer(self.name, 0, self.end):
             before = self._before(match.start())
-            if not _EPOCH.search(before) and not _STEP.search(before):
+            if not patterns.EPOCH.search(before) and not patterns.STEP.search(before):
                 yield match.span()
 
     def _before(self, start: int) -> str:
@@ -225,13 +167,13 @@ class _Reading:
     def _keyed(self, number: _Number) -> bool:
         """Take ``epoch_3``, ``step=100``, ``val_loss=0.32``."""
         before = self._before(number.start)
-        if _TOTAL.search(before):
+        if patterns.TOTAL.search(before):
             return False
         if not number.is_whole and MEAN_OF_METRIC.search(before) and self._measured(number, before):
             return True
-        if _EPOCH.search(before):
+        if patterns.EPOCH.search(before):
             return self._is_epoch(number)
-        if _STEP.search(before):
+        if patterns.STEP.search(before):
             return self._is_step(number)
         return self._measured(number, before)
 
@@ -240,10 +182,10 @@ class _Reading:
         return self._take(number.start, number.end)
 
     def _is_step(self, number: _Number) -> bool:
-        thousand = _THOUSAND.match(self.name, number.end, self.end)
+        thousand = patterns.THOUSAND.match(self.name, number.end, self.end)
         value = number.value
         if value is not None and self.step is None:
-            count = value * (_THOUSANDS[thousand[1].lower()] if thousand else 1)
+            count = value * (patterns.THOUSANDS[thousand[1].lower()] if thousand else 1)
             self.step = int(count) if count == count // 1 else None
         return self._take(number.start, thousand.end() if thousand else number.end)
 
@@ -253,10 +195,17 @@ class _Reading:
         if name is None or (name.lower() == "precision" and number.text in BITS):
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
-        value = number.value
+        value, end = self._pointed(number)
         if value is not None:
             self.metrics.setdefault(name, -float(value) if is_negative else float(value))
-        return self._take(number.start - is_negative, number.end)
+        return self._take(number.start - is_negative, end)
+
+    def _pointed(self, number: _Number) -> tuple[int | float | None, int]:
+        """Return the value of a metric, and where it ends: ``0_25`` is 0.25, and ``1_25`` may be 1."""
+        behind = FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
+        if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
+            return number.value, number.end
+        return (float(f"0.{behind[1]}"), behind.end()) if number.text == "0" else (None, number.end)
 
     def _no_numbers(self) -> None:
         """Take ``val_loss=nan``, so that it is in the series of its neighbours."""
@@ -271,20 +220,21 @@ class _Reading:
         """Take ``10_epochs`` and ``5000_steps``, where nothing better says it."""
         if not number.is_whole:
             return False
-        if self.epoch is None and _EPOCH_BEHIND.match(self.name, number.end, self.end):
+        if self.epoch is None and patterns.EPOCH_BEHIND.match(self.name, number.end, self.end):
             return self._is_epoch(number)
-        if self.step is None and _STEP_BEHIND.match(self.name, number.end, self.end):
+        if self.step is None and patterns.STEP_BEHIND.match(self.name, number.end, self.end):
             return self._is_step(number)
         return False
 
     def _lettered(self, number: _Number) -> bool:
         """Take ``e0007`` and ``s00002500``, but not ``e1_…`` and ``s1_…``: experiments and subjects."""
-        letter = _LETTER.search(self._before(number.start))
+        letter = patterns.LETTER.search(self._before(number.start))
         if letter is None or not number.is_whole or self.name[number.end : number.end + 1].isalpha():
             return False
         is_first = number.start == 1
         if letter[1] in "eE":
-            is_meant = self.epoch is None and (not is_first or number.end == self.end)
+            is_all = number.end == self.end or bool(patterns.KERAS_EPOCH.fullmatch(self.name))
+            is_meant = self.epoch is None and (not is_first or is_all)
             return is_meant and self._is_epoch(number)
         is_meant = self.step is None and not is_first and (len(number.text) > 3 or self.epoch is not None)
         return is_meant and self._is_step(number)
@@ -294,13 +244,13 @@ class _Reading:
         if number.is_whole:
             return False
         before = self._before(number.start)
-        if not _AFTER_NUMBER.search(before) and not _PLAIN_WORD.search(before):
+        if not patterns.AFTER_NUMBER.search(before) and not patterns.PLAIN_WORD.search(before):
             return False
         self.decimals.append((number.start, number.end))
         return self._take(number.start, number.end)
 
     def _last_number(self) -> None:
-        trainer = _TRAINER.fullmatch(self.name)
+        trainer = patterns.TRAINER.fullmatch(self.name)
         if trainer:
             self.step = int(trainer[1])
             self.spans = [trainer.span(1)]
@@ -309,16 +259,18 @@ class _Reading:
             if self._is_position(number):
                 value = number.value
                 self.number = value if isinstance(value, int) else None
-                self.is_ordinal = bool(_ORDINAL.search(self._before(number.start)))
+                self.is_ordinal = bool(patterns.ORDINAL.search(self._before(number.start)))
                 self._take(number.start, number.end)
-                if self.is_ordinal and _COUNTS_EPOCHS.search(self.name, max(0, len(self.name) - LOOK_BACK)):
+                if self.is_ordinal and patterns.COUNTS_EPOCHS.search(
+                    self.name, max(0, len(self.name) - LOOK_BACK)
+                ):
                     self.epoch = self.number
                 return
 
     def _last_value(self) -> None:
         """Take the decimal at the end as a metric where it stands directly behind another field."""
         before = self._before(self.end)
-        match = None if self.metrics else _VALUE.search(before)
+        match = None if self.metrics else patterns.VALUE.search(before)
         if match is None:
             return
         start = self.end - len(before)
@@ -329,8 +281,12 @@ class _Reading:
 
     def _is_position(self, number: _Number) -> bool:
         before = self._before(number.start)
-        is_token = _TOKEN_BEFORE.search(before) and not self.name[number.end : number.end + 1].isalpha()
-        is_part = _SIBLING.search(before) or _STATES_BEHIND.match(self.name, number.end, self.end)
+        is_token = (
+            patterns.TOKEN_BEFORE.search(before) and not self.name[number.end : number.end + 1].isalpha()
+        )
+        is_part = patterns.SIBLING.search(before) or patterns.STATES_BEHIND.match(
+            self.name, number.end, self.end
+        )
         return number.is_whole and bool(is_token) and not is_part
 
     def _take(self, start: int, end: int) -> bool:

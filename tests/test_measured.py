@@ -10,7 +10,8 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.measured import is_metric
-from ckpttool.series.members.entry import Entry, look_at
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.look import look_at
 from ckpttool.training import training_state
 
 

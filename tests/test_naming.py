@@ -53,6 +53,8 @@ RECOGNISED = [
     ("best_acc_0.93.pth", "best_acc_*.pth", None, None, None, None, {"acc": 0.93}),
     ("val_f1_0.9_e3.pt", "val_f1_*_e*.pt", 3, None, None, None, {"val_f1": 0.9}),
     ("lr_0.001_epoch_3.pt", "lr_0.001_epoch_*.pt", 3, None, None, None, {}),
+    ("lm_acc_steps_4_epoch_3.pt", "lm_acc_steps_4_epoch_*.pt", 3, None, None, None, {}),
+    ("lm_grad_accum_step8_step_3.pt", "lm_grad_accum_step8_step_*.pt", None, 3, None, None, {}),
     ("num_epochs_100_epoch_3.pt", "num_epochs_100_epoch_*.pt", 3, None, None, None, {}),
     ("epoch=11-step=999-v1.ckpt", "epoch=*-step=*-v1.ckpt", 11, 999, None, None, {}),
     # The last number, where nothing is named.
@@ -318,6 +320,44 @@ def test_hostile_names_take_linear_time(part: str) -> None:
     before = time.process_time()
     parse_name(name + "1")
     assert time.process_time() - before < 5  # a catastrophic expression takes hours
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "metrics"),
+    [
+        ("e1-0.2304.keras", 1, {"value": 0.2304}),
+        ("e12-0.2304.weights.h5", 12, {"value": 0.2304}),
+        ("e3_-0.5.h5", 3, {"value": -0.5}),
+        ("e3-nan.keras", 3, {"value": math.nan}),
+        ("e1-0.2304.pt", None, {"value": 0.2304}),
+        ("e1-unet-0.2304.keras", None, {}),
+        ("e1-2.keras", None, {}),
+    ],
+)
+def test_keras_s_e_and_a_measurement(name: str, epoch: int | None, metrics: dict[str, float]) -> None:
+    """Whose ModelCheckpoint has nothing to count but epochs; elsewhere ``e1`` may be an experiment."""
+    fields = parse_name(name)
+    assert (fields.epoch, repr(dict(fields.metrics))) == (epoch, repr(metrics))
+
+
+@pytest.mark.parametrize(
+    ("name", "blank", "metrics"),
+    [
+        ("model_epoch_1_val_loss_0_25.pt", "model_epoch_*_val_loss_*.pt", {"val_loss": 0.25}),
+        ("loss_0_25_acc_0_93.pt", "loss_*_acc_*.pt", {"loss": 0.25, "acc": 0.93}),
+        ("val_loss_0_05", "val_loss_*", {"val_loss": 0.05}),
+        ("model_epoch_1_val_loss_1_23.pt", "model_epoch_*_val_loss_*_23.pt", {}),
+        ("acc_93_epoch_3.pt", "acc_*_epoch_*.pt", {"acc": 93}),
+        ("loss_0_10_epochs.pt", "loss_*_*_epochs.pt", {"loss": 0}),
+        ("loss_0_step_3.pt", "loss_*_step_*.pt", {"loss": 0}),
+        ("loss_0_20240101.pt", "loss_*_*.pt", {"loss": 0}),
+        ("loss_0_00001-of-00002.pt", "loss_*_00001-of-00002.pt", {"loss": 0}),
+        ("loss_0_25.5.pt", "loss_*_*.pt", {"loss": 0}),
+    ],
+)
+def test_an_underscore_for_the_point(name: str, blank: str, metrics: dict[str, float]) -> None:
+    fields = parse_name(name)
+    assert (fields.blank, fields.metrics) == (blank, metrics)
 
 
 def test_metric_that_is_no_number_is_told_as_such() -> None:

@@ -177,7 +177,7 @@ def _in_training_order(paths: Sequence[str]) -> list[str]:
         CheckpointError: A path can't be looked at.
     """
     from ckpttool.formats.discovery import unit_at
-    from ckpttool.series.members.entry import look_at
+    from ckpttool.series.members.look import look_at
     from ckpttool.series.members.order import in_numbered_order
 
     given = [*paths]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from ckpttool.cli import retention_options as rules
 from ckpttool.cli.grouped import LOOKED_AT, RULES, SHOWN
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.series import Depth, Directory, Mode, Null
+from ckpttool.cli.series import Depth, Mode, Null
 
 Sort = Annotated[
     str | None,
@@ -84,12 +83,21 @@ KeepBest = Annotated[
         rich_help_panel=RULES,
     ),
 ]
+Recursive = Annotated[
+    bool,
+    typer.Option(
+        "--recursive",
+        "-r",
+        help="Descend where a configuration doesn't; without one it always does.",
+        rich_help_panel=LOOKED_AT,
+    ),
+]
 Config = Annotated[
     str | None,
     typer.Option(
         "--config",
         metavar="FILE",
-        help="Take the rules of this configuration.",
+        help="List what prune would thin out by this configuration.",
         show_default=False,
         rich_help_panel=RULES,
     ),
@@ -98,7 +106,7 @@ Config = Annotated[
 
 def list_(
     context: typer.Context,
-    directory: Directory = Path(),
+    directory: rules.Directory = None,
     sort: Sort = None,
     reverse: Reverse = False,
     metric: Best = None,
@@ -110,6 +118,7 @@ def list_(
     null: Null = False,
     quiet: Quiet = False,
     verify: Verify = Depth.QUICK,
+    recursive: Recursive = False,
     metrics: rules.Metrics = [],
     group_by: rules.By = None,
     series: rules.Series = [],
@@ -133,10 +142,10 @@ def list_(
 ) -> int:
     """List the checkpoints of a directory tree, series by series, each from the oldest on.
 
-    With rules of prune, or a configuration's, it shows what these would keep and remove. Nothing on disk is
-    changed.
+    With rules of prune it shows what these would keep and remove. Without DIR and rules, a ckpttool.toml with
+    [retention] says where and what, as it does for prune. Nothing on disk is changed.
     """
     from ckpttool.cli.listing import Shown, listed
 
     shown = Shown(plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
-    return listed(str(directory), context.params, config, shown)
+    return listed(None if directory is None else str(directory), context.params, config, shown)

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.cli.output import has_colour, print_json, progress, say, say_warning, width
+from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
 from ckpttool.cli.pictures import check_plot, write_picture
-from ckpttool.cli.series import called, print_paths, say_journals
+from ckpttool.cli.pruning import placed
+from ckpttool.cli.series import print_paths, say_journals, say_nothing
+from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
+    from ckpttool.cli.retaining import Wishes
     from ckpttool.series.listing import Listing
-    from ckpttool.series.pruning.planning import Request
+    from ckpttool.series.problem import Problem
+    from ckpttool.series.pruning.outlook import Looked, Place
+    from ckpttool.series.pruning.planning import Depth
 
+COULD_NOT = 2
 _MOST_PROBLEMS = 10
 """More than that push the list itself off the screen."""
 
@@ -32,61 +39,91 @@ class Shown(NamedTuple):
     wanted: tuple[str | None, ...]
 
 
-def listed(directory: str, parameters: Mapping[str, Any], config: str | None, shown: Shown) -> int:
-    """List a directory, show it, and return the exit status.
+def listed(directory: str | None, parameters: Mapping[str, Any], config: str | None, shown: Shown) -> int:
+    """List directories, show it, and return the exit status.
 
     Args:
-        directory: Where the checkpoints lie.
+        directory: Where the checkpoints lie; None where a configuration, if there is one, is to say it.
         parameters: The options, by the names of attributes.
-        config: The configuration that says what a policy would keep.
+        config: The configuration that is named.
         shown: How.
 
     Raises:
         UsageError: What was asked for contradicts itself, or no checkpoint has the metric.
-        CheckpointError: The directory can't be looked at, or a picture can't be written.
+        CheckpointError: The only directory can't be looked at, or a picture can't be written.
     """
-    from ckpttool.series.listing import list_checkpoints
-
-    if shown.plot is not None:
-        check_plot(shown.plot, [directory, *parameters["metrics"]])
-    looks, retention = _asked(directory, parameters, config)
-    listing = list_checkpoints(
-        directory,
-        **looks,
-        sort=parameters["sort"],
-        reverse=parameters["reverse"],
-        best=parameters["metric"],
-        mode=parameters["mode"],
-        depth=parameters["verify"],
-        retention=retention,
-        progress=progress,
-    )
-    if not shown.quiet:
-        _say(listing, everything=shown.long or not sys.stderr.isatty())
-    if shown.plot is not None and listing.checkpoints:
-        _draw(shown.plot, directory, listing)
-    _show(listing, directory, shown)
-    return int(bool(listing.problems))
-
-
-def _asked(
-    directory: str, parameters: Mapping[str, Any], config: str | None
-) -> tuple[dict[str, Any], Request | None]:
-    """Return what is looked at, and what policy would keep what; None where there is none."""
     from ckpttool.cli.retaining import wishes
-    from ckpttool.series.pruning.planning import Request
-    from ckpttool.series.surveying.scope import Scope
+    from ckpttool.series.listing import listing_of
 
     given = dict(parameters)
     if given["keep_best"] is None:
         del given["metric"], given["mode"]
     told = wishes(directory, given, config)
-    alike = {"jobs", *(one.name for one in fields(Scope))}
-    looks = {name: value for name, value in told.looks.items() if name in alike} | {"recursive": True}
-    if told.policies is None:
-        return looks, None
-    depth = parameters["verify"]
-    return looks, Request(directory=directory, policies=told.policies, depth=depth, **looks)
+    paths = told.directories()
+    if shown.plot is not None:
+        check_plot(shown.plot, [*paths, *told.looks.get("metrics", ())])
+    places, wrong = _places(told, parameters["verify"])
+    looked = _looked_at(places)
+    listing = listing_of(
+        list(looked.values()),
+        sort=parameters["sort"],
+        reverse=parameters["reverse"],
+        best=parameters["metric"],
+        mode=parameters["mode"],
+        depth=parameters["verify"],
+        jobs=parameters["jobs"],
+        progress=progress,
+    )
+    listing = replace(listing, problems=(*wrong, *listing.problems))
+    if not shown.quiet:
+        _say_read(told, config)
+        _say(listing, everything=shown.long or not sys.stderr.isatty())
+    if shown.plot is not None and listing.checkpoints:
+        _draw(shown.plot, paths[0] if len(paths) == 1 else os.curdir, listing)
+    _show(listing, [place for place in places if place.directory in looked], shown)
+    return COULD_NOT if len(looked) < len(places) else int(bool(listing.problems))
+
+
+def _places(told: Wishes, depth: Depth) -> tuple[list[Place], list[Problem]]:
+    """Return what is looked at, with what prune would do there, and why it would do nothing."""
+    from ckpttool.cli.unmatched import unmatched_rules
+    from ckpttool.series.pruning.outlook import Place
+    from ckpttool.series.surveying.scope import Scope
+
+    looks = {"recursive": told.read is None, **told.looks}
+    scope = Scope(**{one.name: looks[one.name] for one in fields(Scope) if one.name in looks})
+    if told.policies is None and told.looks.get("failed") is None:
+        return [Place(path, scope) for path in told.directories()], []
+    requests = replace(told, looks={**looks, "depth": depth}).requests()
+    if wrong := unmatched_rules(told, requests):
+        return [Place(one.directory, scope) for one in requests], wrong
+    return [Place(one.directory, scope, one) for one in requests], []
+
+
+def _looked_at(places: Sequence[Place]) -> dict[str, Looked]:
+    """Return what lies in directories, by their paths; what can't be looked at is told.
+
+    Raises:
+        UsageError, CheckpointError: The only one can't be.
+    """
+    from ckpttool.series.pruning.outlook import looked_at
+
+    looked = {}
+    for place in places:
+        try:
+            looked[place.directory] = looked_at(place, progress)
+        except (CheckpointError, UsageError) as failure:
+            if len(places) == 1:
+                raise
+            say_error(placed(failure, place.directory))
+    return looked
+
+
+def _say_read(told: Wishes, config: str | None) -> None:
+    """Say which configuration says what is listed, where nobody named one."""
+    if told.read is not None and config is None:
+        hint = "ckpttool list . lists all that lies here"
+        say(f"{printable(told.read)} says what is listed, as it does for prune ({hint})")
 
 
 def _say(listing: Listing, *, everything: bool) -> None:
@@ -108,7 +145,7 @@ def _draw(path: str, directory: str, listing: Listing) -> None:
     write_picture(path, series_picture(kind_of(path), directory, listing))
 
 
-def _show(listing: Listing, directory: str, shown: Shown) -> None:
+def _show(listing: Listing, places: Sequence[Place], shown: Shown) -> None:
     if shown.json:
         from ckpttool.render.json_list import list_document
 
@@ -116,7 +153,8 @@ def _show(listing: Listing, directory: str, shown: Shown) -> None:
     elif shown.quiet:
         pass
     elif not listing.checkpoints:
-        say(f"{called(directory)}: no checkpoint")
+        for place in places:
+            say_nothing(place.directory, recursive=place.scope.recursive)
     elif shown.null:
         print_paths([one.entry.path for one in listing.checkpoints], null=True)
     else:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ckpttool.series.problem import true_of_all
+
 if TYPE_CHECKING:
     from ckpttool.series.members.entry import Entry
     from ckpttool.series.pruning.pruning import Pruned
@@ -19,6 +21,7 @@ def together(outcomes: Sequence[Pruned]) -> Pruned:
     if len(outcomes) == 1:
         return first
     plan = replace(first.plan, groups=tuple(group for one in outcomes for group in one.plan.groups))
+    origins = [rule.origin for rule in plan.policies.rules]
     freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
     return replace(
         first,
@@ -29,20 +32,11 @@ def together(outcomes: Sequence[Pruned]) -> Pruned:
         declined=any(one.declined for one in outcomes),
         failed={path: why for one in outcomes for path, why in one.failed.items()},
         problems=tuple(problem for one in outcomes for problem in one.problems),
-        warnings=tuple(_warnings(outcomes)),
+        warnings=tuple(true_of_all([one.warnings for one in outcomes], origins)),
         journals=tuple(path for one in outcomes for path in one.journals),
         finished=tuple(path for one in outcomes for path in one.finished),
         put_back=tuple(path for one in outcomes for path in one.put_back),
     )
-
-
-def _warnings(outcomes: Sequence[Pruned]) -> Iterator[str]:
-    """Yield all warnings once; that no series matches a rule is only true where it is of all directories."""
-    origins = tuple(rule.origin for rule in outcomes[0].plan.policies.rules)
-    for warning in dict.fromkeys(warning for one in outcomes for warning in one.warnings):
-        is_of_rule = warning.startswith(origins) if origins else False
-        if not is_of_rule or all(warning in one.warnings for one in outcomes):
-            yield warning
 
 
 def apart(outcomes: Sequence[Pruned]) -> list[Pruned]:

@@ -84,7 +84,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     from ckpttool.series.paths import shown
-    from ckpttool.series.pointers.pin_search import fault_of
+    from ckpttool.series.pointers.pin_search import absence, fault_of
     from ckpttool.series.pointers.pins import pins_below
 
     errors: list[CheckpointError] = []
@@ -95,7 +95,7 @@ def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     pins = {one.path: one for key, one in found.items() if key not in void}
     _show(list(pins.values()), faults, json=json, null=null, quiet=quiet)
     for pinned in gone if not quiet else ():
-        say_warning(f"{pinned.path}: it is pinned, and isn't there (ckpttool unpin takes that back)")
+        say_warning(f"{pinned.path}: it is pinned, and {absence(pinned)}")
     for pinned, fault in faults if not quiet else ():
         say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
     for error in errors:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
-import typer
-
 from ckpttool.cli.outcomes import apart, together
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
 from ckpttool.cli.series import once_each, say_journals, say_nothing
@@ -73,13 +71,23 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
             failures += 1
             say_error(placed(failure, request.directory))
             continue
-        except typer.Abort:
+        except KeyboardInterrupt:
             _print(apart(outcomes), manner, sys.stderr)
             raise
         outcomes.append(outcome)
-        if not outcome.plan.groups and not (manner.quiet or manner.json):
-            say_nothing(request.directory, recursive=request.recursive)
+        if not outcome.plan.groups:
+            _say_nothing(request, manner)
     return _told(outcomes, manner, failed=bool(failures))
+
+
+def _say_nothing(request: Request, manner: Manner) -> None:
+    """Say that a directory has no checkpoint; that some lie below must not be missed, however quiet it is."""
+    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+
+    if not (manner.quiet or manner.json):
+        say_nothing(request.directory, recursive=request.recursive)
+    elif (told := nothing_in(request.directory, recursive=request.recursive)) != NOTHING:
+        say_warning(f"{request.directory}: {told}")
 
 
 def say_unread(wanted: Wishes, manner: Manner) -> None:
@@ -195,11 +203,18 @@ def _asked(planned: Planned, trash: str | None, manner: Manner) -> bool:
 
 
 def confirmed(question: str) -> bool:
-    """Ask on stderr; Click's own confirmation writes a blank to stdout, where only the answer belongs."""
+    """Ask on stderr; Click's own confirmation writes a blank to stdout, where only the answer belongs.
+
+    Whoever ends the input says no.
+    """
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
-    if not answer:
-        raise typer.Abort
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        say("")
+        raise
+    if not answer.endswith("\n"):  # the end of the input is no answer
+        say("")
     return answer.strip().lower() in ("y", "yes")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from ckpttool.errors import UsageError
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from ckpttool.series.problem import Problem
     from ckpttool.series.renaming.plan import PlannedNames, RenameRequest
     from ckpttool.series.renaming.rename import Renamed
 
@@ -60,10 +61,13 @@ def rename(
     """Bring the names of checkpoints to a convention; what points at them follows.
 
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} leaves out what a
-    checkpoint lacks. ckpttool undo takes a rename back.
+    checkpoint lacks, with the separator before it. Without a terminal it acts at once (--dry-run shows the
+    plan). Some trainers find checkpoints by their own names alone; a warning says which. ckpttool undo takes
+    a rename back.
     """
     from ckpttool.series.renaming.plan import RenameRequest
     from ckpttool.series.renaming.rename import rename as carry_out
+    from ckpttool.series.surveying.survey import nothing_in
 
     request = RenameRequest(
         directory=str(directory),
@@ -81,13 +85,17 @@ def rename(
         return not asks or _asked(planned, sys.stderr if json else sys.stdout, quiet=quiet)
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
-    _say(renamed, quiet=quiet, was_warned=asks and bool(renamed.planned.plan.renamings))
+    was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
+    _say(renamed, quiet=quiet, was_warned=was_asked)
     if renamed.is_refused:
         say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
         return COULD_NOT
-    _print(renamed, request, json=json, quiet=quiet, was_shown=asks)
+    is_void = check and not renamed.planned.plan.count
+    _print(renamed, request, json=json, quiet=quiet or is_void, was_shown=asks)
+    if is_void:  # what looks at nothing finds nothing wrong
+        say_error(f"{directory}: {nothing_in(request.directory, recursive=recursive)}")
     is_off = check and bool(renamed.planned.plan.renamings)
-    return int(bool(renamed.problems) or is_off or renamed.declined)
+    return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
 
 
 def _template(given: str | None, config: str | None) -> str:
@@ -129,6 +137,7 @@ def _asked(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> bool:
     print(rename_text(Renamed(planned, pairs, dry_run=True)), file=stream, flush=True)
     if not quiet:
         _warn(planned)
+    _say_problems(planned.problems)
     return confirmed("Rename them?")
 
 
@@ -148,7 +157,12 @@ def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
                 say_warning(f"{path}: what an interrupted command had begun with it is taken back now")
         if not was_warned:
             _warn(renamed.planned)
-    for path, told in once_each(renamed.problems):
+    told = renamed.planned.problems if was_warned else ()
+    _say_problems([one for one in renamed.problems if one not in told])
+
+
+def _say_problems(problems: Sequence[Problem]) -> None:
+    for path, told in once_each(problems):
         say_error(f"{path}: {told}")
 
 

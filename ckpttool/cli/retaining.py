@@ -40,6 +40,7 @@ class Wishes:
         yes: Whether nobody is asked.
         older_than: Of a trash: what has lain there for so many seconds is meant.
         is_narrowed: Whether the directory is one that stands in place of a configuration's.
+        read: The configuration that was read.
         unread: A configuration that would be read, had nobody given a directory or a rule.
     """
 
@@ -50,6 +51,7 @@ class Wishes:
     yes: bool = False
     older_than: int | None = None
     is_narrowed: bool = False
+    read: str | None = None
     unread: str | None = None
 
     @property
@@ -69,10 +71,14 @@ class Wishes:
             if self.unread is not None:
                 more = f"; {self.unread} is not read, since a directory was given: --config reads it"
             raise UsageError(f"no rule says what to keep ({told}{more})")
+        return [Request(directory=path, policies=self.policies, **self.looks) for path in self.directories()]
+
+    def directories(self) -> list[str]:
+        """Return the directories, each once."""
         places: dict[str, str] = {}
         for path in self.paths or (os.curdir,):
             places.setdefault(os.path.realpath(path), path)
-        return [Request(directory=path, policies=self.policies, **self.looks) for path in places.values()]
+        return list(places.values())
 
 
 def wishes(
@@ -115,6 +121,7 @@ def wishes(
         yes=said.get("yes", False),
         older_than=given.get("older_than"),
         is_narrowed=told is not None and directory is not None,
+        read=None if told is None else told.path,
         unread=_unread() if config is None and told is None and tells_unread else None,
     )
 

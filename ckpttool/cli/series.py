@@ -47,14 +47,20 @@ Recursive = Annotated[
 ]
 
 
+_HALF = "some checkpoints may be half there, or seen twice, until that user's next command settles it"
+
+
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
     from ckpttool.series.changing.home import owner_of
+    from ckpttool.series.changing.journal import owner_of_journal
     from ckpttool.series.paths import shown
 
     for path in journals:
         directory = owner_of(os.path.dirname(path))
         told = "a command was interrupted here; the next that changes it settles it"
+        if (user := owner_of_journal(path)) is not None:
+            told = f"a command of another user, {user}, was interrupted here, or is at work: {_HALF}"
         say_warning(f"{directory}: {told} ({shown(path)})")
 
 

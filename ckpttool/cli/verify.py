@@ -134,6 +134,8 @@ def verify(
     if asked is not None and not paths and is_whole and not outcome.failures:
         _say_doubts(asked, outcome)
     _say_refused(outcome.sealed)
+    for warning in outcome.warnings if not quiet else ():
+        say_warning(warning)
     reports.write_reports(wanted_reports, outcome.verifications, outcome.failures, outcome.seconds)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         _say_sealed(outcome.sealed, sys.stderr)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.output import progress, say_error
+from ckpttool.cli.output import progress, say_error, say_warning
 from ckpttool.cli.predict_options import flag_of
-from ckpttool.errors import CheckpointError, MissingPackage, UsageError
+from ckpttool.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.ops.verdict import Status, Verification
 from ckpttool.ops.verify import unreadable
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import Config
     from ckpttool.cli.settings import Settings
+    from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Unit
     from ckpttool.ops.sealing import Sealed
+
+
+_TRIES = 3
+"""So often is verified what gets other parts meanwhile, as a renaming gives them one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,7 @@ class Outcome:
         judged: What the configuration asks of each checkpoint, with its verdict before anything was ignored.
         sealed: What became of the manifests, by the checkpoints' paths.
         seconds: How long each took, by its path.
+        warnings: Globs that matched nothing in any of the directories.
     """
 
     verifications: list[Verification] = field(default_factory=list)
@@ -62,6 +69,7 @@ class Outcome:
     judged: list[tuple[Settings, Verification]] = field(default_factory=list)
     sealed: dict[str, Sealed] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def passes(self, strict: bool) -> bool:
         """Tell whether all is as anybody would wish; unknown classes are not, where warnings fail."""
@@ -81,17 +89,56 @@ def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
         UsageError: What is asked of one of them contradicts itself, or of all; none was looked at.
     """
     outcome = Outcome()
-    targets = [target for path in paths for target in _targets(path, wanted, outcome)]
+    searched: list[Globs] = []
+    targets = [target for path in paths for target in _targets(path, wanted, outcome, searched)]
+    unmatched = [globs.unmatched("--exclude") for globs in searched]
+    first = unmatched[0] if unmatched else []
+    outcome.warnings = tuple(told for told in first if all(told in others for others in unmatched))
     _check_wishes(targets, wanted)
+    known: set[str] = set()
+    for _ in range(_TRIES):
+        known.update(target.place for target in targets)
+        if not _verify_each(targets, wanted, outcome):
+            break
+        again = (
+            target for path in paths if os.path.isdir(path) for target in _targets(path, wanted, outcome, [])
+        )
+        targets = [target for target in again if target.place not in known]
+    if known and not (outcome.verifications or outcome.failures):
+        _fail(NotFound(paths[0], "all in it was removed or renamed meanwhile; nothing was verified"), outcome)
+    return outcome
+
+
+def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -> bool:
+    """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
+    has_gone = False
     for target in targets:
         try:
-            _verify(target, wanted, outcome)
+            has_gone |= not _verify(target, wanted, outcome)
         except CheckpointError as error:
             if isinstance(error, MissingPackage) or target.is_named:
                 _fail(error, outcome)
-            else:
+            elif _is_there(target):
                 outcome.verifications.append(unreadable(error))
-    return outcome
+            else:
+                has_gone = True
+    return has_gone
+
+
+def _is_there(target: _Target) -> bool:
+    """Tell whether what can't be read is still in its place; say so where it isn't."""
+    if isinstance(target.unit, CheckpointError):
+        return True
+    from ckpttool.series.surveying.whole import as_it_is_now
+
+    if as_it_is_now(target.unit) is not None:
+        return True
+    _say_gone(target.unit)
+    return False
+
+
+def _say_gone(unit: Unit) -> None:
+    say_warning(f"{unit.path}: it was removed or renamed meanwhile; it was not verified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +148,11 @@ class _Target:
     unit: Unit | CheckpointError
     settings: Settings | None
     is_named: bool
+
+    @property
+    def place(self) -> str:
+        """Return where it lies."""
+        return self.unit.path
 
 
 def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
@@ -117,18 +169,23 @@ def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
         raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
 
 
-def _targets(path: str, wanted: Wanted, outcome: Outcome) -> Iterator[_Target]:
+def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs]) -> Iterator[_Target]:
     from ckpttool.formats import unrecognised
     from ckpttool.formats.discovery import Walk, discover
+    from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Probe
 
     lost: list[CheckpointError] = []
-    walk = Walk(exclude=list(wanted.exclude), max_depth=wanted.max_depth, on_error=lost.append)
+    globs = Globs(wanted.exclude, path)
+    walk = Walk(exclude=globs, max_depth=wanted.max_depth, on_error=lost.append)
     try:
         units = sorted(discover(path, walk), key=lambda unit: unit.path)
+        if [unit.path for unit in units] != [path]:
+            searched.append(globs)
         if not units:
             with Probe(path) as probe:
                 raise lost[0] if lost else unrecognised(probe)
+        units = _whole(path, units)
     except CheckpointError as error:
         _fail(error, outcome)
         return
@@ -136,6 +193,27 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome) -> Iterator[_Target]:
         yield _Target(unit, _settings(unit.path, wanted), unit.path == path)
     for one in lost:
         yield _Target(one, None, False)
+
+
+def _whole(path: str, units: list[Unit]) -> list[Unit]:
+    """Return what was found at a path without what an interrupted command has half moved, and tell of it.
+
+    Raises:
+        NotFound: Nothing else is there.
+    """
+    from ckpttool.cli.series import say_journals
+    from ckpttool.series.surveying.whole import apart
+
+    inside = apart((), [path] if os.path.isdir(path) else ()).journals
+    if [unit.path for unit in units] == [path]:  # he wants to know of this one, whatever becomes of it
+        found = apart(units)
+        say_journals(inside if found.whole else (*found.journals, *inside))
+        return units
+    found = apart(units, [path])
+    say_journals(found.journals)
+    if not found.whole:
+        raise NotFound(path, "no checkpoint is whole in it: a command was interrupted, or is at work")
+    return list(found.whole)
 
 
 def _settings(path: str, wanted: Wanted) -> Settings | None:
@@ -155,16 +233,42 @@ def _fail(error: CheckpointError, outcome: Outcome) -> None:
     outcome.failures.append(error)
 
 
-def _verify(target: _Target, wanted: Wanted, outcome: Outcome) -> None:
+def _verify(target: _Target, wanted: Wanted, outcome: Outcome) -> bool:
+    """Add the verdict on a checkpoint; tell whether it was still there.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
     if isinstance(target.unit, CheckpointError):
         raise target.unit
     started = time.perf_counter()
-    found = _sealed(target.unit, wanted, outcome) if wanted.seal else _verified(target, target.unit, wanted)
+    found = _sealed(target.unit, wanted, outcome) if wanted.seal else _settled(target, target.unit, wanted)
+    if found is None:
+        _say_gone(target.unit)
+        return False
     outcome.seconds[found.path] = time.perf_counter() - started
     if target.settings is not None:
         outcome.judged.append((target.settings, found))
         found = _accepted(found, target.settings, wanted.strict)
     outcome.verifications.append(found)
+    return True
+
+
+def _settled(target: _Target, unit: Unit, wanted: Wanted) -> Verification | None:
+    """Return the verdict on what stands still; None where it was removed or renamed meanwhile."""
+    for _ in range(_TRIES):
+        found = _verified(target, unit, wanted)
+        if found.is_fine or target.is_named:
+            return found
+        from ckpttool.series.surveying.whole import as_it_is_now
+
+        now = as_it_is_now(unit)
+        if now is None:
+            return None
+        if now.members == unit.members:
+            return found
+        unit = now
+    return found
 
 
 def _verified(target: _Target, unit: Unit, wanted: Wanted) -> Verification:

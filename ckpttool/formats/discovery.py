@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import stat
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
+from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 
 OWN_PREFIX = ".ckpttool"
@@ -29,13 +29,14 @@ class Walk:
 
     Attributes:
         recursive: Whether to descend into directories that are no checkpoints themselves.
-        exclude: Globs of names, or of paths relative to the root, that are passed over.
+        exclude: Globs of names, or of paths relative to the root, that are passed over; ``Globs`` where
+            somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
         on_error: Told of what could not be looked at; the walk goes on.
     """
 
     recursive: bool = True
-    exclude: Sequence[str] = ()
+    exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
     on_error: Callable[[CheckpointError], None] = lambda error: None
 
@@ -51,12 +52,29 @@ def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit
     Raises:
         CheckpointError: The root itself can't be looked at.
     """
+    for found in candidates(root, walk):
+        unit = looked_at(found, walk) if isinstance(found, str) else found
+        if unit is not None:
+            yield unit
+
+
+def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit | str]:
+    """Yield the checkpoints that ``discover`` does, of files by themselves only the paths of all there are.
+
+    Whether such a file is a checkpoint is not known yet; ``looked_at`` tells.
+
+    Raises:
+        CheckpointError: The root itself can't be looked at.
+    """
     path = os.fspath(root)
     unit = unit_at(path)
     if unit is not None:
         yield unit
     elif os.path.isdir(path):
-        yield from _in_directory(path, path, walk, 0, frozenset(named_from_above(path)))
+        globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
+        yield from _in_directory(
+            path, path, replace(walk, exclude=globs), 0, frozenset(named_from_above(path))
+        )
 
 
 def unit_at(path: str) -> Unit | None:
@@ -68,25 +86,36 @@ def unit_at(path: str) -> Unit | None:
         CheckpointError: It can't be looked at.
     """
     with Probe(path) as probe:
-        format = detect(probe)
-        if format is None and (probe.is_directory or suffix_format(probe.name) is None):
-            return None
-        unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(path, (probe.name,), format)
-        return None if unit is None else _with_sidecars(unit)
+        return unit_of(probe)
 
 
-def _in_directory(directory: str, root: str, walk: Walk, depth: int, parts: frozenset[str]) -> Iterator[Unit]:
-    """Yield the checkpoints in a directory; ``parts`` are what indexes above it name."""
+def unit_of(probe: Probe) -> Unit | None:
+    """Return the checkpoint that the path of a probe itself is, or None; see ``unit_at``.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
+    format = detect(probe)
+    if format is None and (probe.is_directory or suffix_format(probe.name) is None):
+        return None
+    unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(probe.path, (probe.name,), format)
+    return None if unit is None else _with_sidecars(unit)
+
+
+def _in_directory(
+    directory: str, root: str, walk: Walk, depth: int, parts: frozenset[str]
+) -> Iterator[Unit | str]:
+    """Yield what lies in a directory; ``parts`` are what indexes above it name."""
     try:
         everything = {name: entry for name, entry in scan(directory).items() if not _is_ours(name)}
     except CheckpointError as error:
         _told(walk, error)
         return
-    entries = {name: entry for name, entry in everything.items() if not _is_excluded(entry.path, root, walk)}
+    entries = {name: entry for name, entry in everything.items() if not is_excluded(entry.path, walk)}
     sets = sets_in(directory, everything)
     for unit in sets:
         passed_over = tuple(name for name in unit.members if name not in entries)
-        if len(passed_over) == len(unit.members) or _is_excluded(unit.path, root, walk):
+        if len(passed_over) == len(unit.members) or is_excluded(unit.path, walk):
             continue
         own = tuple(name for name in unit.members if name not in passed_over)
         yield _with_sidecars(replace(unit, members=own, shared=(*unit.shared, *passed_over)))
@@ -97,8 +126,8 @@ def _in_directory(directory: str, root: str, walk: Walk, depth: int, parts: froz
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _subdirectory(entry, root, walk, depth, below)
-        elif _is_candidate(entry, root) and (found := _looked_at(entry.path, walk)):
-            yield found
+        elif _is_candidate(entry, root):
+            yield entry.path
 
 
 def sets_in(directory: str, entries: Mapping[str, os.DirEntry[str]]) -> list[Unit]:
@@ -192,7 +221,7 @@ def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
 
 def _subdirectory(
     entry: os.DirEntry[str], root: str, walk: Walk, depth: int, parts: frozenset[str]
-) -> Iterator[Unit]:
+) -> Iterator[Unit | str]:
     try:
         unit = unit_at(entry.path)
     except CheckpointError as error:
@@ -204,7 +233,8 @@ def _subdirectory(
         yield from _in_directory(entry.path, root, walk, depth + 1, parts)
 
 
-def _looked_at(path: str, walk: Walk) -> Unit | None:
+def looked_at(path: str, walk: Walk) -> Unit | None:
+    """Return the checkpoint that a candidate is, or None where it is none; the walk is told of an error."""
     try:
         return unit_at(path)
     except CheckpointError as error:
@@ -212,9 +242,9 @@ def _looked_at(path: str, walk: Walk) -> Unit | None:
         return None
 
 
-def _is_excluded(path: str, root: str, walk: Walk) -> bool:
-    name, relative = os.path.basename(path), os.path.relpath(path, root) if walk.exclude else ""
-    return any(fnmatch.fnmatch(name, glob) or fnmatch.fnmatch(relative, glob) for glob in walk.exclude)
+def is_excluded(path: str, walk: Walk) -> bool:
+    """Tell whether what lies at a path in the tree is passed over."""
+    return isinstance(walk.exclude, Globs) and walk.exclude.passes_over(path)
 
 
 def _is_candidate(entry: os.DirEntry[str], root: str) -> bool:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint
@@ -265,6 +265,10 @@ class Format(ABC):
             CheckpointError: It can't be read, or its structure is wrong.
         """
 
+    def __reduce__(self) -> tuple[Callable[[type[Format]], Format], tuple[type[Format]]]:
+        """Let what comes from a child name the formats of this process, not copies of them."""
+        return _only, (type(self),)
+
     def open_unit(self, unit: Unit) -> Checkpoint:
         """Return the checkpoint that discovery found; see ``open``.
 
@@ -282,11 +286,29 @@ def open_with(path: str | os.PathLike[str], choose: Callable[[Probe], Format]) -
     Raises:
         CheckpointError: No format is chosen, or the one that is can't open it.
     """
+    return open_probed(Probe(path), choose)
+
+
+def open_probed(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
+    """Return the checkpoint at a path that was looked at already; see ``open_with``.
+
+    Raises:
+        CheckpointError: No format is chosen, or the one that is can't open it.
+    """
     with ExitStack() as until_opened:
-        probe = until_opened.enter_context(Probe(path))
+        until_opened.enter_context(probe)
         checkpoint = choose(probe).open(probe)
         until_opened.pop_all()
     return checkpoint
+
+
+@cache
+def _only(kind: type[Format]) -> Format:
+    """Return the instance of a format that detection gives."""
+    from ckpttool.formats import formats, third_party_formats
+
+    known = next((format for format in formats() if type(format) is kind), None)
+    return known or next((format for format in third_party_formats() if type(format) is kind), None) or kind()
 
 
 class SetFormat(Format):

@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size, number
-from ckpttool.series.listing import Listed, known_metrics
+from ckpttool.series.listing import Listed
+from ckpttool.series.members.sorting import known_metrics
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""
@@ -125,11 +126,30 @@ def _is_same(rows: Sequence[Listed], one: str, other: str) -> bool:
     return all(a is None or a == b for a, b in pairs)
 
 
-def metric_cells(values: Sequence[float | None]) -> list[str]:
+def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
     """Return a column of numbers, all of one width, their decimal points below one another.
 
-    They have as many decimals each, as few as tell them apart, unless that makes some of them long.
+    Those of one series have as many decimals each, as few as tell them apart, unless that makes some of them
+    long.
+
+    Args:
+        values: The numbers; None where there is none.
+        series: Which series each is of; without it all are of one.
     """
+    keys = [""] * len(values) if series is None else series
+    written = {
+        key: iter(_written([value for value, own in zip(values, keys, strict=True) if own == key]))
+        for key in dict.fromkeys(keys)
+    }
+    cells = [next(written[key]) for key in keys]
+    before = max(map(_point, cells), default=0)
+    aligned = [" " * (before - _point(cell)) + cell if cell else "" for cell in cells]
+    width = max(map(len, aligned), default=0)
+    return [cell.ljust(width) if cell else "" for cell in aligned]
+
+
+def _written(values: Sequence[float | None]) -> list[str]:
+    """Return numbers with as many decimals each."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     decimals = _decimals(known)
     cells = ["" if value is None else _told(value, decimals) for value in values]
@@ -138,10 +158,7 @@ def metric_cells(values: Sequence[float | None]) -> list[str]:
         decimals -= 1
         cells = [cell[:-1].rstrip(".") if _is_number(cell) else cell for cell in cells]
         numbers = [cell for cell in cells if _is_number(cell)]
-    before = max(map(_point, cells), default=0)
-    aligned = [" " * (before - _point(cell)) + cell if cell else "" for cell in cells]
-    width = max(map(len, aligned), default=0)
-    return [cell.ljust(width) if cell else "" for cell in aligned]
+    return cells
 
 
 def _decimals(known: Sequence[float]) -> int | None:

@@ -194,8 +194,9 @@ def _columns(
         columns.append(("format", [row.entry.format or "" for row in rows]))
     columns.append(("epoch", [count(row.entry.epoch) for row in rows]))
     columns.append(("step", [count(row.entry.step) for row in rows]))
+    of_series = ["" if row.entry.group in alone else row.entry.group for row in rows]
     for name in shown_metrics(rows, look):
-        columns.append((printable(name), metric_cells([metric_of(row, name) for row in rows])))
+        columns.append((printable(name), metric_cells([metric_of(row, name) for row in rows], of_series)))
     columns.append(("size", [size(row) for row in rows]))
     if look.long:
         columns.append(("changed", [moment(row) for row in rows]))

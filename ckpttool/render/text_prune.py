@@ -15,6 +15,7 @@ from ckpttool.render.text_findings import styled
 from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.runs import said_by_directories
 from ckpttool.series.paths import shown
 from ckpttool.series.pruning.pruning import Pruned
 from ckpttool.series.retention.plan import GroupPlan
@@ -72,9 +73,16 @@ def _folded_groups(groups: Sequence[GroupPlan]) -> Iterator[str]:
     unruled = sum(map(_is_unruled, groups))
     if unruled and any(one.policy is not None for one in groups):
         yield f"{unruled:,} series kept that no rule is for (-v shows them)"
-    if singles := sum(_is_single(one) and not _is_unruled(one) for one in groups):
-        advice = "" if singles == 1 else "; --series GLOB makes some of them one series"
-        yield f"{counted(singles, 'single checkpoint')} kept (-v shows them{advice})"
+    if singles := [one.keep[0].entry for one in groups if _is_single(one) and not _is_unruled(one)]:
+        advice = "" if len(singles) == 1 else f"; {_advice(singles)}"
+        yield f"{counted(len(singles), 'single checkpoint')} kept (-v shows them{advice})"
+
+
+def _advice(singles: Sequence[Entry]) -> str:
+    """Return what makes series of single checkpoints: the directories may be what tells saves apart."""
+    if said_by_directories(singles):
+        return "--group-by prefix makes one series of those with one name"
+    return "--series GLOB makes some of them one series"
 
 
 def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:
@@ -170,7 +178,7 @@ def _folded(
 
 def total_line(pruned: Pruned) -> str:
     """Return what a prune came to, in one line."""
-    removed = len(pruned.plan.removals)
+    removed = sum(entry.path not in pruned.failed for entry in pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")
     failed = sum(one.failed is not None for one in pruned.plan.groups)

@@ -11,21 +11,25 @@ from ckpttool.render.escape import printable
 from ckpttool.report import counted
 from ckpttool.series.renaming.rename import Renamed
 
+REFUSED = "  can't be given"
+"""Stands behind a name in a plan that can't be carried out."""
+
 
 def rename_text(renamed: Renamed) -> str:
     """Return old and new names, and what it comes to."""
     directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    refused = {one.path for one in renamed.planned.plan.refused}
     for old, new in renamed.renames:
-        directories[os.path.dirname(old) or os.curdir].append((os.path.basename(old), os.path.basename(new)))
+        told = printable(os.path.basename(new)) + (REFUSED if old in refused else "")
+        directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), told))
     parts = ["\n".join(_lines(directory, pairs)) for directory, pairs in directories.items()]
     return "\n\n".join([*parts, total_line(renamed)])
 
 
 def _lines(directory: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
     yield printable(directory)
-    shown = [(printable(old), printable(new)) for old, new in pairs]
-    width = max(columns(old) for old, _ in shown)
-    for old, new in shown:
+    width = max(columns(old) for old, _ in pairs)
+    for old, new in pairs:
         yield f"  {padded(old, width)}  ->  {new}"
 
 

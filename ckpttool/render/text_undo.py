@@ -36,4 +36,5 @@ def _total(done: Undone) -> str:
         return f"{nothing}: all is as it was before already"
     others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
     why = done.problems[0].message.removeprefix("not taken back: ")
-    return f"{nothing}: {printable(why)}{others}"
+    name = os.path.basename(done.problems[0].path)
+    return f"{nothing}: {printable(f'{name}: {why}')}{others}"

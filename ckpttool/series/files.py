@@ -34,10 +34,16 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All files below some names of a directory, and the directories that they lie in."""
+    """All files below some names of a directory, and the directories that they lie in.
+
+    Attributes:
+        crosses: Whether a directory among them lies on another device than the one that it is in. Of files
+            that says nothing: an overlay gives theirs as those of its layers.
+    """
 
     files: tuple[Fingerprint, ...] = ()
     directories: tuple[str, ...] = ()
+    crosses: bool = field(default=False, compare=False)
 
     def is_same_as(self, other: Contents) -> bool:
         """Tell whether nothing was changed, added or taken away, in whatever order it is listed."""
@@ -61,13 +67,15 @@ def contents(directory: str | int, members: Iterable[str]) -> Contents:
         OSError: Something there can't be looked at, or vanished.
     """
     files: list[Fingerprint] = []
-    directories: list[str] = []
+    devices: dict[str, int] = {}
+    crosses = False
     for path, status in _walk(directory, members):
         if stat.S_ISDIR(status.st_mode):
-            directories.append(path)
+            devices[path] = status.st_dev
+            crosses |= devices.get(os.path.dirname(path), status.st_dev) != status.st_dev
         else:
             files.append(fingerprint(path, status))
-    return Contents(tuple(files), tuple(directories))
+    return Contents(tuple(files), tuple(devices), crosses)
 
 
 def fingerprint(path: str, status: os.stat_result) -> Fingerprint:

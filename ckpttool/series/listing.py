@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import GroupBy
+from ckpttool.series.members.order import Group, GroupBy
 from ckpttool.series.members.reading import Progress, read_in_full, unseen
-from ckpttool.series.paths import shown
-from ckpttool.series.pointers.protection import follow
-from ckpttool.series.problem import Problem
-from ckpttool.series.pruning.planning import Depth, Request, make_plan
+from ckpttool.series.members.sorting import SortKey, require_metric, sort_key
+from ckpttool.series.problem import Problem, true_of_all
+from ckpttool.series.pruning.outlook import Looked, Place, looked_at
+from ckpttool.series.pruning.planning import Depth, Request
 from ckpttool.series.retention.plan import Plan
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
 from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
-
-SortKey = Callable[[Entry], Any]
-
-_DIGITS = re.compile(r"([0-9]+)")
-_ORDERS: Mapping[str, SortKey] = {
-    "epoch": lambda entry: entry.epoch,
-    "step": lambda entry: entry.step,
-    "age": lambda entry: -entry.modified_ns,
-    "size": lambda entry: entry.nbytes,
-    "name": lambda entry: _natural(entry.path),
-}
-"""What a list can be sorted by, besides any metric: each tells what comes first, None where nobody knows."""
+from ckpttool.series.surveying.survey import Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +150,6 @@ def list_checkpoints(
         UsageError: No checkpoint has the metric, or a metric was given without a mode.
         CheckpointError: The directory, or a file of metrics, can't be looked at.
     """
-    if (best is None) != (mode is None):
-        raise UsageError("--best METRIC and --mode min|max belong together")
     scope = Scope(
         recursive=recursive,
         exclude=exclude,
@@ -174,59 +158,108 @@ def list_checkpoints(
         group_by=group_by,
         metrics=metrics,
     )
-    found = survey(directory, scope)
-    key = _sort_key(sort, found.entries)
-    _check_metric(best, found.entries)
-    pointed = follow(found.root, found.groups)
-    planned = None if retention is None else make_plan(retention, progress, found)
-    kept = {} if planned is None else _kept(planned.plan)
-    listed = []
-    for one in found.groups:
-        entries = [_read(entry, depth, jobs, progress) for entry in one.entries]
-        newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
-        finest = _best(entries, best, mode) if len(entries) > 1 else None
-        rows = [
-            Listed(
-                entry,
-                tuple(pointed.reasons.get(entry.path, ())),
-                is_newest=entry.path == newest,
-                is_best=entry.path == finest,
-                is_read=depth == "full",
-                kept=kept.get(entry.path),
-            )
-            for entry in entries
-        ]
-        listed.append(ListedSeries(one.key, tuple(_sorted(rows, key, reverse=reverse))))
+    place = Place(os.fspath(directory), scope, retention)
+    looked = looked_at(place, progress)
+    return listing_of(
+        [looked], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
+    )
+
+
+def listing_of(
+    places: Sequence[Looked],
+    *,
+    sort: str | None = None,
+    reverse: bool = False,
+    best: str | None = None,
+    mode: Mode | None = None,
+    depth: Depth = "quick",
+    jobs: int | None = None,
+    progress: Progress = unseen,
+) -> Listing:
+    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``.
+
+    Raises:
+        UsageError: No checkpoint has the metric, or a metric was given without a mode.
+    """
+    if (best is None) != (mode is None):
+        raise UsageError("--best METRIC and --mode min|max belong together")
+    entries = [entry for one in places for entry in one.found.entries]
+    key = sort_key(sort, entries)
+    require_metric(best, entries)
+    listed, seen = list[ListedSeries](), set[str]()
+    for one in places:
+        kept = {} if one.planned is None else _kept(one.planned.plan)
+        for group in _unseen(one.found, seen) if len(places) > 1 else one.found.groups:
+            read = [_read(entry, depth, jobs, progress) for entry in group.entries]
+            rows = _rows(read, one, kept, best, mode, is_read=depth == "full")
+            listed.append(ListedSeries(group.key, tuple(_sorted(rows, key, reverse=reverse))))
     if key is not None:
         firsts = _sorted([one.checkpoints[0] for one in listed], key, reverse=reverse)
-        places = {one.entry.path: place for place, one in enumerate(firsts)}
-        listed.sort(key=lambda one: places[one.checkpoints[0].entry.path])
+        ranks = {one.entry.path: rank for rank, one in enumerate(firsts)}
+        listed.sort(key=lambda one: ranks[one.checkpoints[0].entry.path])
     rows = [row for one in listed for row in one.checkpoints]
-    problems = [Problem(shown(error.path), error.reason) for error in found.errors]
-    problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
-    warnings = found.warnings
-    if planned is not None:
-        told = {one.path for one in problems}
-        problems += [one for one in planned.problems if one.path not in told]
-        warnings = tuple(dict.fromkeys([*warnings, *planned.warnings]))
     return Listing(
         tuple(rows if key is None else _sorted(rows, key, reverse=reverse)),
-        tuple(problems),
-        warnings,
-        found.journals,
+        tuple(_problems(places, rows)),
+        tuple(_warnings(places)),
+        tuple(path for one in places for path in one.found.journals),
         tuple(listed),
         best,
     )
 
 
-def known_metrics(entries: Iterable[Entry]) -> list[str]:
-    """Return the names of all metrics that some checkpoint has, as they come; the loss is the first."""
-    names: dict[str, None] = {}
-    has_loss = False
-    for entry in entries:
-        has_loss = has_loss or entry.loss is not None
-        names |= dict.fromkeys(entry.metrics)
-    return [*dict.fromkeys([*(["loss"] if has_loss else []), *names])]
+def _rows(
+    entries: Sequence[Entry],
+    place: Looked,
+    kept: Mapping[str, tuple[str, ...]],
+    best: str | None,
+    mode: Mode | None,
+    *,
+    is_read: bool,
+) -> list[Listed]:
+    """Return what is told of the checkpoints of one series."""
+    newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
+    finest = _best(entries, best, mode) if len(entries) > 1 else None
+    return [
+        Listed(
+            entry,
+            tuple(place.pointed.reasons.get(entry.path, ())),
+            is_newest=entry.path == newest,
+            is_best=entry.path == finest,
+            is_read=is_read,
+            kept=kept.get(entry.path),
+        )
+        for entry in entries
+    ]
+
+
+def _unseen(found: Survey, seen: set[str]) -> Iterator[Group]:
+    """Yield the series of a directory without what lies in another one, too, that came before."""
+    real = {directory: os.path.realpath(directory) for directory in {one.directory for one in found.entries}}
+    places = {one.path: os.path.join(real[one.directory], one.name) for one in found.entries}
+    for group in found.groups:
+        entries = tuple(one for one in group.entries if places[one.path] not in seen)
+        if entries:
+            yield replace(group, entries=entries)
+    seen.update(places.values())
+
+
+def _problems(places: Sequence[Looked], rows: Sequence[Listed]) -> Iterator[Problem]:
+    """Yield what must be looked at, of each path what was told of it first."""
+    problems = [problem for one in places for problem in one.problems]
+    problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
+    yield from problems
+    told = {one.path for one in problems}
+    for place in places:
+        if place.planned is not None:
+            yield from (one for one in place.planned.problems if one.path not in told)
+
+
+def _warnings(places: Sequence[Looked]) -> list[str]:
+    lists = [one.warnings for one in places]
+    planned = next((one.planned for one in places if one.planned is not None), None)
+    origins = [] if planned is None else [rule.origin for rule in planned.plan.policies.rules]
+    return list(true_of_all(lists, origins))
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
@@ -251,22 +284,6 @@ def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
 # The order ------------------------------------------------------------------------------------------
 
 
-def _sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
-    if sort is None or sort in _ORDERS:
-        return None if sort is None else _ORDERS[sort]
-    _check_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
-    return lambda entry: entry.metric(sort)
-
-
-def _check_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
-    """Require that a metric is known of some checkpoint, where there are any."""
-    if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
-        return
-    known = known_metrics(entries)
-    told = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
-    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{told})")
-
-
 def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> list[Listed]:
     """Return rows by a key, those without one last; without a key as they come, or turned around."""
     if key is None:
@@ -274,13 +291,6 @@ def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> li
     known = [(value, row) for row in rows if (value := key(row.entry)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=reverse)
     return [*(row for _, row in known), *(row for row in rows if key(row.entry) is None)]
-
-
-def _natural(path: str) -> list[Any]:
-    """Return a path as people sort it: numbers in it are compared as numbers."""
-    parts: list[Any] = _DIGITS.split(path)
-    parts[1::2] = map(int, parts[1::2])
-    return parts
 
 
 # What is told of each -------------------------------------------------------------------------------
@@ -298,8 +308,9 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
     if metric is None:
         return None
     sign = 1 if mode == "max" else -1
-    later = -1 if is_carried_on(metric) else 1
     measured = [(entry.metric(metric), entry.path) for entry in entries if entry.is_sound]
+    values = [value for value, _ in measured if value is not None]
+    later = -1 if is_carried_on(metric, values, mode) else 1
     known = [
         (sign * value, later * place, path)
         for place, (value, path) in enumerate(measured)

@@ -18,7 +18,7 @@ def bare(path: str) -> str:
     return path.rstrip(os.sep) or path[:1]
 
 
-def require_directory(path: str) -> str:
+def require_directory(path: str | os.PathLike[str]) -> str:
     """Return the path of a directory, without a slash at its end.
 
     Raises:
@@ -27,7 +27,7 @@ def require_directory(path: str) -> str:
     """
     try:
         with os.scandir(path):
-            return bare(path)
+            return bare(os.fspath(path))
     except NotADirectoryError as error:
         raise UsageError(f"{path} is a file (name the directory that it lies in)") from error
     except OSError as error:

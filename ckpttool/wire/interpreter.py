@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
 from ckpttool.wire.readable import Readable
@@ -64,21 +65,20 @@ class Interpreter(Window):
             Truncated: It ends before STOP.
             LimitExceeded: It asks for more than the budgets allow.
         """
-        table = TABLE
+        operations = _OPERATIONS
         self._refill()
         try:
             for _ in range(MAX_OPCODES):
-                if self._pos > self._refill_at:
+                at = self.at
+                if at > self._refill_at:
                     self._refill()
-                opcode = self._data[self._pos]
-                self._pos += 1
-                operation = table[opcode]
-                if operation is None:
-                    raise self.damaged(f"0x{opcode:02x} is no pickle opcode")
+                    at = self.at
+                operation = operations[self.data[at]]
+                self.at = at + 1
                 if operation(self):
                     return self._finished()
         except IndexError as error:
-            if self._pos >= len(self._data):
+            if self.at >= len(self.data):
                 raise self.truncated() from error
             raise self.damaged("an opcode takes more from the stack than lies there") from error
         except struct.error as error:
@@ -102,7 +102,9 @@ class Interpreter(Window):
 
     def push_text(self, text: str | bytes) -> None:
         """Push a string or byte string that is held in memory."""
-        self.charge(sys.getsizeof(text))
+        self._memory += sys.getsizeof(text)
+        if self._memory > MAX_MEMORY:
+            self.charge(0)
         self.stack.append(text)
 
     def push_payload(self, nbytes: int, kind: str) -> None:
@@ -117,8 +119,9 @@ class Interpreter(Window):
         """
         if index > MAX_OPCODES:
             raise self.exceeded(f"entry {index:,} of a pickle's memo")
-        self.memo[index] = self.stack[-1]
-        if len(self.memo) > MAX_MEMO:
+        memo = self.memo
+        memo[index] = self.stack[-1]
+        if len(memo) > MAX_MEMO:
             raise self.exceeded(f"more than {MAX_MEMO:,} entries in a pickle's memo")
 
     def recall(self, index: int) -> None:
@@ -144,7 +147,8 @@ class Interpreter(Window):
         Hashing a tuple walks it, and shared tuples make that walk explode. Numbers can be made to
         collide in a dictionary at will; a thousand such are no accident.
         """
-        if isinstance(key, str | bytes) or (type(key) is int and abs(key) < _HASH_MODULUS):
+        kind = type(key)
+        if kind is str or kind is bytes or (kind is int and abs(key) < _HASH_MODULUS):  # type: ignore[arg-type]
             return key
         if isinstance(key, tuple):
             self._check_tuple_key(key)
@@ -178,7 +182,7 @@ class Interpreter(Window):
     def set_items(self, target: object, pairs: Iterable[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
             for key, value in pairs:
-                target[self.hashable(key)] = value
+                target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
             target.pairs.extend(pairs)
         else:
@@ -214,17 +218,23 @@ class Interpreter(Window):
         if not isinstance(function, Global):
             self.misused(f"{_kind(function)} is called")
         call = Call(function, args, kwargs)
+        if self._shaped:
+            self._used_up(call)
+        self.grow(self._plain(call))
+
+    def _used_up(self, call: Call) -> None:
+        """Note that a name is called whose harm depends on its arguments."""
+        function, args = call.function, call.args
         if isinstance(function, Global) and function in self._shaped:
             self._shaped[function] -= 1
             self.pickle.watched.append((self.position, call))
         if function == _MASKED and args and isinstance(args[0], Global) and args[0] in self._shaped:
             self._shaped[args[0]] -= 1  # it only makes an empty one
-        self.grow(self._plain(call))
 
     def _plain(self, call: Call) -> object:
         """Return the data that a harmless constructor makes, or the call itself."""
         function, args = call.function, call.args
-        if not isinstance(function, Global) or call.kwargs:
+        if not isinstance(function, Global) or function.name not in _MAKE_PLAIN or call.kwargs:
             return call
         constructor = (function.module, function.name)
         if constructor in _MAPPINGS:
@@ -238,9 +248,11 @@ class Interpreter(Window):
 
     def _mapping(self, kind: Global, args: tuple[Any, ...]) -> Mapped | None:
         mapped = Mapped(kind)
-        if kind.name == "defaultdict" and args:
+        if not args:
+            return mapped
+        if kind.name == "defaultdict":
             mapped.factory = args[0]
-        source = args[-1] if args and kind.name != "defaultdict" else ()
+        source = args[-1] if kind.name != "defaultdict" else ()
         if not isinstance(source, list | tuple | dict):
             return None
         self.charge(64 * len(source))
@@ -303,3 +315,14 @@ _COLLECTIONS: dict[tuple[str, str], Callable[[Any], object]] = {
     ("builtins", "frozenset"): frozenset,
     ("builtins", "list"): list,
 }
+
+
+def _unknown(code: int) -> Operation:
+    def refuse(vm: Interpreter) -> None:
+        raise vm.damaged(f"0x{code:02x} is no pickle opcode")
+
+    return refuse
+
+
+_OPERATIONS = [operation or _unknown(code) for code, operation in enumerate(TABLE)]
+_MAKE_PLAIN = frozenset(name for _, name in (*_MAPPINGS, *_COLLECTIONS, ("_codecs", "encode")))

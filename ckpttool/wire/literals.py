@@ -62,8 +62,13 @@ _constant(0x88, True)
 _constant(0x89, False)
 _constant(0x29, ())  # )
 _integer(0x4A, _I4)  # J
-_integer(0x4B, U1)  # K
 _integer(0x4D, U2)  # M
+
+
+@_opcode(0x4B)  # K
+def _binint1(vm: Interpreter) -> None:
+    vm.stack.append(vm.data[vm.at])
+    vm.at += 1
 
 
 @_opcode(0x47)  # G
@@ -120,6 +125,7 @@ def _long4(vm: Interpreter) -> None:
 
 def _string(code: int, layout: struct.Struct, kind: str) -> None:
     """Register a string that is preceded by its length; long ones stay in the file."""
+    codec = "utf-8" if kind == "text" else "latin-1"
 
     def push(vm: Interpreter) -> None:
         nbytes = vm.fixed(layout)
@@ -131,7 +137,7 @@ def _string(code: int, layout: struct.Struct, kind: str) -> None:
             vm.push_text(data)
             return
         try:
-            vm.push_text(data.decode("utf-8" if kind == "text" else "latin-1", "surrogatepass"))
+            vm.push_text(data.decode(codec, "surrogatepass"))
         except UnicodeDecodeError:
             raise vm.damaged(f"{data[:20]!r} is not UTF-8") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.literals import LITERALS, U1, U4, U8, Operation, decimal
+from ckpttool.wire.literals import LITERALS, U4, U8, Operation, decimal
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent, views_memory
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TABLE: list[Operation | None] = [LITERALS.get(code) for code in range(256)]
 
 _NEWEST_PROTOCOL = 5
+_ENTRIES_OF_A_BYTE = 256
 
 
 def _opcode(code: int) -> Callable[[Operation], Operation]:
@@ -46,10 +47,11 @@ _empty(0x8F, set)
 
 def _tuple_of(code: int, length: int) -> None:
     def push(vm: Interpreter) -> None:
-        if len(vm.stack) < length:
-            raise vm.damaged(f"a tuple of {length} from a stack of {len(vm.stack)}")
-        items = tuple(vm.stack[-length:])
-        del vm.stack[-length:]
+        stack = vm.stack
+        if len(stack) < length:
+            raise vm.damaged(f"a tuple of {length} from a stack of {len(stack)}")
+        items = tuple(stack[-length:])
+        del stack[-length:]
         vm.grow(items)
 
     TABLE[code] = push
@@ -152,7 +154,13 @@ def _dup(vm: Interpreter) -> None:
 
 @_opcode(0x71)  # q
 def _binput(vm: Interpreter) -> None:
-    vm.remember(vm.fixed(U1))
+    # `remember`, written out, since every fifth opcode is this one; a byte names few entries.
+    index = vm.data[vm.at]
+    vm.at += 1
+    memo = vm.memo
+    memo[index] = vm.stack[-1]
+    if len(memo) > _ENTRIES_OF_A_BYTE:
+        vm.remember(index)
 
 
 @_opcode(0x72)  # r
@@ -172,7 +180,13 @@ def _memoize(vm: Interpreter) -> None:
 
 @_opcode(0x68)  # h
 def _binget(vm: Interpreter) -> None:
-    vm.recall(vm.fixed(U1))
+    # `recall`, written out for what is no name: every tenth opcode is this one.
+    node = vm.memo.get(vm.data[vm.at])
+    if node is None or type(node) is Global:
+        vm.recall(vm.byte())
+    else:
+        vm.at += 1
+        vm.stack.append(node)
 
 
 @_opcode(0x6A)  # j
@@ -278,7 +292,7 @@ def _persid(vm: Interpreter) -> None:
 
 @_opcode(0x80)
 def _proto(vm: Interpreter) -> None:
-    protocol = vm.fixed(U1)
+    protocol = vm.byte()
     if protocol > _NEWEST_PROTOCOL:
         raise vm.damaged(f"pickle protocol {protocol}; the newest is {_NEWEST_PROTOCOL}")
     vm.pickle.protocol = max(vm.pickle.protocol, protocol)

@@ -60,7 +60,6 @@ class Mapped(dict[Any, Any]):
     __slots__ = ("factory", "kind", "state")
 
     def __init__(self, kind: Global) -> None:
-        super().__init__()
         self.kind = kind
         self.state: Any = None
         self.factory: Any = None

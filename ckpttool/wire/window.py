@@ -16,7 +16,12 @@ _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 
 
 class Window:
-    """Reads on in a pickle, byte by byte or in pieces."""
+    """Reads on in a pickle, byte by byte or in pieces.
+
+    Attributes:
+        data: The bytes that are held in memory.
+        at: The place of the next byte in them.
+    """
 
     def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
         """Begin at ``offset``, and never read beyond ``end``, in bytes."""
@@ -24,8 +29,8 @@ class Window:
         self._where = where
         self._start = self._base = offset
         self._end = end
-        self._data = b""
-        self._pos = 0
+        self.data = b""
+        self.at = 0
         self._refill_at = -1
         self._window = _FIRST_WINDOW
         self._streamed = 0
@@ -33,36 +38,36 @@ class Window:
     def _refill(self, needed: int = _LONGEST_FIXED) -> None:
         """Bring at least ``needed`` bytes from the position on into the window, where there are so many."""
         self._base = self.position
-        self._pos = 0
+        self.at = 0
         self._window = min(4 * self._window, _WINDOW)
         length = min(max(self._window, needed), self._end - self._base)
-        self._data = self.source.read(self._base, length, self._where) if length > 0 else b""
-        at_end = self._base + len(self._data) >= self._end
-        self._refill_at = self._end if at_end else len(self._data) - _LONGEST_FIXED
+        self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
+        at_end = self._base + len(self.data) >= self._end
+        self._refill_at = self._end if at_end else len(self.data) - _LONGEST_FIXED
         if self._base - self._start - self._streamed > MAX_STREAM:
             raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
 
     def take(self, nbytes: int) -> bytes:
         """Return the next bytes, as they are."""
-        if self._pos + nbytes > len(self._data):
+        if self.at + nbytes > len(self.data):
             self.require(nbytes)
             self._refill(nbytes)
-        taken = self._data[self._pos : self._pos + nbytes]
-        self._pos += nbytes
-        return taken
+        begin = self.at
+        self.at = end = begin + nbytes
+        return self.data[begin:end]
 
     def line(self) -> bytes:
         """Return the bytes before the next line feed."""
-        end = self._data.find(b"\n", self._pos)
+        end = self.data.find(b"\n", self.at)
         if end < 0:
             self._refill(_WINDOW)
-            end = self._data.find(b"\n")
-            if end < 0 and len(self._data) >= _WINDOW:
+            end = self.data.find(b"\n")
+            if end < 0 and len(self.data) >= _WINDOW:
                 raise self.exceeded(f"a line of more than {_WINDOW:,} bytes")
             if end < 0:
                 raise self.truncated()
-        line = self._data[self._pos : end]
-        self._pos = end + 1
+        line = self.data[self.at : end]
+        self.at = end + 1
         return line
 
     def skip(self, nbytes: int) -> int:
@@ -70,20 +75,30 @@ class Window:
         self.require(nbytes)
         offset = self.position
         self._streamed += nbytes
-        self._pos += nbytes
-        if self._pos > len(self._data):
+        self.at += nbytes
+        if self.at > len(self.data):
             self._refill()
         return offset
 
+    def byte(self) -> int:
+        """Return the next byte.
+
+        Raises:
+            IndexError: There is none in the window.
+        """
+        number = self.data[self.at]
+        self.at += 1
+        return number
+
     def fixed(self, layout: struct.Struct) -> int:
-        (number,) = layout.unpack_from(self._data, self._pos)
-        self._pos += layout.size
+        (number,) = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
         return number  # type: ignore[no-any-return]  # the layouts in use hold one integer each
 
     @property
     def position(self) -> int:
         """Return the offset of the next byte in the source."""
-        return self._base + self._pos
+        return self._base + self.at
 
     def require(self, nbytes: int) -> None:
         """Require that so many bytes follow.

@@ -27,6 +27,7 @@ _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
+_EXTRA = struct.Struct("<2H")
 _MAX_COMMENT = 0xFFFF
 _SATURATED16 = 0xFFFF
 _ENCRYPTED, _PATCHED, _UTF8 = 0x0001, 0x0020, 0x0800
@@ -84,7 +85,9 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
     if trailing:
         findings.append(error("trailing-bytes", f"{trailing:,} bytes lie behind the end of the zip"))
     stated = Directory(offset, nbytes, count)
-    directory, boundary = _zip64_directory(source, stated, end, findings)
+    lead = min(end, _LOCATOR64.size)
+    locator = tail[at - lead : at] if at >= lead else source.read(end - lead, lead)
+    directory, boundary = _zip64_directory(source, stated, end, locator, findings)
     if (disk, first_disk) != (0, 0) or here != count:
         findings.append(error("zip-headers-disagree", "the end record speaks of several disks"))
     if directory.offset + directory.nbytes != boundary:
@@ -94,13 +97,15 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
 
 
 def _zip64_directory(
-    source: Readable, stated: Directory, end: int, findings: list[Finding]
+    source: Readable, stated: Directory, end: int, locator: bytes, findings: list[Finding]
 ) -> tuple[Directory, int]:
-    """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it."""
+    """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it.
+
+    ``locator`` is what stands directly before the end record, where the file has so much there.
+    """
     saturated = stated.records == _SATURATED16 or SATURATED32 in (stated.nbytes, stated.offset)
     locator_at = end - _LOCATOR64.size
-    locator = source.read(locator_at, _LOCATOR64.size) if locator_at >= 0 else b""
-    if locator[:4] != b"PK\x06\x07":
+    if len(locator) < _LOCATOR64.size or locator[:4] != b"PK\x06\x07":
         if saturated:
             raise DamagedCheckpoint(source.path, "a large zip without its ZIP64 record", code="zip-directory")
         return stated, end
@@ -160,10 +165,10 @@ def _directory_entry(path: str, data: bytes, at: int) -> tuple[Member, int]:
         :13
     ]
     disk, _, _, header = fields[13:]
-    start = at + _CENTRAL.size
-    raw_name = data[start : start + name_len]
-    extra = data[start + name_len : start + name_len + extra_len]
-    end = start + name_len + extra_len + comment_len
+    name_at = at + _CENTRAL.size
+    extra_at = name_at + name_len
+    raw_name, extra = data[name_at:extra_at], data[extra_at : extra_at + extra_len]
+    end = extra_at + extra_len + comment_len
     name = _decoded(path, raw_name, flags)
     if end > len(data):
         raise DamagedCheckpoint(path, "the directory ends inside a record", where=name, code="zip-directory")
@@ -196,7 +201,7 @@ def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
     """Return the fields of an extra block, or None where it is no list of fields."""
     fields, at = [], 0
     while at + 4 <= len(extra):
-        kind, nbytes = struct.unpack_from("<2H", extra, at)
+        kind, nbytes = _EXTRA.unpack_from(extra, at)
         fields.append((kind, extra[at + 4 : at + 4 + nbytes]))
         at += 4 + nbytes
     return fields if at == len(extra) else None
@@ -204,6 +209,8 @@ def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
 
 def _widened(path: str, name: str, extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
     """Return sizes and offset with the saturated ones taken from the ZIP64 field."""
+    if SATURATED32 not in (size, stored, header):
+        return size, stored, header
     wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
     numbers = [size, stored, header]
     saturated = [index for index, number in enumerate(numbers) if number == SATURATED32]

@@ -6,8 +6,10 @@ Source: PKWARE APPNOTE 6.3; PyTorch ``caffe2/serialize/inline_container.cc`` for
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.report import Finding, error
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.zip_directory import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA, Member, extra_fields
@@ -17,6 +19,8 @@ _DESCRIPTOR_MAGIC = b"PK\x07\x08"
 _HAS_DESCRIPTOR = 0x0008
 _PADDING_EXTRA = 0x4246
 _HARMLESS_EXTRAS = frozenset({0x5455, 0x7875, 0x5855, 0x7855, 0x000A})  # times and owners
+_SMALL, _READ_AHEAD = 1 << 12, 1 << 16
+"""Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
 _GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
 
 
@@ -30,7 +34,10 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
     previous: Member | None = None
     boundaries = [*(member.header for member in members), end][1:]
     expected_start = 0
-    for member, boundary in zip(members, boundaries, strict=True):
+    nearby = _Nearby(source)
+    for index, (member, boundary) in enumerate(zip(members, boundaries, strict=True)):
+        if boundary > nearby.end:
+            nearby.fetch(member, boundaries, index)
         if previous is not None:
             expected_start = previous.end
         if member.header < expected_start:
@@ -38,12 +45,47 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
             raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
         if previous is None and member.header:
             findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
-        previous = _locate_one(source, member, boundary, findings)
+        previous = _locate_one(nearby, member, boundary, findings)
         located.append(previous)
     return located
 
 
-def _locate_one(source: Readable, member: Member, boundary: int, findings: list[Finding]) -> Member:
+class _Nearby:
+    """Reads the headers of a zip's records; those of small neighbours all at once.
+
+    Attributes:
+        end: Offset behind the records that are held in memory.
+    """
+
+    def __init__(self, source: Readable) -> None:
+        self.path, self.size = source.path, source.size
+        self.end = 0
+        self._source = source
+        self._begin, self._data = 0, b""
+
+    def fetch(self, member: Member, boundaries: Sequence[int], index: int) -> None:
+        """Hold a member and those behind it, as far as they are small; its boundary is at ``index``."""
+        begin = end = member.header
+        while index < len(boundaries) and 0 <= boundaries[index] - end <= _SMALL:
+            end = boundaries[index]
+            index += 1
+            if end - begin > _READ_AHEAD - _SMALL:
+                break
+        if end == begin or end > self.size:
+            return
+        with suppress(Truncated):  # the file became shorter: whoever needs what is missing tells where
+            self._data = self._source.read(begin, end - begin, member.name)
+            self._begin, self.end = begin, end
+
+    def read(self, offset: int, nbytes: int, where: str | None = None) -> bytes:
+        """Return bytes as ``Readable.read`` does."""
+        start = offset - self._begin
+        if self._begin <= offset and offset + nbytes <= self.end and nbytes >= 0:
+            return self._data[start : start + nbytes]
+        return self._source.read(offset, nbytes, where)
+
+
+def _locate_one(source: _Nearby, member: Member, boundary: int, findings: list[Finding]) -> Member:
     guess = min(_LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA, source.size - member.header)
     data = source.read(member.header, max(guess, 0), member.name)
     if len(data) < _LOCAL.size or data[:4] != LOCAL_MAGIC:
@@ -67,7 +109,7 @@ def _locate_one(source: Readable, member: Member, boundary: int, findings: list[
         )
     elif difference := _descriptor_difference(member, source.read(tail, boundary - tail)):
         findings.append(error("zip-headers-disagree", difference, member.name))
-    return member._replace(payload=payload)
+    return Member(*member[:-1], payload)
 
 
 def _differences(
@@ -103,7 +145,7 @@ def _differences(
         elif kind != ZIP64_EXTRA and kind not in _HARMLESS_EXTRAS:
             found.append(f"the local header has an unknown extra field 0x{kind:04x}")
     wide = [content for kind, content in fields or () if kind == ZIP64_EXTRA]
-    if not states_the_same(member, wide, size, stored):
+    if (wide or SATURATED32 in (size, stored)) and not states_the_same(member, wide, size, stored):
         found.append("the local header's ZIP64 field has other sizes")
     return found
 

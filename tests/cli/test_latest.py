@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from ckpttool.errors import AccessDenied
 from ckpttool.formats import discovery, open_checkpoint
 from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.interface import Unit
+from ckpttool.series.members.look import look_for
+from ckpttool.series.surveying import looking
 
 
 @pytest.fixture
@@ -97,12 +99,16 @@ def test_a_damaged_one_of_another_name_is_told(run, series: Path) -> None:
 
 
 def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str) -> Unit | None:
-        if path.endswith("epoch_10.pth"):
-            raise AccessDenied(path, "permission denied")
-        return unit_at(path)
+    def refusing(look: Callable[[str], object]) -> Callable[[str], object]:
+        def refuse(path: str) -> object:
+            if path.endswith("epoch_10.pth"):
+                raise AccessDenied(path, "permission denied")
+            return look(path)
 
-    monkeypatch.setattr(discovery, "unit_at", refuse)
+        return refuse
+
+    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
+    monkeypatch.setattr(looking, "look_for", refusing(look_for))
     status, out, err = run("latest", series)
     newest = series / "model_epoch_10.pth"
     assert (status, out) == (0, f"{series}/model_epoch_9.pth\n")
@@ -229,6 +235,23 @@ def test_metrics_of_a_log(run, steps: Path) -> None:
     best = ["--best", "accuracy", "--mode", "max"]
     assert run("latest", steps, *best).status == 1
     assert run("latest", steps, *best, "--metrics", "log.csv").out == "steps/step_20.pt\n"
+
+
+def test_json_tells_how_good_the_best_is(run, series: Path) -> None:
+    document = json.loads(run("latest", series, "--best", "loss", "--mode", "max", "--json").out)
+    assert (document["best"], round(document["value"], 4), document["epoch"]) == ("loss", 0.5638, 1)
+    assert {"best", "value"}.isdisjoint(json.loads(run("latest", series, "--json").out))
+    Path("empty").mkdir()
+    answer = run("latest", "empty", "--best", "loss", "--mode", "max", "--json")
+    assert json.loads(answer.out)["value"] is None
+
+
+@pytest.mark.parametrize("best", [(), ("--best", "accuracy", "--mode", "max")])
+def test_a_log_that_is_missing_says_nothing_of_checkpoints(run, series: Path, best: tuple[str, ...]) -> None:
+    answer = run("latest", series, *best, "--metrics", "lost.csv", "--json")
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("ckpttool: error: lost.csv: no such file or directory")
+    assert run("latest", series / "none", *best, "--metrics", "lost.csv").status == 1
 
 
 @pytest.mark.parametrize("time", ["soon", "-1", "1.5", ""])

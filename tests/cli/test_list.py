@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import write
+
 KEYS = [
     "path",
     "format",
@@ -508,6 +510,111 @@ def test_rules_of_a_configuration(run, series: Path, monkeypatch: pytest.MonkeyP
     Path("own.toml").write_text("[retention]\nkeep-last = 4\n")
     found = json.loads(run("list", series, "--config", "own.toml", "--json").out)["checkpoints"]
     assert [bool(one["kept"]) for one in found] == [False] * 6 + [True] * 4
+
+
+# The configuration ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(files: Path, home: None) -> Callable[[str], None]:
+    """Return what writes the configuration of the working directory, in which two runs lie."""
+    for name in ("exp", "final"):
+        shutil.copytree(files / "series", Path("runs", name))
+    return lambda text: write(Path("ckpttool.toml"), text) and None
+
+
+def both(run, *options: object) -> tuple[dict[str, bool], dict[str, bool]]:
+    """Return which checkpoints ``list`` says would stay, and which ``prune`` says."""
+    listed = json.loads(run("list", *options, "--json").out)["checkpoints"]
+    groups = json.loads(run("prune", *options, "--dry-run", "--json", "--verify", "quick").out)["groups"]
+    told = {one["path"]: True for group in groups for one in group["keep"]}
+    return {one["path"]: bool(one["kept"]) for one in listed}, told | {
+        one["path"]: False for group in groups for one in group["remove"]
+    }
+
+
+POLICIES = {
+    "one directory": """
+        [retention]
+        paths = ["runs/exp"]
+        keep-last = 2
+        min-age = "1d"
+    """,
+    "no descending": '[retention]\npaths = ["runs"]\nkeep-last = 1',
+    "descending": """
+        [retention]
+        paths = ["runs", "runs/exp"]
+        recursive = true
+        exclude = ["*_5.pth"]
+        series = ["model_*"]
+        keep-last = 1
+    """,
+    "several rules": """
+        [retention]
+        paths = ["runs/final", "runs/exp"]
+        group-by = "none"
+        keep-last = 4
+        [[retention.rule]]
+        path = "runs/exp"
+        keep-every-epochs = 5
+    """,
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("options", [(), ("--config", "ckpttool.toml"), ("-r",), ("runs", "--keep", 3, "-r")])
+def test_it_says_what_prune_would_do(run, project, policy: str, options: tuple[object, ...]) -> None:
+    project(POLICIES[policy])
+    listed, pruned = both(run, *options)
+    assert listed == pruned
+    assert bool(listed) != (policy == "no descending" and "-r" not in options)
+
+
+def test_a_named_directory_needs_no_configuration(run, project) -> None:
+    project('[retention]\npaths = ["runs/exp"]\nkeep-last = 2\n')
+    note = (
+        "ckpttool.toml says what is listed, as it does for prune (ckpttool list . lists all that lies here)\n"
+    )
+    assert run("list").err == note
+    assert run("list", "--quiet") == run("list", ".", "--quiet") == (0, "", "")
+    everything = run("list", ".", "-0")
+    assert (len(names(everything.out)), everything.err) == (20, "")
+    assert len(names(run("list", ".", "-r", "-0").out)) == 20
+
+
+def test_what_prune_would_refuse_is_told(run, project) -> None:
+    text = '[retention]\npaths = ["runs/exp", "runs/final", "nowhere"]\nkeep-last = 2\nmax-delete = 3\n'
+    project(text)
+    answer = run("list", "--config", "ckpttool.toml", "-0")
+    assert (answer.status, len(names(answer.out))) == (2, 20)
+    assert answer.err == (
+        "ckpttool: error: nowhere: no such file or directory\n"
+        "ckpttool: warning: runs/exp: 8 of 10 checkpoints would go, more than --max-delete 3 allows; "
+        "nothing was removed\n"
+        "ckpttool: warning: runs/final: 8 of 10 checkpoints would go, more than --max-delete 3 allows; "
+        "nothing was removed\n"
+    )
+    project(text.replace(', "nowhere"', "") + "[[retention.rule]]\npath = 'runs/lost'\nkeep-last = 9\n")
+    status, out, err = run("list", "--json")
+    assert (status, {one["kept"] is None for one in json.loads(out)["checkpoints"]}) == (1, {True})
+    assert "[retention.rule 1]: no series matches 'runs/lost/**'; nothing was removed" in err
+
+
+def test_what_matches_in_one_of_the_directories_matches(run, project) -> None:
+    Path("runs", "exp", "model_epoch_5.pth").unlink()
+    project('[retention]\npaths = ["runs/exp", "runs/final"]\nexclude = ["*_5.pth"]\nkeep-last = 1\n')
+    assert "matched nothing" not in run("list").err
+    Path("runs", "final", "model_epoch_5.pth").unlink()
+    assert run("list").err.count("'*_5.pth' matched nothing") == 1
+
+
+def test_a_metric_need_not_be_known_in_every_directory(run, project) -> None:
+    for path in Path("runs", "final").iterdir():
+        path.unlink()
+    shutil.copy(Path("runs", "exp", "model_epoch_1.pth"), Path("runs", "final", "lone_acc=0.5.pth"))
+    project('[retention]\npaths = ["runs/exp", "runs/final"]\n')
+    rows = json.loads(run("list", "--sort", "acc", "--json").out)["checkpoints"]
+    assert rows[0]["path"] == "runs/final/lone_acc=0.5.pth"
 
 
 def test_rules_that_keep_nothing(run, series: Path) -> None:

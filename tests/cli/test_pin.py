@@ -53,6 +53,18 @@ def test_what_is_pinned(run, series: Path) -> None:
     )
 
 
+def test_a_glob_in_a_list_is_told_to_be_none(run, series: Path) -> None:
+    (series / ".ckpttool.toml").write_text('pinned = ["model_epoch_[12].pth"]\n')
+    why = "isn't there: pins are names, and no globs (ckpttool unpin takes that back)"
+    glob = "run/model_epoch_[12].pth"
+    assert run("pin", "-l").err == f"ckpttool: warning: {glob}: it is pinned, and {why}\n"
+    answer = run("prune", series, "--keep", "1")
+    assert (answer.status, len(list(series.glob("*.pth")))) == (1, 10)
+    assert f"pinned is model_epoch_[12].pth, which {why}" in answer.err
+    assert run("unpin", glob).status == 0
+    assert run("prune", series, "--keep", "1").status == 0
+
+
 def test_entries_that_pin_nothing_are_no_pins(run, series: Path) -> None:
     Path(".ckpttool.toml").write_text(f'pinned = ["{NAME}", "run", ""]\n')
     status, out, err = run("pin", "-l")

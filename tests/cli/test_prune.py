@@ -170,6 +170,15 @@ def test_it_descends_only_where_asked(run, series: Path) -> None:
     assert _epochs(series) == [1, 9, 10]
 
 
+@pytest.mark.parametrize("option", ["-q", "--json"])
+def test_it_is_never_quiet_about_what_lies_below(run, series: Path, option: str) -> None:
+    answer = run("prune", ".", "--keep", 2, option)
+    warning = "ckpttool: warning: .: no checkpoint in it; 10 below (-r descends)\n"
+    assert (answer.status, answer.err) == (0, warning)
+    Path("empty").mkdir()
+    assert run("prune", "empty", "--keep", 2, option).err == ""
+
+
 def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
     trainer = tmp_path / "trainer"
     shutil.copytree(files / "safetensors" / "trainer", trainer, ignore=shutil.ignore_patterns("*.expected*"))
@@ -229,6 +238,18 @@ def test_what_is_no_series_is_counted(run, series: Path) -> None:
     tail = f"\n\n{told}\n\nnothing to remove among 12 checkpoints\n"
     assert answer.out.endswith(tail)
     assert "run/final.pth\n  keep    final.pth  newest" in run("prune", series, "--keep", 10, "-v").out
+
+
+def test_what_lies_in_a_directory_each_is_made_one_series_of_by_its_name(run, series: Path) -> None:
+    for epoch in range(1, 11):
+        place = series / f"iter_{epoch:07}" / "mp_rank_00"
+        place.mkdir(parents=True)
+        (series / f"model_epoch_{epoch}.pth").rename(place / "model_optim_rng.pth")
+    told = "-v shows them; --group-by prefix makes one series of those with one name)"
+    assert told in run("prune", series, "-r", "--keep", 2).out
+    assert run("prune", series, "-r", "--keep", 2, "--group-by", "prefix").status == 0
+    left = sorted(path.parent.parent.name for path in series.glob("*/*/*.pth"))
+    assert left == ["iter_0000009", "iter_0000010"]
 
 
 def test_quiet(run, series: Path) -> None:
@@ -362,7 +383,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, run):
 
 
 @pytest.mark.parametrize(
-    ("text", "status", "left"), [("y\n", 0, 7), ("n\n", 1, 10), ("\n", 1, 10), ("", 130, 10)]
+    ("text", "status", "left"), [("y\n", 0, 7), ("n\n", 1, 10), ("\n", 1, 10), ("", 1, 10)]
 )
 def test_it_asks_on_a_terminal(run, series: Path, typed, text: str, status: int, left: int) -> None:
     typed(text)
@@ -370,11 +391,21 @@ def test_it_asks_on_a_terminal(run, series: Path, typed, text: str, status: int,
     assert (answer.status, len(_epochs(series))) == (status, left)
     assert answer.out.startswith(PLAN + "would remove 3 of 10 checkpoints and free 12 kB\n")
     assert "Remove them? [y/N]" in answer.err
-    if text:
-        last = (
-            "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
-        )
-        assert answer.out.splitlines()[-1] == last
+    last = "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+    assert answer.out.splitlines()[-1] == last
+    assert answer.err.endswith("[y/N] " if text else "[y/N] \n")
+
+
+def test_who_interrupts_a_question_gets_a_line_of_his_own(run, series: Path, typed) -> None:
+    typed("")
+    sys.stdin.readline = interrupting  # type: ignore[method-assign]
+    answer = run("prune", series, "--keep", 7)
+    assert (answer.status, len(_epochs(series))) == (130, 10)
+    assert answer.err.removesuffix("ckpttool: error: interrupted\n") == "Remove them? [y/N] \n"
+
+
+def interrupting() -> str:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("options", [["--yes"], ["--dry-run"], ["--check"], ["--keep", 10]])

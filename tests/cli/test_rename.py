@@ -74,8 +74,8 @@ def test_what_cannot_be_named_is_named_and_nothing_is_renamed(run, series: Path)
     shutil.copy(series / "a_epoch_9.pth", series / "b_epoch_9.pth")
     before = names(series)
     told = (
-        "ckpttool: error: run/a_epoch_9.pth: its name would be e9.pth as that of run/b_epoch_9.pth\n"
-        "ckpttool: error: run/b_epoch_9.pth: its name would be e9.pth as that of run/a_epoch_9.pth\n"
+        "ckpttool: error: run/a_epoch_9.pth: 2 checkpoints would be called e9.pth: "
+        "a_epoch_9.pth, b_epoch_9.pth (and 1 more)\n"
     )
     end = "ckpttool: error: run: nothing was renamed (--exclude passes over what can't have a name)\n"
     assert run("rename", series, "-t", "e{epoch}") == (2, "", told + end)
@@ -87,6 +87,8 @@ def test_what_cannot_be_named_is_named_and_nothing_is_renamed(run, series: Path)
     assert "run/a_epoch_9.pth: no step ({step?} leaves it out) (and 3 more)" in answer.err
     answer = run("rename", series, "-t", "e{epoch}", "-n")
     assert answer.out.endswith("would rename none of 4 checkpoints: 2 names can't be given\n")
+    assert "  b_epoch_9.pth       ->  e9.pth  can't be given\n" in answer.out
+    assert "  model_epoch_8.pth   ->  e8.pth\n" in answer.out
 
 
 def test_what_is_left_alone_is_told(run, series: Path) -> None:
@@ -129,6 +131,16 @@ def test_nothing_there(run, series: Path) -> None:
     )
     answer = run("rename", ".", "-t", TEMPLATE, "-r")
     assert (answer.status, answer.out.splitlines()[0]) == (0, "run")
+
+
+def test_a_check_of_nothing_finds_something(run, series: Path) -> None:
+    lost = "ckpttool: error: .: no checkpoint in it; 3 below (-r descends)\n"
+    assert run("rename", ".", "-t", TEMPLATE, "--check") == (1, "", lost)
+    assert run("rename", ".", "-t", TEMPLATE, "--check", "-q") == (1, "", lost)
+    Path("empty").mkdir()
+    answer = run("rename", "empty", "-t", TEMPLATE, "--check", "--json")
+    assert (answer.status, json.loads(answer.out)["renames"]) == (1, [])
+    assert answer.err == "ckpttool: error: empty: no checkpoint\n"
 
 
 def test_a_configuration_says_the_template(run, series: Path) -> None:
@@ -187,3 +199,22 @@ def test_names_are_escaped(run, series: Path) -> None:
     answer = run("rename", series, "-t", TEMPLATE)
     assert "a\\x1b[31m\\n_epoch_8.pth" in answer.out and "\x1b" not in answer.out + answer.err
     assert "a\x1b[31m\n-e0008.pth" in names(series)
+
+
+def test_what_a_note_will_not_name_is_told_before_it_asks(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(series / "README.md", "model_epoch_9.pth is the one of the paper.\n")
+    told = (
+        "ckpttool: error: run/README.md: README.md names model_epoch_9.pth and isn't changed: "
+        "prune won't keep that for it any more\n"
+    )
+    assert run("rename", series, "-t", TEMPLATE, "-n") == (
+        1,
+        PLAN + "would rename 3 of 3 checkpoints\n",
+        told,
+    )
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    said = run("rename", series, "-t", TEMPLATE)
+    assert (said.status, said.err) == (1, told + "Rename them? [y/N] ")

@@ -75,3 +75,9 @@ def test_ages() -> None:
 def test_a_time_that_no_calendar_holds() -> None:
     assert moment_utc(0) == "1970-01-01T00:00:00Z"
     assert moment_utc(10**30) is None
+
+
+def test_each_series_has_decimals_of_its_own() -> None:
+    values, series = [1.0, 1e-06, 0.5, None, 0.3333], ["a", "b", "a", "b", "a"]
+    assert [cell.strip() for cell in metric_cells(values, series)] == ["1.000", "1e-06", "0.500", "", "0.333"]
+    assert len({cell.index(".") for cell in metric_cells(values, series)[::2]}) == 1

@@ -1,7 +1,8 @@
 """Runs training jobs and ckpttool in children of one process, in which torch is imported once.
 
-Usage: ``python -m tests.series.fork_server SOCKET``. ``client`` is what stands on the jobs' PATH: it hands
-over its arguments, its environment and its open files, passes signals on, and ends as the child does.
+Usage: ``python -m tests.series.fork_server SOCKET [MODULE …]``, with what else is imported once. ``client``
+is what stands on the PATH of jobs: it hands over its arguments, its environment and its open files, passes
+signals on, and ends as the child does.
 
 Faults of a training are told by the environment: ``DIE`` is ``save:K:PART``, ``step:K``, ``all:K:PART``, or
 ``signal:K``.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -18,6 +20,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 MOST = 1 << 20
@@ -42,9 +45,11 @@ def client(program: str, address: str) -> str:
     return CLIENT.format(python=os.path.realpath(sys.executable), program=program, address=address)
 
 
-def serve(address: str) -> None:
+def serve(address: str, modules: Sequence[str] = ()) -> None:
     """Run what clients ask for, until the process that started this one ends."""
     _import_all()
+    for name in modules:
+        importlib.import_module(name)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen()
@@ -148,10 +153,10 @@ def _arrange(fault: str) -> None:
                 file.truncate(int(os.path.getsize(path) * float(part[0])))
             _die(kind)
 
-    def dying_step(self: Any, *given: Any) -> Any:
+    def dying_step(self: Any, *given: Any, **named: Any) -> Any:
         nonlocal left
         left -= 1
-        result = step(self, *given)
+        result = step(self, *given, **named)
         if left == 0:
             _die(kind)
         return result
@@ -172,4 +177,4 @@ def _die(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], sys.argv[2:])

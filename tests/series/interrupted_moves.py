@@ -6,6 +6,7 @@ It forks for each call, which only a program without threads may do. What is wro
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
 from ckpttool.series.changing.moving import carry_out
 from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.row import Row
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo
@@ -56,10 +58,10 @@ def prefixes(directory: Path) -> Units:
     return [[f"ckpt-{number}.{end}" for end in ends] for number in (1, 2)]
 
 
-def sharded(directory: Path) -> Units:
-    """Two sharded sets behind an index that names the shards, with a manifest beside."""
+def sharded(directory: Path, count: int = 2) -> Units:
+    """Sharded sets behind an index that names the shards, with a manifest beside."""
     units = []
-    for number in (1, 2):
+    for number in range(1, count + 1):
         names = [f"set{number}.safetensors.index.json", *(f"set{number}-{part}.safetensors" for part in "12")]
         (directory / names[0]).write_text(f'{{"weight_map": {{"a": "{names[1]}", "b": "{names[2]}"}}}}')
         for name in names[1:]:
@@ -68,6 +70,13 @@ def sharded(directory: Path) -> Units:
         (directory / names[-1]).write_text("digest")
         units.append(names)
     return units
+
+
+def exchanged(directory: Path) -> Units:
+    """Three sharded sets, a note that names one of them, and a symlink into another."""
+    (directory / "latest").write_text("set1.safetensors.index.json\n")
+    (directory / "best").symlink_to("set2-1.safetensors")
+    return sharded(directory, 3)
 
 
 def directories(directory: Path) -> Units:
@@ -96,6 +105,7 @@ KINDS = {
     "one_file": one_file,
     "prefixes": prefixes,
     "sharded": sharded,
+    "exchanged": exchanged,
     "directories": directories,
     "serials": serials,
 }
@@ -157,6 +167,40 @@ def rename(directory: Path, units: Units) -> None:
     )
 
 
+WAVES = (
+    {"set1": "set1~1", "set2": "set2~1", "set3": "set4"},
+    {"set1~1": "set2", "set2~1": "set1"},
+)
+"""Two sets exchange their names, and go by others in between; a third gets out of their way."""
+
+
+def exchange(directory: Path, units: Units) -> None:
+    with Row(str(directory)) as row:
+        for names in WAVES:
+            if row.make(wave(directory, names), has_more=names is not WAVES[-1]).failed:
+                return
+
+
+def wave(directory: Path, names: dict[str, str]) -> Moves:
+    place, ending = str(directory), ".safetensors.index.json"
+    moves, rewrites = [], []
+    for old, new in names.items():
+        text = (directory / (old + ending)).read_text()
+        rewrites += [
+            Rewrite(new + ending, None, text.replace(f'"{old}-', f'"{new}-')),
+            Rewrite(old + ending, text, None),
+        ]
+        members = [(old + end, new + end) for end in (ending + ".sha256", "-1.safetensors", "-2.safetensors")]
+        path = str(directory / (old.partition("~")[0] + ending))
+        moves.append(Move(path, tuple(members), contents(place, [old for old, _ in members])))
+    noted, leads = (directory / "latest").read_text(), os.readlink(directory / "best")
+    named, led = noted.partition(".")[0], leads.rpartition("-")[0]
+    rewrites.append(Rewrite("latest", noted, noted.replace(named, names[named])))
+    relinks = (Relink("best", leads, leads.replace(led, names[led])),)
+    told: dict[str, object] = {"kind": "rename", "identity": IDENTITY, "source": place, "target": place}
+    return Moves(moves=tuple(moves), rewrites=tuple(rewrites), relinks=relinks, **told)  # type: ignore[arg-type]
+
+
 def take_back(directory: Path, units: Units) -> None:
     undo(str(directory))
 
@@ -215,8 +259,10 @@ class Play:
         self.first.mkdir(parents=True)
         self.units = KINDS[kind](self.first)
         self.original = tree(self.first)
-        self.act: Callable[[Path, Units], None] = rename if "rename" in action else to_the_trash
+        acts = {"rename": rename, "trash": to_the_trash, "exchange": exchange}
+        self.act: Callable[[Path, Units], None] = acts[action.removeprefix("undo-")]
         self.is_rename = "rename" in action
+        self.is_exchange = "exchange" in action
         if action.startswith("undo"):
             self.act(self.first, self.units)
             self.act = take_back
@@ -234,10 +280,11 @@ class Play:
         there = self.place / name
         shutil.copytree(self.first.parent, there, symlinks=True, copy_function=os.link)
         for path in there.rglob("record.json"):
-            text = path.read_bytes()
+            told = json.loads(path.read_text())
             path.unlink()
-            path.write_bytes(text)
-        for path in there.rglob("checkpoint"):
+            told["root"] = told["root"] and os.stat(there / "run").st_ino
+            path.write_text(json.dumps(told))
+        for path in (*there.rglob("checkpoint"), *there.rglob("latest")):
             text = path.read_bytes()
             path.unlink()
             path.write_bytes(text)
@@ -245,6 +292,12 @@ class Play:
 
     def each_unit_is_whole_once(self, directory: Path) -> None:
         """Check that a reader sees no checkpoint twice, and that none is whole nowhere."""
+        if self.is_exchange:
+            seen = set(tree(directory).values())
+            assert seen.issuperset(
+                data for name, data in self.original.items() if "-" in name and name != "best"
+            )
+            return
         new = tree_of_new(self.before[0] | self.after[0])
         old_seen = list(whole(directory, self.units, self.original, new=False))
         new_seen = list(whole(directory, self.units, new, new=True)) if self.is_rename else []
@@ -260,11 +313,12 @@ class Play:
         self.each_unit_is_whole_once(directory)
         settled(directory)
         now = tree(directory), put_away(directory)
-        if "checkpoint" in self.original or self.is_rename:
+        if "checkpoint" in self.original or self.is_rename or self.is_exchange:
             assert now in (self.before, self.after), (now[0].keys(), now[1].keys())
         assert (
             now[0].items() | now[1].items() >= self.original.items()
             or self.is_rename
+            or self.is_exchange
             or "checkpoint" in now[0]
         )
         if number % 3 == 0:

@@ -15,8 +15,9 @@ from ckpttool.series.renaming.rename import Renamed, rename
 TEMPLATE = "{run}-e{epoch:04d}"
 
 
-def renamed(directory: Path, template: str = TEMPLATE, **told: object) -> Renamed:
-    return rename(RenameRequest(directory=str(directory), template=template, **told))  # type: ignore[arg-type]
+def renamed(directory: Path, template: str = TEMPLATE, *, dry_run: bool = False, **told: object) -> Renamed:
+    request = RenameRequest(directory=str(directory), template=template, **told)  # type: ignore[arg-type]
+    return rename(request, dry_run=dry_run)
 
 
 def content(directory: Path) -> dict[str, str]:

@@ -22,6 +22,8 @@ RUN = "runs/seed-0"
 HOUR = 3600
 KEEP = 3
 
+PRUNING = 'ckpttool prune "$run"'
+
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _REQUEUE = '#!/bin/sh\necho "$@" >> scontrol.log\n'
 
@@ -44,11 +46,23 @@ class Job:
 class Queue:
     """A directory with the page's script and training, and a Slurm that only notes what it is told."""
 
-    def __init__(self, directory: Path, address: str) -> None:
+    def __init__(self, directory: Path, address: str, prelude: str | None = None) -> None:
+        """Make it.
+
+        Args:
+            directory: Where jobs are run.
+            address: Of the server that they run on.
+            prelude: What comes before Lightning's training, and makes that the one that is run.
+        """
         self.directory = directory
         self.run = directory / RUN
-        (script,) = [text for language, text in blocks() if language == "sh"]
-        training = next(text for language, text in blocks() if text.startswith("# train.py\n"))
+        script, *others = [text for language, text in blocks() if language == "sh"]
+        trainings = [text for language, text in blocks() if language == "python"]
+        training = next(text for text in trainings if text.startswith("# train.py\n"))
+        if prelude is not None:
+            (pruning,) = [text.strip() for text in others if text.startswith(PRUNING)]
+            script = re.sub(rf"^{re.escape(PRUNING)}.*$", pruning, script, flags=re.MULTILINE)
+            training = prelude + next(text for text in trainings if "lightning" in text)
         (directory / "job.sh").write_text(script)
         (directory / "train.py").write_text(training)
         programs = directory / "bin"
@@ -91,7 +105,7 @@ class Queue:
 
     def saved(self) -> list[Path]:
         """Return all checkpoints, whole or not."""
-        return sorted(self.run.glob("*.pt"))
+        return sorted(path for path in self.run.glob("*") if path.suffix in (".pt", ".ckpt"))
 
     def intact(self) -> dict[Path, dict[str, Any]]:
         """Return the checkpoints that torch loads, by their paths in the order of their steps."""
@@ -103,7 +117,7 @@ class Queue:
                 found[path] = torch.load(path, weights_only=True)
             except (RuntimeError, EOFError, OSError, ValueError):  # cut short
                 continue
-        return dict(sorted(found.items(), key=lambda pair: pair[1]["step"]))
+        return dict(sorted(found.items(), key=lambda pair: pair[1].get("step", pair[1].get("global_step"))))
 
     def newest(self) -> str | None:
         """Return the newest checkpoint that torch loads, as the job would write it."""
@@ -131,10 +145,10 @@ class Queue:
 
 
 @contextmanager
-def forking(directory: Path) -> Iterator[str]:
-    """Start the server that jobs run in; yield its address."""
+def forking(directory: Path, *modules: str) -> Iterator[str]:
+    """Start the server that jobs run in, with some modules imported; yield its address."""
     address = str(directory / "socket")
-    command = [sys.executable, "-m", "tests.series.fork_server", address]
+    command = [sys.executable, "-m", "tests.series.fork_server", address, *modules]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None

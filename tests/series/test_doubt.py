@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Granularity
+from ckpttool.formats.globs import Globs
 from ckpttool.series.members.doubt import (
     CONTRADICTED,
     METRICS_ALONE,
@@ -17,7 +18,7 @@ from ckpttool.series.members.doubt import (
 )
 from ckpttool.series.members.order import group
 from ckpttool.series.members.runs import as_told
-from ckpttool.series.retention.companions import belonging, followers
+from ckpttool.series.retention.companions import belonging, doubts_of, followers
 from ckpttool.series.retention.lacking import remarks
 from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
@@ -124,10 +125,10 @@ def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
 
 def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
     for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
-        (one,) = group(as_told([entry(name) for name in names], ["a_*.pt"]))
+        (one,) = group(as_told([entry(name) for name in names], Globs(["a_*.pt"], "run")))
         assert doubt(one, ["a_*.pt"]) == why
     epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
-    (one,) = group(as_told(epochs, ["a_*.pt"]))
+    (one,) = group(as_told(epochs, Globs(["a_*.pt"], "run")))
     assert doubt(one, ["a_*.pt"]) is None
 
 
@@ -160,6 +161,37 @@ def _stays(entry, kinds: dict[str, list[int]], damaged: str) -> dict[str, list[s
         for name in (f"{kind}_{number}.pt" for number in numbers)
     ]
     return belonging(plan(group(entries), Policy(keep_last=1), Protections()))
+
+
+def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, later: int = 0) -> set[str]:
+    """Return the kinds that are in doubt; all but the models are written so much later."""
+    entries = [
+        entry(
+            f"{kind}_{number}.pt", signature=kind, modified=number * apart + later * (kind != "model"), **told
+        )
+        for kind, told in kinds.items()
+        for number in (1, 2, 3)
+    ]
+    return {key.removeprefix("run/").removesuffix("_*.pt") for key in doubts_of(group(entries))}
+
+
+@pytest.mark.parametrize(
+    ("apart", "later", "doubtful"),
+    [
+        (HOUR, 10**9, set()),
+        (HOUR, 1800 * 10**9, set()),
+        (0, 0, {"digit"}),
+        (HOUR, 24 * HOUR, {"optim", "ema", "digit"}),
+    ],
+)
+def test_what_is_saved_with_a_series_counts_its_saves(entry, apart: int, later: int, doubtful) -> None:
+    weights = {"has_weights": True}
+    kinds = {"model": weights, "optim": {}, "ema": weights, "digit": weights}
+    assert _saved_together(entry, kinds, apart, later) == doubtful
+    del kinds["model"]
+    assert _saved_together(entry, kinds, apart, later) == {"optim", "ema", "digit"}
+    parts = [entry(f"{kind}_{number}.pt", signature=kind) for kind in ("model", "optim") for number in (0, 1)]
+    assert len(doubts_of(group(parts))) == 2
 
 
 def test_a_survivor_keeps_what_belongs_with_it(entry) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool import children
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.formats import discovery
+from ckpttool.formats.interface import Probe
+from ckpttool.series.members import look as looks
 from ckpttool.series.surveying import looking
 from ckpttool.series.surveying.survey import Survey, survey
 
@@ -117,3 +120,45 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
 def test_a_directory_that_cannot_be_read_is_told(tmp_path: Path, small: None) -> None:
     with pytest.raises(CheckpointError):
         survey(tmp_path / "none")
+
+
+def test_errors_come_in_the_order_of_the_walk(
+    tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = [tree / "run0" / "model_epoch_2.pth", tree / "run1", tree / "run2" / "model_epoch_1.pth"]
+    unit_at, look_for = discovery.unit_at, looking.look_for
+
+    def refusing(look: object) -> object:
+        def looked(path: str) -> object:
+            if Path(path) in refused:
+                raise AccessDenied(path, "nobody may look at it")
+            return look(path)  # type: ignore[operator]
+
+        return looked
+
+    monkeypatch.setattr(looking, "default_jobs", lambda: 1)
+    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
+    monkeypatch.setattr(looking, "look_for", refusing(look_for))
+    found = survey(tree)
+    assert [error.path for error in found.errors] == [str(path) for path in refused]
+    gone = {str(refused[0]), str(refused[2])}
+    assert {entry.path for entry in found.entries} == {
+        entry.path for entry in alone.entries if entry.path not in gone and entry.directory != str(refused[1])
+    }
+
+
+def test_what_is_replaced_after_it_was_found_is_noticed(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tree / "run0" / "model_epoch_1.pth"
+    before = path.stat().st_ino
+    unit_of = looks.unit_of
+
+    def replacing(probe: Probe) -> object:
+        other = path.with_suffix(".new")
+        shutil.copyfile(path, other)
+        other.replace(path)
+        return unit_of(probe)
+
+    monkeypatch.setattr(looks, "unit_of", replacing)
+    _, entry = looks.look_for(str(path))
+    assert entry is not None
+    assert [file.inode for file in entry.contents.files] == [before] != [path.stat().st_ino]

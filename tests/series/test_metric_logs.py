@@ -86,6 +86,9 @@ def test_reads_the_history_of_a_trainer(files: Path) -> None:
         ('{"epoch": 1.0, "metrics": {"f1": 0.5}, "ok": true, "note": "x"}\n', {}, {1: {"f1": 0.5}}),
         ('{"step": 1, "loss": NaN}\n', {1: {"loss": math.nan}}, {}),
         ('{"step": 2, "loss": "Infinity"}\n', {2: {"loss": math.inf}}, {}),
+        ('[{"step": 1, "f1": 0.5}, {"step": 2, "f1": NaN}]', {1: {"f1": 0.5}, 2: {"f1": math.nan}}, {}),
+        ('\ufeff [\n {"epoch": 1,\n "loss": 0.5}\n]\n', {}, {1: {"loss": 0.5}}),
+        ("[]", {}, {}),
     ],
 )  # fmt: skip
 def test_lines(tmp_path: Path, text: str, by_step: object, by_epoch: object) -> None:
@@ -132,6 +135,9 @@ def test_last_line_without_an_end_is_not_read(tmp_path: Path, text: str, loss: f
         ('{"step": 1}\n{"step": \n{"step": 2}\n', "[line 2]: the line is no JSON: Expecting value"),
         ('{"step": 1}\n[1]\n', "[line 2]: a list (an object)"),
         ('{"step": 1, "step": 2}\n', "[line 1]: 'step' stands twice"),
+        ('[{"loss": 1}]', ": no object in it is a step or an epoch (global_step, step, epoch)"),
+        ('[{"step": 1}, 2]', ": a JSON list of something else (of objects)"),
+        ('[{"step": 1, "lo', ": the list is no JSON"),
         ('{"loss": 1}\n', ": no object in it is a step or an epoch (global_step, step, epoch)"),
     ],
 )

@@ -145,6 +145,19 @@ def test_epochs_are_not_guessed(
         assert measured(entries, path) == ([{"loss": float(f"0.{number}")} for number in numbers], [])
 
 
+def test_epochs_that_are_not_decided_are_told_beside_steps_that_are(entry: Make) -> None:
+    """As in the logs of Keras for TensorBoard: one tag counts steps, another epochs."""
+    path = log("m.csv", "step,epoch,by_step,by_epoch\n1,,0.5,\n,0,,0.9\n2,,0.4,\n,1,,0.8\n")
+    entries = [replace(entry(f"m_epoch_{number}.pt"), step=number) for number in (1, 2)]
+    found, (warning,) = measured(entries, path)
+    assert found == [{"by_step": 0.5}, {"by_step": 0.4}]
+    assert warning == (
+        "m.csv: it has epochs 0 to 1, the checkpoints 1 to 2; it can't be told which epochs are the same "
+        "(say m.csv:epoch+1, or m.csv:epoch where equal numbers are)"
+    )
+    assert measured(entries, f"{path}:epoch+1")[0] == [{"by_epoch": 0.9}, {"by_epoch": 0.8}]
+
+
 def test_one_of_many_runs_that_is_not_decided_is_a_warning(entry: Make) -> None:
     log("run/a/m.csv", "epoch,loss\n0,0.5\n1,0.25\n")
     log("run/b/m.csv", "epoch,loss\n1,0.5\n")
@@ -191,6 +204,10 @@ def test_nothing_matches(entry: Make) -> None:
     assert measured([entry("step_100.pt"), entry("step_200.pt")], path) == ([{}, {}], [told])
     log("m.csv", "step,loss\n")
     assert measured([entry("step_100.pt")], path) == ([{}], ["m.csv: nothing is in it yet"])
+    log("m.csv", "step;loss\n100;3,00\n200;2,50\n")
+    comma = "m.csv: loss is '3,00' in line 2: a number with a comma is not read"
+    told = "m.csv: it has steps 100 to 200, the checkpoints steps 100 to 200; it has no number at any of them"
+    assert measured([entry("step_100.pt"), entry("step_200.pt")], path) == ([{}, {}], [comma, told])
 
 
 # What counts ----------------------------------------------------------------------------------------
@@ -237,6 +254,14 @@ def test_name_is_looked_for_beside_each_series_and_above(entry: Make) -> None:
     found, warnings = measured(entries, "m.csv")
     assert found == [{"loss": 0.1}] * 3
     assert warnings == ["m.csv: one log for the checkpoints of 3 directories"]
+
+
+def test_logs_that_are_missing_are_counted(entry: Make) -> None:
+    log("run/a/m.csv", "step,loss\n10,0.5\n")
+    entries = [moved(entry, f"run/{name}") for name in "abcd"]
+    told = "m.csv: there is none beside the checkpoints in run/b and 2 other directories"
+    assert measured(entries, "m.csv")[1] == [told]
+    assert measured(entries[:3], "m.csv")[1] == [told.replace("2 other directories", "1 other directory")]
 
 
 def test_log_that_is_nowhere(entry: Make) -> None:

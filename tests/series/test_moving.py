@@ -46,6 +46,8 @@ CASES = [
     ("directories", "undo-rename"),
     ("serials", "trash"),
     ("serials", "undo-trash"),
+    ("exchanged", "exchange"),
+    ("exchanged", "undo-exchange"),
 ]
 
 
@@ -60,7 +62,7 @@ def test_a_call_that_fails_loses_nothing(kind: str, action: str, files: Path, tm
     assert interrupted(files, tmp_path, kind, action, "ENOSPC", 3) > 20
 
 
-@pytest.mark.parametrize(("kind", "action"), CASES[::4])
+@pytest.mark.parametrize(("kind", "action"), [*CASES[::4], ("exchanged", "exchange")])
 @pytest.mark.parametrize("how", ["EACCES", "EBUSY", "interrupt"])
 def test_other_faults(kind: str, action: str, how: str, files: Path, tmp_path: Path) -> None:
     assert interrupted(files, tmp_path, kind, action, how, 3) > 20

@@ -15,7 +15,7 @@ from ckpttool.series.surveying.survey import survey
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
     found = survey(directory, Scope(recursive=recursive))
-    pointed = follow(found.root, found.groups)
+    pointed = follow(found.root, found.groups, recursive=recursive)
     return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 
@@ -69,6 +69,8 @@ def test_a_list_of_the_best(series: Path) -> None:
         ("train.log", b"saved model_epoch_3.pth"),
         ("log.csv", b"epoch,path\n3,model_epoch_3.pth"),
         ("SHA256SUMS", b"00 model_epoch_3.pth"),
+        ("MD5SUMS", b"00  model_epoch_3.pth"),
+        ("sums.txt", b"MD5 (model_epoch_3.pth) = 00"),
         ("model_epoch_3.json", b'{"weights": "model_epoch_3.pth"}'),
         ("model_epoch_3_config.json", b'{"weights": "model_epoch_3.pth"}'),
         ("notes.txt", b"xmodel_epoch_3.pth model_epoch_3.pth.old"),
@@ -135,3 +137,14 @@ def test_notes_in_a_directory_without_checkpoints(runs: Path) -> None:
 def test_a_path_to_a_part_of_a_directory(trainer: Path) -> None:
     (trainer.parent / "best.txt").write_text("trainer/checkpoint-2/model.safetensors")
     assert _reasons(trainer)["checkpoint-2"] == ["best.txt"]
+
+
+def test_notes_below_a_directory_of_one_run(runs: Path) -> None:
+    """Where nothing else lies below, they count with ``-r`` all the same, and else only here and above."""
+    (runs / "exp1" / "meta").mkdir()
+    (runs / "exp1" / "meta" / "best.txt").write_text("../model_epoch_1.pth\n")
+    assert _reasons(runs / "exp1", recursive=True) == {"model_epoch_1.pth": ["best.txt"]}
+    assert _reasons(runs / "exp1") == {}
+    os.rename(runs / "exp1" / "meta" / "best.txt", runs / "best.txt")
+    (runs / "best.txt").write_text("exp1/model_epoch_1.pth\n")
+    assert _reasons(runs / "exp1") == {"model_epoch_1.pth": ["best.txt"]}

@@ -6,16 +6,26 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ckpttool.errors import NotACheckpoint, NotFound
+from ckpttool.formats.globs import Globs
+from ckpttool.formats.interface import Unit
 from ckpttool.series.members.choice import newest_first
-from ckpttool.series.members.order import by_other_count, group, in_numbered_order, in_order, written_last
+from ckpttool.series.members.counts import newest_otherwise
+from ckpttool.series.members.doubt import doubt
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import group, in_numbered_order, in_order, may_be_newest, written_last
+from ckpttool.series.members.runs import as_told, with_settings
 from ckpttool.series.surveying.newest import newest_in
 
 DAY = 86_400 * 10**9
+HOUR = 3600 * 10**9
 
 
 def _names(entries) -> list[str]:
@@ -183,16 +193,90 @@ def test_times_that_are_too_close_swap_nothing(entry, apart: int) -> None:
     ]
     ordered, _ = in_order(entries)
     assert ordered[-1].inside == (2, 300)
-    found = by_other_count(ordered)
-    assert found is not None
-    assert (found[0].inside, found[1]) == ((1, 500), "step")
+    assert [(one.inside, count) for one, count in newest_otherwise(ordered)] == [((1, 500), "step")]
 
 
 def test_nothing_is_newest_twice(entry) -> None:
     entries = [entry(f"{step}.pt", inside=(step, step)) for step in (1, 2)]
-    assert by_other_count(entries) is None
-    assert by_other_count([]) is None
+    assert not list(newest_otherwise(entries))
     assert written_last(entries) == []
+
+
+def _begun_again(entry, apart: int, kind: str = "epoch") -> list[Entry]:
+    """Return saves 1 to 20, in which an epoch, or a step, begins again after the 14th."""
+    counted = [(number, number if number < 15 else number - 14) for number in range(1, 21)]
+    return [
+        entry(
+            f"m_{kind}_{number}.pt",
+            inside=(at, None) if kind == "epoch" else (None, at),
+            modified=number * apart,
+        )
+        for number, at in counted
+    ]
+
+
+@pytest.mark.parametrize("kind", ["epoch", "step"])
+@pytest.mark.parametrize("apart", [0, 5 * 10**8, HOUR])
+def test_names_that_go_on_while_what_is_inside_begins_again(entry, kind: str, apart: int) -> None:
+    saves = _begun_again(entry, apart, kind)
+    ordered, warnings = in_order(saves[::-1])
+    assert _names(ordered) == [f"m_{kind}_{number}.pt" for number in range(1, 21)]
+    assert warnings == ["the names and what is inside disagree about the order; the names decide"]
+    others = [(one.name, count) for one, count in newest_otherwise(ordered)]
+    assert others == [(f"m_{kind}_14.pt", "what is inside")]
+    for left in ([saves[13], *saves[18:]], [saves[13], saves[19]]):  # of which none repeats another
+        assert in_order(left[::-1])[0] == tuple(left)
+
+
+@pytest.mark.parametrize(
+    ("times", "last", "kept"),
+    [
+        ((0, 0, 0), "m_epoch_2.pt", ("m_epoch_3.pt", "its name")),
+        ((1, 2, 3), "m_epoch_3.pt", ("m_epoch_2.pt", "what is inside")),
+        ((2, 3, 1), "m_epoch_2.pt", ("m_epoch_3.pt", "its name")),
+        ((1, 3, 2), "m_epoch_2.pt", ("m_epoch_3.pt", "its name")),
+    ],
+)
+def test_times_settle_which_of_names_and_what_is_inside_is_right(entry, times, last: str, kept) -> None:
+    told = zip((1, 2, 3), (8, 9, 7), times, strict=True)
+    saves = [
+        entry(f"m_epoch_{at}.pt", inside=(inside, None), modified=when * HOUR) for at, inside, when in told
+    ]
+    ordered, (warning, *_) = in_order(saves)
+    assert ordered[-1].name == last
+    assert warning.startswith("the names and what is inside disagree about the order; ")
+    assert [(one.name, count) for one, count in newest_otherwise(ordered)] == [kept]
+
+
+def test_times_may_bear_out_what_begins_again(entry) -> None:
+    """Two epochs of several saves each, numbered by a count of batches that begins again with each epoch."""
+    told = [(1, 500), (1, 1000), (2, 499), (2, 999)]
+    saves = [
+        entry(f"m_iter_{step}.pt", inside=(epoch, None), modified=at * HOUR)
+        for at, (epoch, step) in enumerate(told)
+    ]
+    ordered, _ = in_order(saves)
+    assert _names(ordered) == _names(saves)
+    assert ("m_iter_1000.pt", "step") in [(one.name, count) for one, count in newest_otherwise(ordered)]
+
+
+def test_names_of_other_series_say_nothing_of_order(entry) -> None:
+    saves = [entry("a_epoch_9.pt", inside=(5, None)), entry("b_epoch_8.pt", inside=(5, None))]
+    saves.append(entry("c_epoch_1.pt", inside=(7, None)))
+    assert _names(in_order(saves)[0])[-1] == "c_epoch_1.pt"
+    told = [entry(f"digit{number}.pt", inside=(at, None)) for number, at in ((1, 8), (2, 8), (3, 7))]
+    assert _names(in_order(told)[0]) == ["digit3.pt", "digit1.pt", "digit2.pt"]
+
+
+def test_what_may_be_the_newest(entry) -> None:
+    cut = {"inside": (None, None), "fault": "incomplete: cut", "is_complete": False}
+    saves = [entry(f"m_epoch_{epoch}.pt", modified=epoch * HOUR) for epoch in (1, 2, 3)]
+    cut_short = entry("m_epoch_4.pt", modified=4 * HOUR, **cut)
+    assert _names(may_be_newest([*saves, cut_short])) == ["m_epoch_4.pt"]
+    begun_again = entry("m_epoch_1.pt", modified=5 * HOUR)
+    assert _names(may_be_newest([begun_again, *saves[1:], cut_short])) == ["m_epoch_4.pt", "m_epoch_1.pt"]
+    copied = [replace(one, contents=entry(one.name, modified=-at).contents) for at, one in enumerate(saves)]
+    assert _names(may_be_newest(copied)) == ["m_epoch_3.pt"]
 
 
 def test_what_a_restarted_run_wrote_is_written_last(entry) -> None:
@@ -217,6 +301,85 @@ def test_epochs_that_begin_again_on_another_date_are_another_run(entry) -> None:
 def test_epochs_that_go_on_on_another_date_are_the_same_run(entry) -> None:
     names = [f"2026-01-0{day}_model_e0{epoch}.pt" for day, epoch in ((1, 1), (1, 2), (2, 3), (3, 4))]
     assert _keys([entry(name) for name in names]) == {"run/*_model_e*.pt": names}
+
+
+@pytest.mark.parametrize(
+    ("stem", "values"),
+    [
+        ("llama_acc{}", (2, 4)),
+        ("yolo_iou{}", (0.5, 0.7)),
+        ("gan_perceptual_loss_{}", (0.1, 0.2)),
+        ("l2_{}", ("1e-4", "1e-3")),
+        ("loss_{}w", (0.1, 0.3)),
+        ("psnr{}", (4, 6)),
+    ],
+)
+def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem: str, values) -> None:
+    one, other = ([f"{stem.format(value)}_epoch_{epoch}.pt" for epoch in (1, 2, 3)] for value in values)
+    names = {f"run/{stem.format(value)}_epoch_*.pt" for value in values}
+    for told in ([*one, *other], [*one, other[0]]):
+        entries = with_settings([entry(name) for name in told])
+        assert set(_keys(entries)) == names
+
+
+@pytest.mark.parametrize(
+    "told", [{1: (0.5,), 2: (0.6,), 3: (0.6,), 4: (0.6,)}, {1: (0.5, 0.51), 2: (0.6, 0.62), 3: (0.6,)}]
+)
+def test_what_was_measured_is_no_setting(entry, told) -> None:
+    names = [f"m_epoch_{epoch}_acc_{value}.pt" for epoch, values in told.items() for value in values]
+    entries = with_settings([entry(name) for name in names])
+    assert list(_keys(entries)) == ["run/m_epoch_*_acc_*.pt"]
+
+
+@pytest.mark.parametrize(
+    ("directories", "names"),
+    [
+        (("run/step_100", "run/step_20"), ["run/step_20", "run/step_100"]),
+        (("run/iter_0000100/mp", "run/iter_0000020/mp"), ["run/iter_0000020/mp", "run/iter_0000100/mp"]),
+        (("run/fold_2", "run/fold_1"), None),
+        (("run/model_2", "run/model_1"), None),
+        (("a/step_2", "b/step_1"), None),
+        (("run/step_2", "run/deep/step_1"), None),
+        (("run/step_2", "run/epoch_1"), None),
+    ],
+)
+def test_directories_may_order_what_has_one_name(entry, directories, names) -> None:
+    saves = [
+        replace(
+            entry("model.pt"), unit=Unit(f"{place}/model.pt", ("model.pt",), None), path=f"{place}/model.pt"
+        )
+        for place in directories
+    ]
+    (one,) = group(saves, by="prefix")
+    assert (doubt(one) is None) == (names is not None)
+    if names is not None:
+        assert [one.directory for one in one.entries] == names
+        assert one.entries[-1].step == 100
+    assert len(group(saves)) == 2
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
+    numbers = st.sampled_from(["1", "2", "0.5", "1e-4", "nan", "-3"])
+    words = st.sampled_from(["acc", "epoch_", "_loss", "-", "*", "l2_", "step", "best_", "20260101", " "])
+    parts = data.draw(st.lists(words, min_size=1, max_size=4))
+    drawn = data.draw(st.lists(st.tuples(*([numbers] * len(parts))), min_size=1, max_size=8, unique=True))
+    names = ["".join(word + number for word, number in zip(parts, one, strict=True)) + ".pt" for one in drawn]
+    plain = [entry(name) for name in dict.fromkeys(names)]
+    parted = with_settings(plain)
+    assert [one.name for one in parted] == [one.name for one in plain]
+    homes: dict[str, set[str]] = {}
+    for one, other in zip(plain, parted, strict=True):
+        assert other == replace(one, fields=replace(one.fields, blank=other.fields.blank))
+        homes.setdefault(other.fields.blank, set()).add(one.fields.blank)
+    assert all(len(blanks) == 1 for blanks in homes.values())
+
+
+def test_what_somebody_calls_a_series_has_no_settings(entry) -> None:
+    names = [f"llama_acc{value}_epoch_{epoch}.pt" for value in (2, 4) for epoch in (1, 2)]
+    entries = as_told([entry(name) for name in names], Globs(["llama_acc*_epoch_*.pt"], "run"))
+    assert list(_keys(entries)) == ["run/llama_acc*_epoch_*.pt"]
 
 
 def test_two_numbers_that_grow_together_are_epoch_and_step(entry) -> None:

@@ -222,6 +222,42 @@ def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.
     assert seen(run) == before
 
 
+def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = planted(run, journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    path = str(stage / journal.JOURNAL)
+    assert (journal.waiting(str(run)), journal.owner_of_journal(path)) == ([path], None)
+    belongs_to_a_stranger(monkeypatch, stage)
+    assert (journal.waiting(str(run)), journal.owner_of_journal(path)) == ([path], f"number {STRANGER}")
+    real = os.lstat
+
+    def lstat(name: str, **told: object) -> os.stat_result:
+        if name == path:  # as in a directory that only its owner may look into
+            raise PermissionError(13, "Permission denied", name)
+        return real(name, **told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    assert journal.waiting(str(run)) == [path]
+
+
+def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trash = run / ".ckpttool-trash"
+    trash.mkdir(mode=0o700)
+    belongs_to_a_stranger(monkeypatch, trash)
+    before = seen(run)
+    removal = removal_of(run, "model_1.pt")
+    for act in (
+        lambda: carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
+        lambda: put_aside(str(run), [removal], IDENTITY),
+        lambda: undo(str(run)),
+        lambda: empty(str(run)),
+    ):
+        with pytest.raises(
+            AccessDenied, match=f"another user, number {STRANGER}; .* its owner can take back"
+        ):
+            act()
+    assert seen(run) == before
+
+
 def test_moves_of_another_user_are_not_made(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = planted(run, moves_dumps(moves_in(run, ("model_1.pt", "gone.bin")), str(run)))
     belongs_to_a_stranger(monkeypatch, stage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from ckpttool.series.surveying.survey import survey
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
     found = survey(directory, Scope(recursive=recursive))
-    pointed = follow(found.root, found.groups)
+    pointed = follow(found.root, found.groups, recursive=recursive)
     return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 
@@ -118,6 +119,15 @@ def test_a_small_text_that_is_nothing_but_a_name(series: Path, name: str) -> Non
     assert _reasons(series) == {"model_epoch_3.pth": [name]}
     (series / name).write_text("the best is not my_model_epoch_3.pth, nor model_epoch_3.pth2")
     assert _reasons(series) == {}
+
+
+def test_a_link_to_what_is_gone_means_the_run_of_its_setting(series: Path) -> None:
+    for epoch in range(1, 11):
+        name = f"llama_acc{2 + 2 * (epoch > 5)}_epoch_{epoch - 5 * (epoch > 5)}.pth"
+        (series / f"model_epoch_{epoch}.pth").rename(series / name)
+    (series / "current").symlink_to("llama_acc4_epoch_9.pth")
+    (key,) = _skipped(series)
+    assert key.endswith("llama_acc4_epoch_*.pth")
 
 
 def test_what_is_named_best(series: Path) -> None:
@@ -238,3 +248,85 @@ def test_min_age(series: Path) -> None:
         ("newest", "last 1"),
         ("written last", "last 1 by time", "too young"),
     ]
+
+
+# Runs that were moved, and pointers to what is gone ------------------------------------------------
+
+
+def _best_of(run: Path, target: str | None) -> None:
+    """Let the newest checkpoint of a trainer's run name another one as the best."""
+    state = run / "checkpoint-10" / "trainer_state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"best_model_checkpoint": target}))
+
+
+def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Path) -> None:
+    shutil.copytree(trainer, tmp_path / "other")
+    _best_of(tmp_path / "other", None)
+    shutil.rmtree(trainer / "checkpoint-4")
+    _best_of(trainer, "/old/home/out/checkpoint-4")
+    found = survey(tmp_path, Scope(recursive=True))
+    pointed = follow(found.root, found.groups)
+    assert not any(pointed.reasons.values())
+    (why,) = pointed.skipped.values()
+    assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which isn't there")
+    made = make_plan(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"))
+    assert made.plan.removals == () and len(made.problems) == 1
+
+
+@pytest.mark.parametrize("parent", ["out", "trainer"])
+def test_what_lies_elsewhere_has_to_be_more_like_the_path(trainer: Path, tmp_path: Path, parent: str) -> None:
+    """Where runs lie in ``a/out`` and ``b/out``, the name of the run says more than that of its directory."""
+    moved = tmp_path / "a" / parent
+    shutil.copytree(trainer, moved)
+    shutil.copytree(trainer, tmp_path / "b" / parent)
+    shutil.rmtree(moved / "checkpoint-4")
+    for target, is_found in (("/old/b/%s/checkpoint-4", True), ("/old/c/%s/checkpoint-4", False)):
+        _best_of(moved, target % parent)
+        found = survey(tmp_path / "a", Scope(recursive=True))
+        assert (not follow(found.root, found.groups).skipped) == is_found
+        _best_of(tmp_path / "b" / parent, None)
+        found = survey(tmp_path, Scope(recursive=True))
+        own = str(tmp_path / "b" / parent / "checkpoint-4")
+        assert (follow(found.root, found.groups).reasons.get(own) is not None) == is_found
+
+
+@pytest.mark.parametrize("target", ["{0}/checkpoint-4", "trainer/checkpoint-4", "./trainer/checkpoint-4/"])
+def test_a_best_that_the_trainer_itself_removed(trainer: Path, target: str) -> None:
+    """Some versions of Trainer name a best one that they never saved, or removed: no run was moved."""
+    shutil.rmtree(trainer / "checkpoint-4")
+    _best_of(trainer, target.format(trainer))
+    made = make_plan(Request(directory=str(trainer), policy=Policy(keep_last=1), depth="quick"))
+    assert len(made.plan.removals) == 3 and made.problems == ()
+    (warning,) = made.warnings
+    assert warning.endswith("which isn't there any more; the Trainer goes on without it")
+
+
+def test_a_single_checkpoint_loses_nothing_by_a_best_that_is_gone(trainer: Path, tmp_path: Path) -> None:
+    os.rename(trainer / "checkpoint-10", tmp_path / "final")
+    shutil.rmtree(trainer)
+    state = tmp_path / "final" / "trainer_state.json"
+    state.write_text(json.dumps({"best_model_checkpoint": "/old/out/checkpoint-4"}))
+    assert _skipped(tmp_path) == {}
+
+
+def test_a_model_that_holds_its_own_run_s_checkpoints(trainer: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "trainer_state.json"):
+        shutil.copy2(trainer / "checkpoint-10" / name, trainer)
+    os.rename(trainer, tmp_path / "moved")
+    for scope in (Scope(), Scope(recursive=True)):
+        found = survey(tmp_path, scope)
+        pointed = follow(found.root, found.groups)
+        assert pointed.skipped == {}
+        best = pointed.reasons.get(str(tmp_path / "moved" / "checkpoint-4"))
+        assert best == (["best_model_checkpoint"] if scope.recursive else None)
+
+
+@pytest.mark.parametrize("glob", ["checkpoint-4", "model/checkpoint-4/", "{0}/model/checkpoint-4"])
+def test_what_is_excluded_inside_a_checkpoint(trainer: Path, files: Path, tmp_path: Path, glob: str) -> None:
+    model = tmp_path / "all" / "model"
+    shutil.copytree(files / "savedmodel" / "plain", model)
+    os.rename(trainer / "checkpoint-4", model / "checkpoint-4")
+    given = [glob.format(model.parent)]
+    (one,) = survey(model.parent, Scope(recursive=True, exclude=given)).entries
+    assert (one.path, one.holds_others) == (str(model), True)
+    assert survey(model.parent, Scope(recursive=True, exclude=given)).remarks == ()

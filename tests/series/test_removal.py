@@ -321,13 +321,68 @@ def test_what_stays_busy_is_told_and_settled_later(trainer: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", silly_rename)
         result = _prune(trainer)
-    assert [problem.message for problem in result.problems] == ["not removed: directory not empty"] * 2
-    assert len(stages(str(trainer))) == 1
+    [stage] = stages(str(trainer))
+    rest = [f"the rest lies in {trainer / stage / str(number)}" for number in range(2)]
+    assert [one.message for one in result.problems] == [
+        f"partly removed: directory not empty; {where}" for where in rest
+    ]
+    assert not any(
+        "not removed" in why for one in result.plan.groups for kept in one.keep for why in kept.reasons
+    )
     assert _digests(trainer) == kept
     for path in trainer.rglob(".nfs0001"):
         path.unlink()  # its reader has closed it
     assert not _prune(trainer).problems
     assert (_digests(trainer), _leftovers(trainer)) == (kept, [])
+
+
+def test_what_can_not_be_unlinked_altogether_stays_whole(
+    trainer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, real = _digests(trainer), os.access
+    inner = trainer / "checkpoint-2" / "sub"
+    inner.mkdir()
+    inode = inner.stat().st_ino
+
+    def refuse(path: str, mode: int, *, dir_fd: int, **told: bool) -> bool:
+        return os.fstat(dir_fd).st_ino != inode and real(path, mode, dir_fd=dir_fd, **told)
+
+    monkeypatch.setattr(os, "access", refuse)
+    monkeypatch.setattr(os, "supports_effective_ids", {*os.supports_effective_ids, refuse})
+    [problem] = _prune(trainer).problems
+    assert problem.message == "not removed: checkpoint-2/sub can't be changed by this user"
+    assert {path: digest for path, digest in before.items() if path.startswith("checkpoint-2")}.items() <= (
+        _digests(trainer).items()
+    )
+    assert _leftovers(trainer) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_fails_on_the_way_is_put_back_or_told(
+    trainer: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of what nothing is gone yet, all is back; the rest of another is where the message says."""
+    before, real, calls = _digests(trainer), os.unlink, []
+
+    def fail(name: str, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None and len(calls) == number:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        calls.append(name)
+        real(name, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fail)
+        result = _prune(trainer)
+    kept = [kept.entry.name for one in result.plan.groups for kept in one.keep]
+    assert sorted(kept) == sorted(_names(trainer))
+    if number == 0:
+        assert {problem.message for problem in result.problems} == {"not removed: operation not permitted"}
+        assert (_digests(trainer), _leftovers(trainer)) == (before, [])
+    else:
+        partly, *whole = [problem.message for problem in result.problems]
+        place = partly.removeprefix("partly removed: operation not permitted; the rest lies in ")
+        assert os.path.isdir(os.path.join(place, next(iter(set(os.listdir(place))))))
+        assert set(whole) <= {"not removed: operation not permitted"}
 
 
 # Others at work meanwhile ---------------------------------------------------------------------------
@@ -429,6 +484,75 @@ def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert len(_prune(series).plan.removals) == 8
+
+
+def test_a_lock_can_be_locked_by_whoever_reads_it(series: Path) -> None:
+    mask = os.umask(0o077)
+    try:
+        with locked(str(series)):
+            assert (series / LOCK).stat().st_mode & 0o777 == 0o644
+    finally:
+        os.umask(mask)
+
+
+def test_what_is_no_lock_of_ours_is_made_readable_to_nobody(series: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("")
+    secret.chmod(0o600)
+    (series / LOCK).hardlink_to(secret)
+    with locked(str(series)):
+        assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def _unwritable(monkeypatch: pytest.MonkeyPatch, path: Path, *, readable: bool) -> None:
+    """Let a file be another user's; root could open it all the same."""
+    real = os.open
+
+    def refuse(name: str, flags: int, *arguments: int, **where: int) -> int:
+        if name == str(path) and (flags & os.O_RDWR or not readable):
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        return real(name, flags, *arguments, **where)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+def test_a_lock_that_another_user_left_is_used(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (series / LOCK).write_text("")
+    _unwritable(monkeypatch, series / LOCK, readable=True)
+    assert not _prune(series).problems
+    assert _leftovers(series) == []
+
+
+def test_a_lock_that_another_user_holds(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with locked(str(series)):
+        _unwritable(monkeypatch, series / LOCK, readable=True)
+        with pytest.raises(AccessDenied, match="another ckpttool is changing this directory"):
+            _prune(series)
+    assert len(_digests(series)) == 10
+
+
+def test_a_lock_that_can_not_be_opened_is_named(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (series / LOCK).write_text("")
+    _unwritable(monkeypatch, series / LOCK, readable=False)
+    told = r"the lock .ckpttool.lock is of another user, \w+, .*remove it .*nothing was removed"
+    with pytest.raises(AccessDenied, match=told):
+        _prune(series)
+    assert len(_digests(series)) == 10
+
+
+def test_a_directory_around_that_can_not_be_listed(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.scandir
+
+    def refuse(path: str | int) -> object:
+        if path == str(series.parent):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    result = _prune(series)
+    assert (len(result.plan.removals), result.problems) == (8, ())
+    told = f"texts above it that name a checkpoint can't be looked for: permission denied: {series.parent}"
+    assert result.warnings == (f"{series}: {told}",)
 
 
 def test_a_directory_that_can_not_be_written(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,8 @@ def test_pins_notes_and_links_follow(short: Path) -> None:
     (short / ".ckpttool.toml").write_text('# mine\npinned = ["model_epoch_8.pth", "gone.pth"]\n')
     before = content(short)
     done = renamed(short)
-    assert (done.problems, done.planned.warnings, done.planned.follows) == ((), (), 7)
+    assert [one.path for one in done.problems] == [f"{short}/notes.md"]
+    assert (done.planned.warnings, done.planned.follows) == ((), 7)
     assert [pair[1] for pair in done.renames] == [
         f"{short}/model-e{epoch:04d}.pth" for epoch in (7, 8, 9, 10)
     ]
@@ -75,10 +76,15 @@ def test_a_trainers_run_follows(trainer: Path) -> None:
     (trainer / "trainer_state.json").write_text(json.dumps(state, indent=1))
     seal(trainer / "checkpoint-6")
     times = {path.name: path.stat().st_mtime_ns for path in (trainer / "checkpoint-6").iterdir()}
+    for step in (2, 4, 6, 8, 10):
+        os.utime(trainer / f"checkpoint-{step}", ns=(step, step * 10**9))
     before = content(trainer)
     done = renamed(trainer, "{run}-s{step:06d}")
     assert done.problems == ()
-    assert "resumes from, and cleans up, checkpoint-<step> alone" in done.planned.warnings[0]
+    assert "save_total_limit deletes it" in done.planned.warnings[0]
+    assert "finds checkpoint-<step> alone" in done.planned.warnings[1]
+    for step in (2, 4, 6, 8, 10):
+        assert (trainer / f"checkpoint-s{step:06d}").stat().st_mtime_ns == step * 10**9
     assert [name for name in names(trainer) if name.startswith("checkpoint")] == [
         f"checkpoint-s{step:06d}{end}"
         for step in (2, 4, 6, 8, 10)
@@ -96,6 +102,13 @@ def test_a_trainers_run_follows(trainer: Path) -> None:
     assert now == times
     undo(str(trainer))
     assert content(trainer) == before
+    for step in (2, 4, 6, 8, 10):
+        assert (trainer / f"checkpoint-{step}").stat().st_mtime_ns == step * 10**9
+
+
+def test_names_that_no_trainer_cleans_up(trainer: Path) -> None:
+    (told,) = renamed(trainer, "mine-s{step}", dry_run=True).planned.warnings[:1]
+    assert "finds checkpoint-<step> alone" in told
 
 
 def test_names_that_the_trainer_knows_are_no_doubt(trainer: Path) -> None:
@@ -179,6 +192,20 @@ def test_state_files_follow(managed: Path, kind: str) -> None:
     assert all((managed / f"{os.path.basename(path)}.index").exists() for path in state.paths)
     undo(str(managed))
     assert content(managed) == before
+
+
+def test_a_manager_will_not_write_over_new_names(managed: Path) -> None:
+    before = content(managed)
+    refused = renamed(managed, "ckpt-{number:d}{number}").planned.plan.refused
+    assert len(refused) == 10
+    assert refused[0].message.endswith(
+        "'ckpt-11', which TensorFlow's manager may write over: it numbers its saves ckpt-<n>"
+    )
+    assert content(managed) == before
+    assert renamed(managed, "ckpt-{number}").problems == ()
+    assert renamed(managed, "other-{number}").problems == ()
+    assert len(renamed(managed, "ckpt-{number}").planned.plan.refused) == 10
+    assert renamed(managed, "ckpt-{number:03d}").problems == ()
 
 
 def test_a_state_file_that_cannot_be_read_keeps_the_names(managed: Path) -> None:

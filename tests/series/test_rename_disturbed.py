@@ -292,6 +292,6 @@ def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None
     done = renamed(tmp_path, "x-{name}")
     told = "\n".join(done.planned.warnings)
     assert "Lightning's best_model_path in it keeps the old name" in told
-    assert "ckpt_path='last' finds last.ckpt by this name" in told
+    assert "ckpt_path='last' won't find it any more" in told
     assert "TensorFlow Serving finds versions whose names are numbers alone" in told
     assert done.problems == ()

@@ -118,6 +118,8 @@ def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
     [
         (".{run}-{epoch}", "hidden"),
         ("-{run}-{epoch}", "option"),
+        ("~{epoch}", "home directory"),
+        ("{epoch:>9}", "a blank"),
         ("{run:_>252}-{epoch}", "bytes"),
         ("tmp-{run}-{epoch}", "being written"),
         ("{run}-{epoch:05d}-of-00007", "a shard"),
@@ -160,8 +162,8 @@ def test_every_member_fits_into_a_name(entry: Make) -> None:
 def test_two_of_one_name_are_refused(entry: Make) -> None:
     plan = planned([entry("a_epoch_3.pth"), entry("b_epoch_3.pth"), entry("b_epoch_4.pth")], "e{epoch}")
     assert refusals(plan) == {
-        "a_epoch_3.pth": "its name would be e3.pth as that of run/b_epoch_3.pth",
-        "b_epoch_3.pth": "its name would be e3.pth as that of run/a_epoch_3.pth",
+        name: "2 checkpoints would be called e3.pth: a_epoch_3.pth, b_epoch_3.pth"
+        for name in ("a_epoch_3.pth", "b_epoch_3.pth")
     }
 
 
@@ -187,7 +189,14 @@ def test_what_stands_there_is_never_replaced(entry: Make) -> None:
 
 def test_names_that_differ_in_case_alone_are_refused(entry: Make) -> None:
     plan = planned([entry("Model_epoch_3.pth"), entry("model_epoch_3.pth")], "{run}-{epoch}")
-    assert "differs from model-3.pth in case alone" in refusals(plan)["Model_epoch_3.pth"]
+    assert refusals(plan)["model_epoch_3.pth"] == (
+        "2 checkpoints would be called Model-3.pth and model-3.pth, which differ in case alone: "
+        "Model_epoch_3.pth, model_epoch_3.pth"
+    )
+    many = planned([entry(f"{name}_epoch_3.pth") for name in "abcdef"], "e{epoch}")
+    assert refusals(many)["f_epoch_3.pth"].endswith(
+        ": a_epoch_3.pth, b_epoch_3.pth, c_epoch_3.pth and 3 more"
+    )
     alone = planned([entry("Model_epoch_3.pth", epoch=3)], "model_epoch_{epoch}")
     assert named(alone) == {"Model_epoch_3.pth": "model_epoch_3.pth"}
 
@@ -298,7 +307,20 @@ def test_doubts(entry: Make) -> None:
     assert "read as step 3" in told(good, "{run}-step{epoch}")
     assert "which is never pruned" in told(good, "{run}-best-e{epoch}")
     assert "the next rename by this template would call it" in told(good, "{name}-e{epoch}")
-    assert "which orders it" in told([entry("ckpt-5", saved_at=0.0)], "{run}-{format}")
+    assert "which orders it, isn't in" in told([entry("ckpt-5", saved_at=0.0)], "{run}-{format}")
+    numbered = [entry("ckpt-5", saved_at=0.0), entry("ckpt-0", saved_at=0.0)]
+    assert (
+        "run/ckpt-5 -> ckpt-n5 (and 1 more): the number in its old name, which orders it, would not be read"
+        in (told(numbered, "{run}-n{number}"))
+    )
+    again = told(good, "{name}-e{epoch}").splitlines()
+    assert [line.partition(":")[0] for line in again if "the next rename" in line] == [
+        "run/model_epoch_3.pth -> model_epoch_3-e3.pth (and 1 more)"
+    ]
+    assert told([entry("m_epoch_3.pth", metrics={"acc": 0.5}, saved_at=0.0)], "{run}-e{epoch}-{acc}") == (
+        "run/m_epoch_3.pth -> m-e3-0.5.pth: acc would be read out of this name as a metric without one "
+        "(write it as acc={acc})"
+    )
     scored = [entry("m_epoch_3_val_loss_0.5.pth", metrics={"val_loss": 0.5}, saved_at=0.0)]
     assert "val_loss stands in its old name" in told(scored, "{run}-e{epoch}")
     undated = [entry("model_epoch_3.pth", modified=86_400 * 10**9)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,19 +12,25 @@ import pytest
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound
 from ckpttool.formats import discovery
 from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.interface import Unit
+from ckpttool.series.listing import list_checkpoints
+from ckpttool.series.members.look import look_for
 from ckpttool.series.resuming.latest import latest
+from ckpttool.series.surveying import looking
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Let the system refuse to open what has one of some names."""
 
-    def refuse(path: str) -> Unit | None:
-        if os.path.basename(path) in names:
-            raise AccessDenied(path, "permission denied")
-        return unit_at(path)
+    def refusing(look: Callable[[str], object]) -> Callable[[str], object]:
+        def refuse(path: str) -> object:
+            if os.path.basename(path) in names:
+                raise AccessDenied(path, "permission denied")
+            return look(path)
 
-    monkeypatch.setattr(discovery, "unit_at", refuse)
+        return refuse
+
+    monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
+    monkeypatch.setattr(looking, "look_for", refusing(look_for))
 
 
 def test_what_may_not_be_looked_at_is_not_what_is_not_there(
@@ -54,6 +61,39 @@ def test_a_link_that_leads_nowhere_is_no_run_that_has_not_begun(tmp_path: Path) 
         with pytest.raises(NotFound, match="a link to elsewhere, which does not exist"):
             latest(path)
     assert latest(tmp_path / "none" / "exp1").path is None
+
+
+def _saves(run: Path, *told: dict[str, object]) -> None:
+    """Save as PyTorch does, an hour apart."""
+    import torch
+
+    for number, one in enumerate(told, 1):
+        path = run / f"m_epoch_{number}.pt"
+        torch.save({"model": {"w": torch.ones(2)}, **one}, path)
+        os.utime(path, (1_700_000_000 + number * 3600, 1_700_000_000 + number * 3600))
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [
+        ("valid_loss_min", (0.9, 0.4, 0.2, 0.2, 0.2), 3),
+        ("valid_loss", (0.9, 0.4, 0.2, 0.2, 0.2), 3),
+        ("valid_loss", (0.9, 0.2, 0.4, 0.2, 0.3), 4),
+    ],
+)
+def test_a_best_value_that_is_carried_on_is_that_of_the_oldest(tmp_path: Path, metric, values, best) -> None:
+    _saves(tmp_path, *({"epoch": epoch, metric: value} for epoch, value in enumerate(values, 1)))
+    assert latest(tmp_path, best=metric, mode="min").path == str(tmp_path / f"m_epoch_{best}.pt")
+    (listed,) = list_checkpoints(tmp_path, best=metric, mode="min").series
+    assert listed.best is not None
+    assert listed.best.entry.name == f"m_epoch_{best}.pt"
+
+
+def test_names_that_go_on_while_epochs_inside_begin_again(tmp_path: Path) -> None:
+    _saves(tmp_path, *({"epoch": epoch} for epoch in (1, 2, 3, 1, 2)))
+    found = latest(tmp_path)
+    assert found.path == str(tmp_path / "m_epoch_5.pt")
+    assert any("disagree about the order; the names decide" in one for one in found.warnings)
 
 
 def test_what_is_newer_and_holds_too_little_is_told(trainer: Path) -> None:

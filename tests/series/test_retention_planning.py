@@ -187,6 +187,23 @@ def test_a_date_in_a_name_is_of_local_time(series: Path, monkeypatch: pytest.Mon
         time.tzset()
 
 
+@pytest.mark.parametrize("name", ["llama_acc{}_epoch_{}.pth", "llama_epoch_{1}_acc{0}.pth"])
+@pytest.mark.parametrize("lengths", [(5, 5), (3, 7), (2, 8), (1, 9)])
+def test_runs_that_a_setting_tells_apart_are_told_apart_again(series: Path, name: str, lengths) -> None:
+    runs = [(value, epoch) for value, length in zip((2, 4), lengths, strict=True) for epoch in range(length)]
+    for at, (value, epoch) in enumerate(runs, 1):
+        (series / f"model_epoch_{at}.pth").rename(series / name.format(value, epoch))
+    newest = {name.format(value, length - 1) for value, length in zip((2, 4), lengths, strict=True)}
+    gone = []
+    for _ in range(3):
+        planned = _planned(series, policy=Policy(keep_last=1))
+        gone.append(_removed(planned))
+        for one in planned.plan.removals:
+            os.unlink(one.unit.path)
+    assert newest.isdisjoint(gone[0])
+    assert (len(gone[0]) > 3, gone[1:]) == (True, [[], []])
+
+
 # Failed runs ----------------------------------------------------------------------------------------
 
 
@@ -247,10 +264,10 @@ def test_where_all_hold_infinities_the_newest_intact_one_counts(diverged: Path) 
     import torch
 
     for epoch, last in ((1, 0.5), (2, 0.25), (3, float("nan"))):
-        state = {"mask": torch.tensor([float("-inf"), 0.0]), "fc.weight": torch.tensor([[last]])}
+        state = {"mask": torch.tensor([float("-inf"), 0.0]), "fc.weight": torch.tensor([[last, 0.5]])}
         torch.save({"epoch": epoch, "model": state}, diverged / "bad" / f"m_epoch_{epoch}.pt")
     assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
-    state = {"mask": torch.tensor([1.0, 0.0]), "fc.weight": torch.tensor([[0.125]])}
+    state = {"mask": torch.tensor([1.0, 0.0]), "fc.weight": torch.tensor([[0.125, 0.5]])}
     torch.save({"epoch": 1, "model": state}, diverged / "bad" / "m_epoch_1.pt")
     assert _removed(_planned(diverged, recursive=True, failed="remove")) == ["m_epoch_2.pt", "m_epoch_3.pt"]
 
@@ -266,10 +283,66 @@ def test_a_rule_keeps_what_it_asks_for_of_a_failed_run_too(diverged: Path) -> No
     assert not good.remove
 
 
+def _cut_short(run: Path) -> None:
+    """Let a run be killed in its third save, long ago; each of its saves took some minutes."""
+    for file in run.glob("*.pt"):
+        if file.name == "m_epoch_3.pt":
+            file.write_bytes(file.read_bytes()[:500])
+        _date(file, int(file.stem[-1]) * 600)
+
+
+def _date(file: Path, seconds: int) -> None:
+    os.utime(file, (1_700_000_000 + seconds, 1_700_000_000 + seconds))
+
+
+def test_a_run_that_was_restarted_goes_on(diverged: Path) -> None:
+    import torch
+
+    run = diverged / "good"
+    _cut_short(run)
+    _date(run / "m_epoch_1.pt", 86_400)
+    planned = _planned(run, failed="remove")
+    assert (_removed(planned), planned.plan.groups[0].failed) == ([], None)
+    assert any("was the run restarted?" in one for one in planned.warnings)
+    state = torch.load(run / "m_epoch_1.pt", weights_only=True)
+    state["model"]["fc.weight"] *= float("nan")
+    torch.save(state, run / "m_epoch_1.pt")
+    _date(run / "m_epoch_1.pt", 86_400)
+    assert _removed(_planned(run, failed="remove")) == ["m_epoch_1.pt", "m_epoch_3.pt"]
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "value"])
+def test_nan_beside_the_weights_is_no_failure_and_counts(tmp_path: Path, kind: str) -> None:
+    import torch
+
+    nan = torch.full((4,), float("nan"))
+    for epoch in (1, 2, 3):
+        held = {"epoch": epoch, "model": {"fc.weight": torch.ones(2, 2)}}
+        if kind == "optimizer":
+            held["optimizer"] = {"state": {0: {"exp_avg": nan}}, "param_groups": [{"lr": 0.1}]}
+        else:
+            held["model"]["best_metric"] = nan[0].clone()
+        torch.save(held, tmp_path / f"m_epoch_{epoch}.pt")
+    assert _removed(_planned(tmp_path, failed="remove")) == []
+    for told in ({}, {"failed": "remove"}):
+        planned = _planned(tmp_path, policy=Policy(keep_last=2), depth="full", **told)
+        assert (_removed(planned), planned.problems) == (["m_epoch_1.pt"], ())
+
+
+def test_an_average_that_is_nan_does_not_count(tmp_path: Path) -> None:
+    import torch
+
+    for epoch, value in ((1, 1.0), (2, float("nan"))):
+        torch.save(
+            {"epoch": epoch, "ema": {"fc.weight": torch.full((2, 2), value)}},
+            tmp_path / f"e_epoch_{epoch}.pt",
+        )
+    planned = _planned(tmp_path, policy=Policy(max_size=1), depth="full")
+    assert "e_epoch_1.pt" not in _removed(planned)
+
+
 def test_a_job_that_was_killed_in_mid_save_keeps_what_it_had(diverged: Path) -> None:
-    newest = diverged / "good" / "m_epoch_3.pt"
-    newest.write_bytes(newest.read_bytes()[:500])
-    os.utime(newest, (1_700_000_000, 1_700_000_000))
+    _cut_short(diverged / "good")
     planned = _planned(diverged / "good", failed="remove", policy=Policy(keep_last=1))
     (one,) = planned.plan.groups
     assert [(kept.entry.name, kept.reasons) for kept in one.keep] == [("m_epoch_2.pt", (FINITE, "last 1"))]
@@ -282,9 +355,7 @@ def test_what_belongs_with_the_newest_finite_one_stays_with_it(diverged: Path) -
     for epoch in (1, 2, 3):
         moments = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
         torch.save(moments, run / f"optim_epoch_{epoch}.pt")
-    newest = run / "m_epoch_3.pt"
-    newest.write_bytes(newest.read_bytes()[:500])
-    os.utime(newest, (1_700_000_000, 1_700_000_000))
+    _cut_short(run)
     planned = _planned(run, failed="remove")
     left = {kept.entry.name: kept.reasons for one in planned.plan.groups for kept in one.keep}
     assert left == {

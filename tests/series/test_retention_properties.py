@@ -65,7 +65,10 @@ def _entry(draw: st.DrawFn, series: str, epoch: int) -> Entry:
 
 
 _ALWAYS = frozenset(
-    {"newest", "written last", "newest by epoch", "newest by step", "latest", "none is intact"}
+    {
+        *("newest", "newest by epoch", "newest by step", "newest by its name", "newest by what is inside"),
+        *("written last", "latest", "none is intact"),
+    }
 )
 _COUNTS = st.integers(1, 6)
 _BEST = st.fixed_dictionaries(
@@ -145,6 +148,44 @@ def test_every_checkpoint_is_told_of_once_with_a_reason(entries, told, data) -> 
     assert sorted([*paths, *(entry.path for entry in made.removals)]) == sorted(one.path for one in entries)
     assert all(kept.reasons for one in made.groups for kept in one.keep)
     assert all(len(set(kept.reasons)) == len(kept.reasons) for one in made.groups for kept in one.keep)
+
+
+@st.composite
+def _contradicting(draw: st.DrawFn) -> list[Entry]:
+    """Draw a series whose names count otherwise than what is inside, which may begin again."""
+    epochs = draw(st.lists(st.integers(0, 40), min_size=1, max_size=10, unique=True))
+    entries = [_entry(draw, "a", epoch) for epoch in epochs]
+    insides = [(draw(st.integers(0, 12)), draw(st.none() | st.integers(0, 12))) for _ in entries]
+    return [
+        replace(one, inside=(None, None) if one.fault else inside)
+        for one, inside in zip(entries, insides, strict=True)
+    ]
+
+
+@settings(deadline=None, max_examples=60)
+@given(_contradicting(), _POLICIES, st.data())
+def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> None:
+    protected = replace(data.draw(_protections(entries)), reasons={})
+    made = _planned(entries, told, protected)
+    intact = [one for one in entries if one.is_sound and one.path not in protected.faults]
+    assume(intact)
+    gone = _gone(made)
+    assert max(intact, key=lambda one: one.fields.epoch or 0).path not in gone
+    first = max(one.inside[0] or 0 for one in intact)
+    assert any(one.inside[0] == first and one.path not in gone for one in intact)
+    written = max(one.modified_ns for one in intact)
+    kept = [one.modified_ns for one in intact if one.path not in gone]
+    assert written - max(kept) <= 60 * 10**9
+    if told.keys().isdisjoint({"max_size", "incomplete"}):
+        assert gone == _gone(_planned(intact, told))
+
+
+@settings(deadline=None, max_examples=60)
+@given(_entries(), _BEST)
+def test_the_best_of_what_was_kept_are_the_same(entries, best) -> None:
+    made = _planned(entries, best)
+    kept = [one.entry for group in made.groups for one in group.keep]
+    assert not _planned(kept, best).removals
 
 
 COUNTED = [

@@ -83,7 +83,8 @@ def test_of_equals_the_newer_is_better(entry) -> None:
 def test_a_metric_that_is_missing_or_nan_is_kept_and_never_best(entry, mode) -> None:
     made = _plan(_measured(entry, math.nan, None, 0.5, 0.5), keep_best=1, metric="val_loss", mode=mode)
     assert _kept(made) == {
-        "m_epoch_4.pt": "newest, best 1 by val_loss (0.5)",
+        "m_epoch_4.pt": "newest",
+        "m_epoch_3.pt": "best 1 by val_loss (0.5)",
         "m_epoch_2.pt": "no val_loss",
         "m_epoch_1.pt": "val_loss is NaN",
     }
@@ -235,7 +236,7 @@ def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
     copied = [entry(f"m_epoch_{epoch}.pt", modified=start + epoch * 10**8) for epoch in range(1, 31)]
     made = _plan(copied, **told)
     assert not made.remove
-    assert _kept(made)["m_epoch_1.pt"] == "of 30 files dated within 3 s, as by a copy"
+    assert _kept(made)["m_epoch_1.pt"] == "no date (30 files within 3 s, as by a copy)"
     (one,) = group(copied)
     said = "30 of 30 checkpoints have no date that can be believed; they are kept"
     assert list(remarks([(one, Policy(**told))], NOW)) == [said]
@@ -407,6 +408,31 @@ def test_the_last_of_a_restarted_run_are_those_by_time_too(entry) -> None:
         "m_epoch_2.pt": "written last, last 2 by time",
         "m_epoch_1.pt": "last 2 by time",
     }
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "values", "best"),
+    [
+        ("valid_loss_min", "min", (0.9, 0.6, 0.2, 0.2, 0.2), [3]),
+        ("loss", "min", (0.9, 0.2, 0.2), [2]),
+        ("acc", "max", (0.1, 0.9, 0.9), [2]),
+        ("acc", "max", (0.1, 0.9, 0.9, 0.8), [3]),
+        ("acc", "max", (0.9, 0.1, 0.2, 0.9, 0.9), [5]),
+        ("loss", "min", (0.6, 0.6, 0.2), [3, 2]),
+        ("min_val_loss", "min", (0.6, 0.6, 0.2), [3, 1]),
+        ("max_acc", "max", (0.6, 0.5, 0.6), [3]),
+        ("loss", "min", (math.inf, 0.2, 0.2), [2]),
+        ("loss", "min", (0.2, -math.inf, 0.2), [3]),
+        ("minority_loss", "min", (0.6, 0.6, 0.2), [3, 2]),
+    ],
+)
+def test_a_best_value_that_is_carried_on_is_that_of_the_oldest(entry, metric, mode, values, best) -> None:
+    entries = _measured(entry, *values, metric=metric)
+    made = _plan(entries, keep_best=len(best), metric=metric, mode=mode)
+    kept = {one.entry.fields.epoch for one in made.keep if any("best" in why for why in one.reasons)}
+    assert kept == set(best)
+    again = _plan([one.entry for one in made.keep], keep_best=len(best), metric=metric, mode=mode)
+    assert not again.remove
 
 
 @pytest.mark.parametrize(("metric", "best"), [("best_acc", "m_epoch_2.pt"), ("acc", "m_epoch_3.pt")])

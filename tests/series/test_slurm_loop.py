@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.series.slurm_jobs import Queue, blocks, fault, forking
+from tests.series.slurm_jobs import KEEP, Queue, blocks, fault, forking
 
 pytestmark = [
     pytest.mark.framework,
@@ -50,6 +50,71 @@ def test_killed_jobs_go_on_as_one_long_job_would(tmp_path: Path, server: str) ->
     assert all(len(losses) == 1 for losses in killed.losses().values())
     assert killed.pinned() == whole.pinned() != []
     assert {path.name for path in killed.saved()} == {path.name for path in whole.saved()}
+
+
+LIGHTNING = """
+import argparse, os, signal, sys
+sys.modules["tensorflow"] = None  # which Lightning's logger would import, for seconds
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+options = argparse.ArgumentParser()
+options.add_argument("--dir")
+options.add_argument("--seed")
+options.add_argument("--resume")
+given = options.parse_args()
+is_told_to_end, EPOCHS = False, 4
+
+
+def end_soon(*_):
+    global is_told_to_end
+    is_told_to_end = True
+
+
+signal.signal(signal.SIGUSR1, end_soon)
+
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        with open("batches.log", "a") as log:
+            print(self.current_epoch, index, file=log)
+        return self.fc(batch[0]).square().mean()
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", float(self.current_epoch))  # that of epoch 0 is the best
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+
+torch.set_num_threads(1)
+model = Net()
+batches = held_back = DataLoader(TensorDataset(torch.ones(32, 4)), batch_size=1)
+"""
+
+
+def test_lightning_ends_in_time_and_goes_on_within_its_epoch(tmp_path: Path) -> None:
+    with forking(tmp_path, "lightning.pytorch.callbacks") as address:
+        (tmp_path / "lightning").mkdir()
+        jobs = Queue(tmp_path / "lightning", address, LIGHTNING)
+        for fault, is_requeued in (("signal:5", True), ("step:60", True), ("", False)):
+            expected = jobs.newest()
+            job = jobs.job(fault)
+            assert (job.status, job.resumed, job.was_requeued) == (0, expected, is_requeued), job.said
+            assert "Traceback" not in job.said, job.said
+    seen = [
+        tuple(map(int, line.split())) for line in (jobs.directory / "batches.log").read_text().splitlines()
+    ]
+    assert set(seen) == {(epoch, batch) for epoch in range(4) for batch in range(32)}
+    assert len(seen) - len(set(seen)) < 32  # what the kill cost
+    assert jobs.pinned() == ["epoch=0-step=32.ckpt"]
+    assert "epoch=3-step=128.ckpt" in {path.name for path in jobs.saved()}
+    assert len(jobs.saved()) == KEEP + 1
 
 
 def assert_thinned_out(queue: Queue) -> None:

@@ -47,3 +47,13 @@ def test_lightning_goes_on(tmp_path: Path) -> None:
         told["after"]
     )  # it knows nothing of them any more, and leaves them alone
     assert len(told["after"]) == 6  # save_top_k is 4: what it has replaced goes, as far as it is there
+
+
+@pytest.mark.framework
+def test_accelerate_goes_on(tmp_path: Path) -> None:
+    told = run("accelerate", tmp_path)
+    assert told == {
+        "left": ["checkpoint_2", "checkpoint_5", "checkpoint_6"],
+        "loaded": [6, 7, 8, 9, 10],
+        "after": ["checkpoint_10", "checkpoint_11", "checkpoint_9"],  # total_limit is 3
+    }

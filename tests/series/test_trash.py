@@ -101,7 +101,8 @@ def test_one_that_has_changed_stays_and_the_others_go(files: Path, tmp_path: Pat
 
     request = Request(directory=str(run), policy=Policy(keep_last=7), depth="quick")
     done = prune(request, trash=True, confirm=meanwhile)
-    assert [one.message for one in done.problems] == ["not removed: it has changed since the plan was made"]
+    [problem] = done.problems
+    assert problem.message == "not moved to the trash: it has changed since the plan was made"
     assert (run / "ckpt-1.index").exists()
     text = (run / "checkpoint").read_text()
     assert '"ckpt-1"' in text

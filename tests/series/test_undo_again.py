@@ -78,7 +78,7 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     (tree / "latest").write_text("a/other.pth\n")
     answer = run("undo", tree)
     assert answer.status == 1
-    assert "nothing is back: " in answer.out
+    assert "nothing is back: latest: somebody else has written it since" in answer.out
     assert "cur.pth: it leads elsewhere; it is left as it is" in answer.err
     assert "0 checkpoints" not in answer.out
     assert undo(str(tree)).identity == aside
@@ -128,6 +128,25 @@ def test_a_copied_trash_is_emptied(sharded: Path, tmp_path: Path) -> None:
     assert done.freed_bytes > 0
     assert not (other / ".ckpttool-trash").exists()
     assert len(undo(str(sharded)).restored) == 2
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_trash_from_an_archive_that_holds_whole_seconds(
+    short: Path, tmp_path: Path, is_emptied: bool
+) -> None:
+    for number, path in enumerate(sorted(short.glob("*.pth"))):
+        os.utime(path, ns=(0, 10**18 + number * 10**9 + 123_456_789))
+    before = content(short)
+    put_aside(short)
+    other = tmp_path / "other"
+    subprocess.run(["cp", "-a", short, other], check=True)
+    for path in other.rglob("*.pth"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns // 10**9 * 10**9))
+    if is_emptied:
+        assert len(empty(str(other)).removed) == 2
+    else:
+        assert len(undo(str(other)).restored) == 2
+        assert content(other) == before
 
 
 def test_a_copied_renaming_is_taken_back(sharded: Path, tmp_path: Path) -> None:
@@ -235,3 +254,17 @@ def test_the_directory_above_is_locked_once(tree: Path) -> None:
         done = undo(str(tree / "a"))
         assert (done.restored, bool(done.problems)) == ((), True)
     assert (tree / "latest").read_text() == "a/n-8.pth\n"
+
+
+def test_what_points_there_from_above_goes_with_all_of_a_tree(tree: Path) -> None:
+    shutil.copytree(tree / "a", tree / "b")
+    (tree.parent / "best.txt").write_text(f"{tree.name}/b/model_epoch_9.pth\n")
+    (tree.parent / "link").symlink_to(f"{tree.name}/a/model_epoch_8.pth")
+    before = content(tree.parent)
+    renamed(tree, recursive=True)
+    assert "model-e0009" in (tree.parent / "best.txt").read_text()
+    assert len(undo(str(tree), recursive=True, dry_run=True).pointers) == len(
+        (done := undo(str(tree), recursive=True)).pointers
+    )
+    assert (done.problems, done.warnings) == ((), ())
+    assert content(tree.parent) == before

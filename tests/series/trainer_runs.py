@@ -1,6 +1,6 @@
 """Runs of real trainers that are pruned and renamed in between: each a child of test_trainers.py.
 
-Usage: ``python trainer_runs.py huggingface|lightning DIRECTORY``. Prints one JSON document.
+Usage: ``python trainer_runs.py huggingface|lightning|accelerate DIRECTORY``. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ckpttool
+from ckpttool.series.undoing.trash import empty
 
 warnings.simplefilter("ignore")
 
@@ -167,7 +168,67 @@ def lightning(root: Path) -> dict[str, Any]:
     }
 
 
-RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {"huggingface": huggingface, "lightning": lightning}
+def accelerate(root: Path) -> dict[str, Any]:
+    """Save 6 states, pin, prune, undo, try to rename; Accelerate goes on after each, at last with a limit."""
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    torch.set_num_threads(1)
+
+    class Steps:
+        made = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"step": self.made}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.made = state["step"]
+
+    def saved(first: int, count: int, limit: int | None = None, *, resumes: bool = True) -> int:
+        """Load the newest state, save others, and return the step that was loaded."""
+        setup = ProjectConfiguration(
+            project_dir=str(root), automatic_checkpoint_naming=True, total_limit=limit, iteration=first
+        )
+        accelerator = Accelerator(cpu=True, project_config=setup)
+        model = torch.nn.Linear(2, 2)
+        steps = Steps()
+        accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+        accelerator.register_for_checkpointing(steps)
+        if resumes:
+            accelerator.load_state()
+        loaded = steps.made
+        for _ in range(count):
+            steps.made += 1
+            accelerator.save_state()
+        return loaded
+
+    checkpoints = root / "checkpoints"
+    saved(0, 6, resumes=False)
+    ckpttool.pin([checkpoints / "checkpoint_2"])
+    loaded = [saved(6, 1)]
+    request = ckpttool.Request(
+        directory=str(checkpoints), policy=ckpttool.Policy(keep_last=2), series=("checkpoint_*",)
+    )
+    assert not ckpttool.prune(request, trash=True).problems
+    left = names(checkpoints)
+    loaded.append(saved(7, 1))
+    ckpttool.undo(str(checkpoints))
+    loaded.append(saved(8, 1))
+    template = ckpttool.RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}")
+    assert not ckpttool.rename(template).renames
+    loaded.append(saved(9, 1))
+    assert not ckpttool.prune(request, trash=True).problems
+    empty(str(checkpoints))
+    loaded.append(saved(10, 2, limit=3))
+    return {"left": left, "loaded": loaded, "after": sorted(os.listdir(checkpoints))}
+
+
+RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "huggingface": huggingface,
+    "lightning": lightning,
+    "accelerate": accelerate,
+}
 
 
 if __name__ == "__main__":

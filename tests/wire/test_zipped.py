@@ -374,3 +374,29 @@ def test_any_flipped_bit_is_answered(files: Path) -> None:
         for at in range(len(data)):
             for changed in flips(data, at, (0, 1)):
                 codes(changed)
+
+
+class Counted(Buffer):
+    """Bytes that count how often, and how many of them, are read."""
+
+    __slots__ = ("reads",)
+
+    def __init__(self, path: str, data: bytes) -> None:
+        super().__init__(path, data)
+        self.reads: list[int] = []
+
+    def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
+        self.reads.append(len(buffer))
+        super().read_into(offset, buffer, where)
+
+
+def test_headers_of_small_neighbours_are_read_together_and_large_records_not_at_all() -> None:
+    small = {f"r/data/{number}": bytes(100) for number in range(300)}
+    large = {f"r/large/{number}": bytes(1 << 20) for number in range(3)}
+    source = Counted("some.zip", written(contents={**small, **large, "r/version": b"3\n"}))
+    archive = Archive(source)
+    source.reads.clear()
+    assert [member.name for member in archive.members][:2] == ["r/data/0", "r/data/1"]
+    assert not archive.findings
+    assert len(source.reads) < 20
+    assert sum(source.reads) < 100_000

@@ -89,10 +89,10 @@ def named(
             parts.storage,
             parts.byteorder,
         )
-        owner = tensor.name
+        name = owner = tensor.name
         if (view := _view_of(parts)) is not None:
-            owner = first.setdefault(view, tensor.name)
-        tensors.append(tensor if owner == tensor.name else replace(tensor, shares_with=owner))
+            owner = first.setdefault(view, name)
+        tensors.append(tensor if owner == name else replace(tensor, shares_with=owner))
     return tuple(tensors)
 
 

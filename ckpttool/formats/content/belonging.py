@@ -49,9 +49,12 @@ def guesser(
     if is_bare and () not in whole and all(len(path) <= 1 for path in shapes):
         return _role_in_state_dict
     layers = _layers(shapes)
+    of_optimizers = {
+        around for around in inside if any(around[:count] in optimizers for count in range(len(around) + 1))
+    }
 
     def guess(path: Path, shape: tuple[int, ...]) -> Role:
-        if optimizers and any(path[:count] in optimizers for count in range(len(path))):
+        if path and path[:-1] in of_optimizers:
             return Role.OPTIMIZER
         around = path[:-1]
         if path and around in whole:

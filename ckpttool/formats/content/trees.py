@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
@@ -66,8 +66,7 @@ class _Gone:
 _GONE = _Gone()
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
+class _Open(NamedTuple):
     """A container on the way down: where its plain twin goes, and its children still to visit."""
 
     path: Path
@@ -119,6 +118,7 @@ class _Flattening(Generic[T]):
         self._entered: set[int] = set()
         self._known: set[int] = set()
         self._spent = budget
+        self._is_wrapped = unwrap is not _itself
         self._plain = Teller().plain
 
     def run(self, root: object) -> Flat[T]:
@@ -138,19 +138,27 @@ class _Flattening(Generic[T]):
     def _descend(self, current: _Open) -> bool:
         """Visit the children that are left, up to one that must be opened; tell whether there was one."""
         depth = len(self._stack)
+        path, twin, spent = current.path, current.twin, self._spent
         for key, child in current.children:
-            self._spent.visits += 1
-            if self._spent.visits > MAX_VISITS:
+            spent.visits += 1
+            if spent.visits > MAX_VISITS:
                 raise LimitExceeded(self._where, f"a tree of more than {MAX_VISITS:,} objects")
-            form = self._enter(child, (*current.path, self._path_part(key)), key)
+            if type(child) in _SCALARS and type(key) is str and self._is_plain(child):
+                twin[key] = self._plain(child)
+                continue
+            form = self._enter(child, (*path, self._path_part(key)), key)
             if len(self._stack) > depth:
                 return True
-            current.twin[key] = form
+            twin[key] = form
         return False
+
+    def _is_plain(self, scalar: object) -> bool:
+        """Tell whether a scalar is no more than it looks, so that nobody needs its path."""
+        return not self._is_wrapped and self._leaf(scalar) is None
 
     def _enter(self, node: object, path: Path, key: Any) -> object:
         """Return the plain form of a node, or open it where it is a container."""
-        node = self._unwrap(node)
+        node = self._unwrap(node) if self._is_wrapped else node
         found = self._leaf(node)
         if found is not None:
             self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)

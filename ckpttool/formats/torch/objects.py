@@ -89,9 +89,10 @@ class TorchObjects:
             return self._bare_storage(node)
         if not isinstance(node, Call):
             return None
-        if id(node) not in self._seen:
-            self._seen[id(node)] = self._bounded(node)
-        return self._seen[id(node)]
+        at = id(node)
+        if at not in self._seen:
+            self._seen[at] = self._bounded(node)
+        return self._seen[at]
 
     def _bounded(self, call: Call) -> Leaf[TensorParts] | None:
         if self._depth >= MAX_NESTING:
@@ -130,21 +131,21 @@ class TorchObjects:
         Raises:
             DamagedCheckpoint: It reaches outside the storage, or makes no sense.
         """
-        numbers: tuple[object, ...] = (offset, *shape, *strides)
         if len(shape) != len(strides) or len(shape) > MAX_AXES:
             raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
-        if not all(_is_count(number) for number in numbers) or math.prod(shape) > _MAX_INT64:
+        if not all(map(_is_count, (offset, *shape, *strides))) or (size := math.prod(shape)) > _MAX_INT64:
             told = f"shape {plain(shape)}, strides {plain(strides)}, offset {plain(offset)}"
             raise self._bounds(storage, told)
-        last = dtype.nbytes(offset + reach(shape, strides))
+        is_whole = is_contiguous(shape, strides)
+        last = dtype.nbytes(offset + (size if is_whole else reach(shape, strides)))
         if last > storage.nbytes and 0 not in shape:
             raise self._bounds(storage, f"bytes up to {last:,} of a storage of {storage.nbytes:,}")
         start = storage.offset + dtype.nbytes(offset)
         swap = swap_width(dtype.word_bytes, storage.byteorder)
-        nbytes = dtype.nbytes(math.prod(shape))
+        nbytes = dtype.nbytes(size)
         extent = None
         values: Values
-        if is_contiguous(shape, strides) or nbytes == 0 or dtype.bits < 8:
+        if is_whole or nbytes == 0 or dtype.bits < 8:
             values = Contiguous(storage.source, start, nbytes, swap)
             extent = storage.extent and Extent(storage.extent.file, start, nbytes)
         else:

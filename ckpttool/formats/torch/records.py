@@ -132,7 +132,7 @@ class Records:
         """
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
-            if name != known and not name.startswith("data/") and self._starts_like_a_pickle(member):
+            if not name.startswith("data/") and name != known and self._starts_like_a_pickle(member):
                 yield from self._judged(member)
 
     def _starts_like_a_pickle(self, member: Member) -> bool:
@@ -226,10 +226,10 @@ class StorageRecords:
         return storage
 
     def _located(self, key: str, dtype: DType | None) -> Storage:
-        member = self._records.by_name.get(f"{self._directory}/{key}".casefold())
+        where = f"{self._directory}/{key}"
+        member = self._records.by_name.get(where.casefold())
         archive, path = self._records.archive, self._records.path
         if member is None:
-            where = f"{self._directory}/{key}"
             raise DamagedCheckpoint(path, "a tensor's record is missing", where=where, code="storage-missing")
         content = archive.content(member)
         extent = Extent(path, member.payload, member.stored) if member.method == STORED else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckpttool.series.changing.copies import inodes_of_moves, moves_here
 from ckpttool.series.changing.moves import Moves
 from ckpttool.series.changing.moving import ground_of
 from ckpttool.series.changing.placing import is_at_source, is_at_target, parts_at
@@ -11,6 +12,7 @@ from ckpttool.series.changing.pointing import is_turned
 def hidden(directory: str, moves: Moves) -> set[str]:
     """Return the names in a directory that belong to a checkpoint that is elsewhere, or whole nowhere."""
     names: set[str] = set()
+    moves = moves_here(moves, inodes_of_moves(directory, moves))
     try:
         with ground_of(directory, moves) as ground:
             turned = is_turned(directory, moves)

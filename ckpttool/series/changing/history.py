@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, from_os_error
 from ckpttool.series.changing.home import Home, beside
+from ckpttool.series.changing.inverse import as_they_are, measured, undoing_of, with_files
 from ckpttool.series.changing.moves import (
     IDENTITY,
     TRASH,
     Kind,
-    Move,
     Moves,
-    Relink,
-    Rewrite,
-    arrived,
     document,
     identity_of,
     moves_of,
     old_name,
-    reversed_move,
     trash_at,
 )
 from ckpttool.series.changing.owned import not_ours, own_data, require_own
-from ckpttool.series.changing.strictly import text_of
+from ckpttool.series.changing.strictly import count_of, text_of
 from ckpttool.series.changing.trash_places import make_place, require_own_trash, tidy
-from ckpttool.series.files import Contents, contents
 from ckpttool.wire.atomic import write_atomically
 
 RECORD = "record.json"
@@ -60,6 +55,8 @@ class Record:
         kind: What it did: "trash" or "rename".
         steps: What takes it back, the last first to be done.
         is_told: Whether somebody was told already that it can't be taken back, as far as it is left.
+        root: The inode of the directory, where its trash lies beside it and bears nothing of it but its name;
+            None of older records.
     """
 
     directory: str
@@ -68,6 +65,7 @@ class Record:
     kind: Kind
     steps: tuple[Step, ...] = ()
     is_told: bool = False
+    root: int | None = None
 
     @property
     def has_moves(self) -> bool:
@@ -85,8 +83,16 @@ class Record:
         return os.path.join(self.place, RECORD)
 
 
+def inode_of(directory: str) -> int | None:
+    """Return the inode of a directory; None where there is none."""
+    try:
+        return os.stat(directory).st_ino
+    except OSError:
+        return None
+
+
 def homes(directory: str) -> tuple[Home, ...]:
-    """Return where a trash of a directory may lie: in it, or beside it as a Fluid root's."""
+    """Return where a trash of a directory may lie: in it, or beside it (see ``home``)."""
     return Home(directory), beside(directory)
 
 
@@ -151,9 +157,15 @@ def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) 
     steps = tuple(
         Step(text_of(one["journal"]), moves_of(one["undoing"], directory, home)) for one in told["steps"]
     )
-    if any(step.undoing.identity != identity or step.undoing.kind != "restore" for step in steps):
+    undoing = [step.undoing for step in steps]
+    if any(one.identity != identity or one.kind != "restore" or one.chain is not None for one in undoing):
         raise ValueError("a step of another command")
-    return Record(directory, home, identity, told["kind"], steps, told.get("told") is True)
+    root = None if told.get("root") is None else count_of(told["root"])
+    return Record(directory, home, identity, told["kind"], steps, told.get("told") is True, root)
+
+
+def _new_record(directory: str, home: Home, identity: str, kind: Kind) -> Record:
+    return Record(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
 
 
 def write_record(record: Record) -> None:
@@ -176,6 +188,7 @@ def write_record(record: Record) -> None:
             for step in record.steps
         ],
         "told": record.is_told,
+        "root": record.root,
     }
     make_place(record.home, record.identity)
     write_atomically(record.path, json.dumps(told).encode())
@@ -202,7 +215,7 @@ def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> No
         directory: Where it was done.
         home: Where its trash lies.
         done: What was done.
-        stage: The path of the directory that the journal lies in.
+        stage: The path of the directory that the journal lies in, and for later moves of it their number.
         target: Descriptor of the directory that the checkpoints came to.
 
     Raises:
@@ -210,13 +223,13 @@ def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> No
         CheckpointError: The record that there is can't be understood.
     """
     if done.kind == "restore":
-        _drop(directory, home, done)
+        _drop(directory, home, done, target)
         return
     if not (done.moves or done.rewrites or done.relinks):
         return
     found = read_record(directory, home, done.identity)
-    record = found or Record(directory, home, done.identity, done.kind)
-    step = Step(os.path.basename(stage), _undoing(done, target))
+    record = found or _new_record(directory, home, done.identity, done.kind)
+    step = Step(os.path.basename(stage), undoing_of(done, target))
     others = tuple(one for one in record.steps if one.journal != step.journal)
     write_record(replace(record, steps=(*others, step)))
 
@@ -247,9 +260,9 @@ def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) ->
 def _recall(record: Record | None, directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
     """Record again what was not taken back after all, with its files as they are now."""
     rewritten = {old_name(moves, one.name) for one in moves.rewrites}
-    now = {one.members: _measured(one, rewritten, source) for one in moves.moves}
+    now = {one.members: measured(one, rewritten, source) for one in moves.moves}
     kind: Kind = "rename" if moves.source == directory else "trash"
-    known = record or Record(directory, home, moves.identity, kind)
+    known = record or _new_record(directory, home, moves.identity, kind)
     steps = [
         replace(
             step,
@@ -259,49 +272,28 @@ def _recall(record: Record | None, directory: str, home: Home, moves: Moves, sta
         )
         for step in known.steps
     ]
-    if now:
+    is_noted = any(_says_the_same(step.undoing, moves) for step in steps)
+    if now or not (moves.moves or is_noted):
         steps.append(Step(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
     if tuple(steps) != known.steps:
         write_record(replace(known, steps=tuple(steps)))
 
 
-def _measured(move: Move, rewritten: Collection[str], place: int) -> Move:
-    if not any(file.path in rewritten for file in move.contents.files):
-        return move
-    return replace(move, contents=contents(place, [old for old, _ in move.members]))
-
-
-def _drop(directory: str, home: Home, done: Moves) -> None:
+def _drop(directory: str, home: Home, done: Moves, target: int) -> None:
     """Take what is back in its place out of the record, with what pointers said once nothing is left."""
     record = read_record(directory, home, done.identity)
     if record is None:
         return
     back = {one.members for one in done.moves}
+    now = as_they_are(done, target)
     steps: list[Step] = []
     for step in record.steps:
-        left = tuple(one for one in step.undoing.moves if one.members not in back)
-        if left or not (step.undoing.moves or step.undoing.rewrites == done.rewrites):
+        left = tuple(with_files(one, now) for one in step.undoing.moves if one.members not in back)
+        if left or not (step.undoing.moves or _says_the_same(step.undoing, done)):
             steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
     write_record(replace(record, steps=tuple(steps)))
 
 
-def _undoing(done: Moves, target: int) -> Moves:
-    """Return what takes moves back that were made."""
-    rewritten = {one.name for one in done.rewrites}
-    return Moves(
-        kind="restore",
-        identity=done.identity,
-        moves=tuple(reversed_move(one, _there(one, rewritten, target)) for one in done.moves),
-        rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
-        relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
-        source=done.target,
-        target=done.source,
-    )
-
-
-def _there(move: Move, rewritten: Collection[str], target: int) -> Contents:
-    """Return the contents of what has moved, as they are now where a pointer in it was rewritten."""
-    found = arrived(move)
-    if any(file.path in rewritten for file in found.files):
-        return contents(target, [new for _, new in move.members])
-    return found
+def _says_the_same(undoing: Moves, done: Moves) -> bool:
+    """Tell whether moves change the same pointers in the same way."""
+    return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)

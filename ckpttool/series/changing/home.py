@@ -1,15 +1,19 @@
 """Where what belongs to a directory's prune lies: in it, or beside it where its owner allows no other entry.
 
 Paddle's loader splits the name of every entry of a Fluid root on ``_`` and dies of what is no
-``checkpoint_<n>``. So the stage and the lock of such a directory lie in the directory around it, and carry
-its name.
+``checkpoint_<n>``. Accelerate, where it names checkpoints itself, sorts every entry of ``checkpoints/`` by
+the number in its name, dies of what has none, and may delete what has a small one. So the stage, the lock,
+the trash and the pins of such a directory lie in the directory around it, and carry its name.
 
-Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``_get_dir_serial``.
+Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``_get_dir_serial``;
+huggingface/accelerate ``accelerator.py``, ``save_state`` and ``load_state``, and ``checkpointing.py``,
+``save_accelerator_state``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 from ckpttool.errors import CheckpointError
@@ -17,7 +21,12 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.series.mounts import mount_points
 
+ACCELERATES = "checkpoints"
+"""Where Accelerate saves to, below its project's directory, where it names checkpoints itself."""
+_RANDOM_STATES = re.compile(r"random_states_[0-9]+\.pkl")
+"""What each process writes into each of them."""
 OWNER = "@"
 """Stands in a name between what is ours and the name of the directory that it is for."""
 
@@ -54,8 +63,16 @@ def home_around(path: str) -> Home:
     return Home(around or os.curdir, mark + owner)
 
 
-def has_serials(directory: str) -> bool:
-    """Tell from the names in a directory whether it could be a Fluid root."""
+def may_be_strict(directory: str) -> bool:
+    """Tell from names alone whether what is ours may lie beside a directory."""
+    return _is_called_as_accelerates(directory) or _has_serials(directory)
+
+
+def _is_called_as_accelerates(directory: str) -> bool:
+    return os.path.basename(os.path.realpath(directory)) == ACCELERATES
+
+
+def _has_serials(directory: str) -> bool:
     try:
         with os.scandir(directory) as entries:
             return any(SERIAL.fullmatch(entry.name) for entry in entries)
@@ -70,11 +87,39 @@ def serial_around(directory: str) -> str | None:
 
 
 def _is_strict(directory: str) -> bool:
-    """Tell whether a directory is a Fluid root: a serial lies in it."""
-    if not has_serials(directory):
+    """Tell whether a directory is Accelerate's, or a Fluid root: a checkpoint of its owner's lies in it."""
+    if _is_accelerates(directory):
+        return not _is_mount_point(directory)  # nothing could be moved out of it
+    if not _has_serials(directory):
         return False
     names = sorted(name for name in os.listdir(directory) if SERIAL.fullmatch(name))
     return any(_is_serial(os.path.join(directory, name)) for name in names)
+
+
+def _is_accelerates(directory: str) -> bool:
+    """Tell whether Accelerate scans a directory: it wrote an entry that it named, or that has been renamed.
+
+    A directory of another name may be what its own is a link to.
+    """
+    is_called_so = _is_called_as_accelerates(directory)
+    try:
+        with os.scandir(directory) as entries:
+            named = [one for one in entries if is_called_so or SERIAL.fullmatch(one.name)]
+    except OSError:  # what can't be read tells nothing
+        return False
+    return any(map(_holds_random_states, named))
+
+
+def _holds_random_states(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir() and any(map(_RANDOM_STATES.fullmatch, os.listdir(entry.path)))
+    except OSError:  # it has gone, or can't be read
+        return False
+
+
+def _is_mount_point(directory: str) -> bool:
+    real = os.path.realpath(directory)
+    return os.path.ismount(real) or real in (mount_points(below=real) or ())
 
 
 def _is_serial(path: str) -> bool:

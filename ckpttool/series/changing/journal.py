@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.home import beside, has_serials, home_around, owner_of
-from ckpttool.series.changing.moves import SCHEMA as MOVES_SCHEMA
+from ckpttool.series.changing.home import beside, home_around, may_be_strict, owner_of
+from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
 from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.owned import not_ours, own_data, require_own
+from ckpttool.series.changing.owned import not_ours, own_data, require_own, user_named
 from ckpttool.series.changing.strictly import contents_of, contents_told, name_of, names_of, text_of
 from ckpttool.series.files import Contents
 
@@ -76,7 +76,7 @@ def stages(directory: str) -> list[str]:
 
 
 def stages_beside(directory: str) -> list[str]:
-    """Return the paths of what removals in a Fluid root left in the directory around it.
+    """Return the paths of what removals in a directory left in the one around it.
 
     Raises:
         CheckpointError: The directory around it can't be read.
@@ -109,11 +109,33 @@ def waiting(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next prune has to settle."""
     try:
         paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
-        if has_serials(directory):
+        if may_be_strict(directory):
             paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
     except CheckpointError:  # what can't be read holds nothing that we could settle
         return []
-    return [path for path in paths if os.path.lexists(path)]
+    return [path for path in paths if _may_be_there(path)]
+
+
+def _may_be_there(path: str) -> bool:
+    """Tell whether a journal is there, or nobody but another user can tell."""
+    try:
+        os.lstat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def owner_of_journal(path: str) -> str | None:
+    """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
+    stage = os.path.dirname(path)
+    try:
+        user, owner = os.lstat(stage).st_uid, os.stat(owner_of(stage)).st_uid
+    except OSError:  # it has just gone
+        return None
+    is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
+    return None if is_ours else user_named(user)
 
 
 def half_removed(directory: str) -> frozenset[str]:
@@ -164,7 +186,7 @@ def read(path: str) -> Journal | Moves:
         told = json.loads(text)
         return (
             moves_of(told, directory, home_around(stage))
-            if told["schema"] == MOVES_SCHEMA
+            if told["schema"] in MOVES_SCHEMAS
             else _journal(told)
         )
     except (ValueError, LookupError, TypeError, RecursionError) as error:

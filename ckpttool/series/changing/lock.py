@@ -9,12 +9,15 @@ from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, from_os_error
 from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.owned import user_named
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"
 """Code of the error that says that another command is at work."""
 
-_OPEN = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_MODE = 0o644
+"""Others can lock what they can read: a lock that somebody left behind is in nobody's way."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What a full disk, or a full quota, refuses with."""
 
@@ -42,10 +45,12 @@ def locked(directory: str) -> Iterator[None]:
 def _acquire(path: str) -> int:
     while True:
         try:
-            descriptor = os.open(path, _OPEN, 0o600)
+            descriptor = _opened(path)
         except OSError as error:
             if error.errno in FULL and not os.path.lexists(path):
                 return _acquire_directory(path)
+            if isinstance(error, PermissionError) and os.path.lexists(path):
+                raise _left_by_another(path) from error
             raise from_os_error(error, path) from error
         try:
             _lock(path, descriptor)
@@ -56,6 +61,27 @@ def _acquire(path: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _opened(path: str) -> int:
+    """Open a lock file, made if it isn't there; another user's is opened to be read alone."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, _MODE)
+    except PermissionError:
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDONLY | _FLAGS)
+        raise
+    status = os.fstat(descriptor)
+    if status.st_nlink == 1 and not status.st_size:  # else it is no lock of ours, whoever planted it
+        with suppress(OSError):  # another's, or a file system without modes
+            os.fchmod(descriptor, _MODE)
+    return descriptor
+
+
+def _left_by_another(path: str) -> AccessDenied:
+    user = user_named(os.lstat(path).st_uid)
+    told = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
+    return AccessDenied(path, told, expected="remove it if no ckpttool of that user is at work here")
 
 
 def _acquire_directory(path: str) -> int:
@@ -80,6 +106,8 @@ def _lock(path: str, descriptor: int) -> None:
         busy = "another ckpttool is changing this directory"
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
     except OSError as error:
+        if error.errno == errno.EBADF:  # NFS locks only what can be written
+            raise _left_by_another(path) from error
         if error.errno not in _UNSUPPORTED:
             raise from_os_error(error, path) from error
 

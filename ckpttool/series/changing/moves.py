@@ -25,6 +25,10 @@ TRASH = ".ckpttool-trash"
 """Where what was put aside lies, below the identity of the command that did it, with a record of it."""
 
 SCHEMA = "ckpttool.moves/1"
+CHAINED = "ckpttool.moves-in-a-row/1"
+SCHEMAS = frozenset({SCHEMA, CHAINED})
+"""Of journals: of moves by themselves, and of such as others go before, or follow."""
+
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 
 Kind = Literal["trash", "restore", "rename"]
@@ -70,6 +74,20 @@ class Relink:
     after: str
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Where moves stand among others of one journal, which makes one after the other: all of them, or none.
+
+    Attributes:
+        before: Those that were made before, the last first.
+        has_more: Whether others are to follow that nobody knows but the command at work: without it all is
+            taken back.
+    """
+
+    before: tuple[Moves, ...] = ()
+    has_more: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
     """All that one journal does.
@@ -81,6 +99,7 @@ class Moves:
         rewrites, relinks: What points at them, and is to go with them: then all moves are made, or none.
         source, target: The directory that they leave, and the one that they come to: the directory of the
             journal, or the place of the identity in its trash.
+        chain: What goes before, or follows, if these are not all that the journal makes.
     """
 
     kind: Kind
@@ -90,6 +109,7 @@ class Moves:
     relinks: tuple[Relink, ...] = ()
     source: str
     target: str
+    chain: Chain | None = None
 
     @property
     def is_bound(self) -> bool:
@@ -147,8 +167,8 @@ def dumps(moves: Moves, directory: str) -> bytes:
 
 def document(moves: Moves, directory: str) -> dict[str, Any]:
     """Return moves as plain data; see ``moves_of``."""
-    return {
-        "schema": SCHEMA,
+    told: dict[str, Any] = {
+        "schema": SCHEMA if moves.chain is None else CHAINED,
         "kind": moves.kind,
         "identity": moves.identity,
         "source": "directory" if moves.source == directory else "trash",
@@ -159,6 +179,10 @@ def document(moves: Moves, directory: str) -> dict[str, Any]:
         "rewrites": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.rewrites],
         "relinks": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.relinks],
     }
+    if moves.chain is not None:
+        told["before"] = [document(one, directory) for one in moves.chain.before]
+        told["has_more"] = moves.chain.has_more
+    return told
 
 
 def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
@@ -172,7 +196,7 @@ def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
     Raises:
         KeyError, TypeError, ValueError: It is something else.
     """
-    if told["schema"] != SCHEMA:
+    if told["schema"] not in SCHEMAS:
         raise ValueError(f"schema {told['schema']!r}")
     identity = identity_of(told["identity"])
     places = {"directory": directory, "trash": trash_at(home, identity)}
@@ -188,7 +212,17 @@ def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
         ),
         source=places[source],
         target=places[target],
+        chain=_chain(told, directory, home) if told["schema"] == CHAINED else None,
     )
+
+
+def _chain(told: Mapping[str, Any], directory: str, home: Home) -> Chain:
+    before = tuple(moves_of(one, directory, home) for one in told["before"])
+    if any(one.chain is not None or one.identity != told["identity"] for one in before):
+        raise ValueError("moves of another journal go before")
+    if not isinstance(told["has_more"], bool):
+        raise TypeError("has_more")
+    return Chain(before, told["has_more"])
 
 
 def identity_of(value: object) -> str:

@@ -40,7 +40,7 @@ class MoveOutcome:
     gone: list[str] = field(default_factory=list)
 
 
-def carry_out(directory: str, moves: Moves) -> MoveOutcome:
+def carry_out(directory: str, moves: Moves, home: Home | None = None) -> MoveOutcome:
     """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
 
     Where pointers go with them, all are moved or none.
@@ -48,21 +48,17 @@ def carry_out(directory: str, moves: Moves) -> MoveOutcome:
     Args:
         directory: The directory of the journal; it is locked.
         moves: What goes where.
+        home: Where its trash lies, if that is not where one would be made now.
 
     Raises:
         AccessDenied: The directory can't be changed; nothing was, or the next command settles it.
     """
-    require_system(directory, "moved")
     outcome = MoveOutcome()
-    home = home_of(directory)
-    if {moves.source, moves.target} - {directory, trash_at(home, moves.identity)}:
-        raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
-    fit = _fit(directory, moves, outcome)
+    home = home_of(directory) if home is None else home
+    fit = fitting(directory, moves, home, outcome)
     if not (fit.moves or fit.rewrites or fit.relinks):
         return outcome
-    require_own_trash(home)
-    read_record(directory, home, moves.identity)  # what can't be recorded isn't begun
-    stage = begin(directory, dumps(fit, directory), "moved")
+    stage = begin(directory, home, dumps(fit, directory), "moved")
     try:
         _carry_out(Course(directory, home, stage, fit), outcome)
     except KeyboardInterrupt:
@@ -71,6 +67,22 @@ def carry_out(directory: str, moves: Moves) -> MoveOutcome:
         settle(directory, stage)
         raise
     return outcome
+
+
+def fitting(directory: str, moves: Moves, home: Home, outcome: MoveOutcome) -> Moves:
+    """Return what of some moves can be made and undone; the outcome is told why the rest can't.
+
+    Raises:
+        CheckpointError: None of them can be.
+    """
+    require_system(directory, "moved")
+    if {moves.source, moves.target} - {directory, trash_at(home, moves.identity)}:
+        raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
+    fit = _fit(directory, moves, outcome)
+    if fit.moves or fit.rewrites or fit.relinks:
+        require_own_trash(home)
+        read_record(directory, home, moves.identity)  # what can't be recorded isn't begun
+    return fit
 
 
 def why_not(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
@@ -122,7 +134,7 @@ def _carry_out(course: Course, outcome: MoveOutcome) -> None:
             done = course.forward(outcome.failed)
         except (Changed, CheckpointError, OSError) as failure:
             course.back()
-            outcome.failed |= _blamed(course, outcome.failed, failure)
+            outcome.failed |= blamed(course, outcome.failed, failure)
         else:
             outcome.moved += [move.path for move in done]
         clear(course.stage)
@@ -131,7 +143,7 @@ def _carry_out(course: Course, outcome: MoveOutcome) -> None:
         raise AccessDenied(course.directory, reason) from failure
 
 
-def _blamed(course: Course, failed: Mapping[str, str], failure: Exception) -> dict[str, str]:
+def blamed(course: Course, failed: Mapping[str, str], failure: Exception) -> dict[str, str]:
     """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
     paths = [move.path for move in course.moves.moves]
     culprits = {path: failed[path] for path in paths if path in failed}
@@ -166,6 +178,12 @@ class Course:
     moves: Moves
     is_late: bool = False
 
+    @property
+    def _step(self) -> str:
+        """Return the name that the record has for what these moves are undone by."""
+        before = () if self.moves.chain is None else self.moves.chain.before
+        return f"{self.stage}.{len(before)}" if before else self.stage
+
     def forward(self, failed: dict[str, str]) -> list[Move]:
         """Make the moves, and note how they are undone; return those that were made.
 
@@ -183,7 +201,8 @@ class Course:
             point(self.directory, moves, self.stage, is_late=self.is_late)
             done = [move for move in come if self._tried(ground, move, leave, failed)]
             self._sync()
-            note(self.directory, self.home, replace(moves, moves=tuple(done)), self.stage, ground.target)
+            made = replace(moves, moves=tuple(done), chain=None)
+            note(self.directory, self.home, made, self._step, ground.target)
         tidy(self.home, moves.identity)
         return done
 
@@ -216,7 +235,7 @@ class Course:
             for move in self.moves.moves:
                 withdraw(ground, move)
             self._sync()
-            forget(self.directory, self.home, self.moves, self.stage, ground.source)
+            forget(self.directory, self.home, replace(self.moves, chain=None), self._step, ground.source)
         tidy(self.home, self.moves.identity)
 
     def _sync(self) -> None:

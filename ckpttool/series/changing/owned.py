@@ -20,10 +20,18 @@ _READ = (
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def require_own(path: str, directory: str) -> None:
+LEFT = "it is left as it is"
+
+
+def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
     """Require that a directory of ours was made by this user, or by the owner of what it is for.
 
     Others may write in it only where they may in ``directory``, too, and remove there what they like.
+
+    Args:
+        path: The directory of ours.
+        directory: What it is for.
+        otherwise: What to say of one that belongs to another user.
 
     Raises:
         AccessDenied: It is another's, or no directory, or others may have written in it.
@@ -36,7 +44,7 @@ def require_own(path: str, directory: str) -> None:
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; it is left as it is")
-    _require_owner(path, status, around)
+    _require_owner(path, status, around, otherwise)
     is_sticky = bool(around.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
         raise AccessDenied(path, "others may have written in it; it is left as it is")
@@ -78,13 +86,14 @@ def not_ours(error: Exception, what: str) -> str:
     return f"{found}: {error}" if type(error) is ValueError else found
 
 
-def _require_owner(path: str, status: os.stat_result, around: os.stat_result) -> None:
+def _require_owner(path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT) -> None:
     if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
         return
-    raise AccessDenied(path, f"belongs to another user, {_named(status.st_uid)}; it is left as it is")
+    raise AccessDenied(path, f"belongs to another user, {user_named(status.st_uid)}; {otherwise}")
 
 
-def _named(user: int) -> str:
+def user_named(user: int) -> str:
+    """Return what a user is called, from his number."""
     try:
         import pwd
 

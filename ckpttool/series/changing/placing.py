@@ -20,6 +20,7 @@ from functools import partial
 from ckpttool.series.changing.moves import Move
 from ckpttool.series.changing.stage import Changed, persist, status_of
 from ckpttool.series.files import Contents, contents, opened
+from ckpttool.series.mounts import require_unmounted
 
 _UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 """What ``link`` says where there are no hard links, or no more of them."""
@@ -65,6 +66,7 @@ def check(ground: Ground, move: Move) -> None:
         Changed: It is not, or something is.
         OSError: It can't be told.
     """
+    require_unmounted(ground.source, (old for old, _ in move.members))
     for old, new in move.members:
         here = _state(ground.source, old, move, old, ground.was_at)
         if here is State.NOTHING:
@@ -82,6 +84,7 @@ def bring(ground: Ground, move: Move) -> None:
         Changed: It isn't what it was, or something is in its way.
         OSError: It can't be done.
     """
+    require_unmounted(ground.source, (old for old, _ in move.members))
     for old, new in reversed(move.members):
         there = _arrival(ground, move, old, new)
         if there is State.SAME:

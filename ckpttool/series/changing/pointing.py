@@ -255,7 +255,7 @@ def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
         return
     if now != one.before:
         raise Changed(f"{one.name} has changed since the plan was made")
-    with inside.around(one.name) as (place, name):
+    with inside.around(one.name) as (place, name), _time_kept(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
@@ -272,6 +272,15 @@ def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
             else:
                 os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_opened(place)
+
+
+@contextmanager
+def _time_kept(place: int, name: str) -> Iterator[None]:
+    """Let a directory in a checkpoint keep its time, whatever is replaced in it: trainers sort by that."""
+    status = os.fstat(place)
+    yield
+    if os.sep in name:
+        os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _temporary() -> str:
@@ -311,7 +320,7 @@ def _lead(inside: _Inside, link: Relink, scratch: int) -> None:
     if now != link.before:
         raise Changed(f"{link.name} has changed since the plan was made")
     temporary = _temporary()
-    with inside.around(link.name) as (place, name):
+    with inside.around(link.name) as (place, name), _time_kept(place, link.name):
         os.symlink(link.after, temporary, dir_fd=scratch)
         os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_opened(place)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing.home import home_around
+from ckpttool.series.changing import row
+from ckpttool.series.changing.copies import (
+    called_here,
+    inodes_of_moves,
+    inodes_of_removal,
+    left_names,
+    moves_here,
+)
+from ckpttool.series.changing.home import home_around, may_be_strict
 from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
-from ckpttool.series.changing.moves import Moves
+from ckpttool.series.changing.moves import Chain, Moves
 from ckpttool.series.changing.moving import Course, told
 from ckpttool.series.changing.owned import require_own
 from ckpttool.series.changing.removal import clear
@@ -29,6 +38,11 @@ _DOING = {
     "restore": "to put it back",
     "rename": "to rename it",
 }
+
+_COPIED = (
+    "a prune was interrupted while it removed it, and the directory was copied as it was then, "
+    "without the times of its files"
+)
 
 
 @dataclass(slots=True)
@@ -56,13 +70,27 @@ def settle_all(directory: str) -> Settled:
     """
     total = Settled()
     within = [os.path.join(directory, name) for name in stages(directory)]
-    for stage in within + stages_beside(directory):
+    for stage in within + _stages_beside(directory):
         one = settle(directory, stage)
         total.finished += one.finished
         total.put_back += one.put_back
         total.moved += one.moved
         total.failed |= one.failed
     return total
+
+
+def _stages_beside(directory: str) -> list[str]:
+    """Return the stages in the directory around one, which nobody else needs to be able to list.
+
+    Raises:
+        CheckpointError: It can't be listed, and some could be there.
+    """
+    try:
+        return stages_beside(directory)
+    except AccessDenied:
+        if may_be_strict(directory):
+            raise
+        return []
 
 
 def settle(directory: str, path: str) -> Settled:
@@ -76,6 +104,7 @@ def settle(directory: str, path: str) -> Settled:
     require_own(path, directory)
     try:
         found = read(journal_path) if os.path.lexists(journal_path) else Journal(())
+        found = called_here(directory, found)
         if isinstance(found, Moves):
             if not _settle_moves(directory, path, found, settled):
                 return settled
@@ -92,8 +121,17 @@ def settle(directory: str, path: str) -> Settled:
 
 def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> bool:
     """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
+    inodes = inodes_of_moves(directory, moves)
+    moves = moves_here(moves, inodes)
     course = Course(directory, home_around(path), path, moves, is_late=True)
     doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
+    if inodes.is_copy:
+        doing += ", and the directory was copied as it was then"
+    if inodes.now is None:
+        _leave_copy(directory, moves, doing, settled)
+        return True
+    if moves.chain is not None:
+        return _settle_row(course, moves.chain, doing, settled)
     try:
         failed: dict[str, str] = {}
         try:
@@ -112,6 +150,49 @@ def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> 
         reason = f" ({failed[move.path]})" if move.path in failed else why
         what = "that is finished now" if move.path in done else f"it is where it was{reason}"
         settled.moved.append(f"{move.path}: {doing}; {what}")
+    if inodes.is_copy:
+        _tell_left(directory, moves, done, doing, settled)
+    return True
+
+
+def _leave_copy(directory: str, moves: Moves, doing: str, settled: Settled) -> None:
+    """Tell of a copy without the times of its files, in which nothing tells what is to be done."""
+    before = len(settled.failed)
+    for one in (moves, *(moves.chain.before if moves.chain is not None else ())):
+        _tell_left(directory, one, (), doing, settled)
+    if len(settled.failed) == before:
+        settled.moved.append(f"{directory}: {doing}; nothing was changed here")
+
+
+def _tell_left(directory: str, moves: Moves, done: Collection[str], doing: str, settled: Settled) -> None:
+    """Tell what is under new names in a copy beside what hasn't moved: a part, or all of it once more."""
+    for move in moves.moves:
+        names = left_names(directory, replace(moves, moves=(move,)), done)
+        if names:
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            why = f"{doing}; {names[0]}{more} stayed beside it: remove by hand what is there twice"
+            settled.failed.setdefault(move.path, why)
+
+
+def _settle_row(course: Course, chain: Chain, doing: str, settled: Settled) -> bool:
+    """Finish moves that follow each other, or take all of them back; tell whether their journal may go."""
+    paths = {move.path for one in (course.moves, *chain.before) for move in one.moves} or {course.directory}
+    try:
+        is_done, failed = row.settled(course)
+    except (Changed, CheckpointError, OSError) as failure:
+        reason = (
+            f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {course.stage}"
+        )
+        settled.failed |= dict.fromkeys(sorted(paths), reason)
+        return False
+    for path in sorted(paths):
+        reason = f" ({failed[path]})" if path in failed else ""
+        what = "that is finished now" if is_done else f"it is where it was{reason}"
+        settled.moved.append(f"{path}: {doing}; {what}")
+    above = None if is_done else row.changed_above(course)
+    if above is not None:
+        why = f"a command was interrupted that changed names in {course.directory}, and is taken back there"
+        settled.failed[above] = f"{why}; what names them here may have other names (undo {above})"
     return True
 
 
@@ -138,7 +219,12 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
         with opened(str(number), stage.inner) as place:
             if removal.is_single and status_of(removal.members[0], place) is None:
                 return  # it wasn't put there yet, or has gone already
-            is_finished = _finished(stage, place, removal)
+            inodes = inodes_of_removal(removal, place, stage.home)
+            removal = replace(removal, contents=inodes.of(removal.contents))
+            try:
+                is_finished = _finished(stage, place, removal)
+            except Changed as change:
+                raise Changed(_COPIED if inodes.now is None else str(change)) from change
         if not is_finished:
             stage.put_back(number, removal)
         elif not removal.is_single:

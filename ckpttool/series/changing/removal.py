@@ -17,11 +17,11 @@ from operator import attrgetter
 from threading import Event
 
 from ckpttool.errors import AccessDenied, from_os_error
-from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
 from ckpttool.series.changing.lock import FULL
 from ckpttool.series.changing.owned import MAX_BYTES
-from ckpttool.series.changing.stage import Changed, Gone, Stage, places, unlink_file
+from ckpttool.series.changing.stage import Changed, Gone, Stage, Stranded, places, unlink_file
 from ckpttool.series.files import opened
 from ckpttool.wire.atomic import sync_directory, write_atomically
 
@@ -41,12 +41,13 @@ class Outcome:
     """What became of removals: ``failed`` says why, by path; ``freed`` is in bytes.
 
     What was gone already counts as removed, and frees nothing. ``crowded`` are those of the failed for which
-    the disk was too full.
+    the disk was too full; of the ``stranded`` a part is gone, or all lies in the stage.
     """
 
     removed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     crowded: set[str] = field(default_factory=set)
+    stranded: set[str] = field(default_factory=set)
     freed: int = 0
 
 
@@ -117,6 +118,7 @@ def _unlink_all(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Ou
         outcome.removed += one.removed
         outcome.failed |= one.failed
         outcome.crowded |= one.crowded
+        outcome.stranded |= one.stranded
         outcome.freed += one.freed
 
 
@@ -181,6 +183,9 @@ def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bo
         outcome.removed.append(removal.path)
     except Changed as change:
         outcome.failed[removal.path] = str(change)
+    except Stranded as rest:
+        outcome.failed[removal.path] = str(rest)
+        outcome.stranded.add(removal.path)
     except OSError as error:
         outcome.failed[removal.path] = (error.strerror or str(error)).lower()
         if error.errno in FULL:
@@ -194,8 +199,8 @@ def _unlink(stage: Stage, number: int, removal: Removal, outcome: Outcome) -> No
     try:
         for nbytes in stage.unlink(number, removal):
             outcome.freed += nbytes
-    except Changed:
-        stage.put_back(number, removal)
+    except (Changed, OSError):
+        stage.restore(number, removal)
         raise
 
 
@@ -207,7 +212,7 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
         NoRoom: The disk is too full for a journal; nothing was changed.
         AccessDenied: The journal can't be written; nothing was changed.
     """
-    path = begin(directory, dumps(journal), "removed")
+    path = begin(directory, home_of(directory), dumps(journal), "removed")
     around, name = os.path.split(path)
     try:
         with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
@@ -227,11 +232,12 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
         raise AccessDenied(directory, f"{reason}; the next prune settles what was begun") from error
 
 
-def begin(directory: str, journal: bytes, done: str) -> str:
+def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
     """Write a journal, synced to disk, and return the directory of ours that it lies in.
 
     Args:
         directory: Whose journal it is.
+        home: Where it is to lie.
         journal: Its text.
         done: What was done to nothing if it can't be written: "removed".
 
@@ -242,7 +248,7 @@ def begin(directory: str, journal: bytes, done: str) -> str:
     if len(journal) > MAX_BYTES:
         reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
-    around, suffix = home_of(directory)
+    around, suffix = home
     path = os.path.join(around, f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}")
     try:
         os.mkdir(path, 0o700)

@@ -10,11 +10,16 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 
 from ckpttool.series.changing.journal import Removal
+from ckpttool.series.changing.removable import require_removable
 from ckpttool.series.files import Contents, Fingerprint, contents, opened
+from ckpttool.series.mounts import require_one_mount, require_unmounted
+from ckpttool.series.paths import shown
 
 RETRIES = 5
 RETRY_SECONDS = 0.2
@@ -29,6 +34,10 @@ class Changed(Exception):
 
 class Gone(Exception):
     """Somebody else has removed it already."""
+
+
+class Stranded(Exception):
+    """A checkpoint, or what is left of it, lies where it was set aside; the message says where."""
 
 
 def places(removals: Sequence[Removal]) -> list[int]:
@@ -78,7 +87,8 @@ class Stage:
         Raises:
             Changed: It isn't what it was; it is back where it was.
             Gone: Nothing of it is there any more.
-            OSError: It can't be renamed; what could be is back where it was.
+            OSError: It can't be renamed or unlinked; what could be is back where it was.
+            Stranded: It can't be put back.
         """
         if removal.is_single:
             self._set_file_aside(number, removal)
@@ -86,6 +96,7 @@ class Stage:
         if not any(status_of(name, self.home) for name in removal.members):
             raise Gone
         self._check(self.home, removal)
+        require_removable(self.home, removal.contents)
         os.mkdir(str(number), 0o700, dir_fd=self.inner)
         try:
             with opened(str(number), self.inner) as place:
@@ -94,7 +105,7 @@ class Stage:
                 # Only what was renamed is known to be what was checked: another could have come between.
                 self._check(place, removal)
         except (OSError, Changed):
-            self.put_back(number, removal)
+            self.restore(number, removal)
             raise
 
     def _set_file_aside(self, number: int, removal: Removal) -> None:
@@ -121,10 +132,11 @@ class Stage:
 
     def _check(self, place: int, removal: Removal) -> None:
         try:
-            is_same = contents(place, removal.members).is_same_as(removal.contents)
+            found = contents(place, removal.members)
+            require_unmounted(place, removal.members, found)
         except FileNotFoundError as error:
             raise Changed("it has vanished, or a part of it, since the plan was made") from error
-        if not is_same:
+        if not found.is_same_as(removal.contents):
             raise Changed("it has changed since the plan was made")
 
     def put_back(self, number: int, removal: Removal) -> None:
@@ -140,22 +152,51 @@ class Stage:
         if not removal.is_single:
             persist(partial(os.rmdir, str(number), dir_fd=self.inner))
 
+    def restore(self, number: int, removal: Removal) -> None:
+        """Put a checkpoint back of which nothing was removed.
+
+        Raises:
+            Stranded: It can't be.
+        """
+        try:
+            self.put_back(number, removal)
+        except OSError as error:
+            raise Stranded(f"not put back: {_reason(error)}; it lies in {self._place(number)}") from error
+
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
         """Unlink a checkpoint that was set aside; yield the bytes that each file frees.
 
         Raises:
             Changed: It isn't what it was; nothing of it was unlinked.
-            OSError: Something can't be unlinked; the journal stays.
+            OSError: It can't be unlinked; nothing of it was.
+            Stranded: The rest of it can't be unlinked; the journal stays.
         """
         if number in self.shared and removal.is_single:
             yield unlink_here(self.shared[number], removal.contents.files[0])
             return
-        with opened(str(number), self.inner) as place:
-            self._check(place, removal)
-            for file in removal.contents.files:
-                yield unlink_file(place, file)
-            remove_directories(place, removal.contents)
-        persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+        has_begun = False
+        try:
+            with opened(str(number), self.inner) as place:
+                self._check(place, removal)
+                for freed in _unlink_files(place, removal.contents):
+                    has_begun = True
+                    yield freed
+                remove_directories(place, removal.contents)
+            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+        except (Changed, OSError) as failure:
+            if not has_begun:
+                raise
+            rest = f"the rest lies in {self._place(number)}"
+            raise Stranded(f"partly removed: {_reason(failure)}; {rest}") from failure
+
+    def _place(self, number: int) -> str:
+        return shown(os.path.join(self.path, str(number)))
+
+
+def _reason(failure: Exception) -> str:
+    if isinstance(failure, OSError):
+        return (failure.strerror or str(failure)).lower()
+    return str(failure)
 
 
 def _require_same(file: Fingerprint, status: os.stat_result | None) -> None:
@@ -170,16 +211,37 @@ def _is_same(file: Fingerprint, status: os.stat_result) -> bool:
     return status.st_ino == file.inode and status.st_mtime_ns == file.mtime_ns and status.st_size == file.size
 
 
+def _unlink_files(place: int, found: Contents) -> Iterator[int]:
+    """Unlink the files of a checkpoint, directory by directory; see ``unlink_file``."""
+    for parent, files in groupby(found.files, key=lambda file: os.path.dirname(file.path)):
+        with _opened_within(parent, place) as directory:
+            for file in files:
+                yield unlink_here(directory, file, os.path.basename(file.path))
+
+
 def unlink_file(place: int, file: Fingerprint) -> int:
     """Unlink a file if it is the one that is meant, or has gone; return the bytes that this frees.
 
     Raises:
         Changed: Another file is there.
-        OSError: It can't be unlinked.
+        OSError: It can't be unlinked, or something is mounted above it.
     """
     parent, name = os.path.split(file.path)
-    with opened(parent, place) as directory:
+    with _opened_within(parent, place) as directory:
         return unlink_here(directory, file, name)
+
+
+@contextmanager
+def _opened_within(path: str, place: int) -> Iterator[int]:
+    """Open a directory below another, in the same mount: what is mounted there later isn't touched either.
+
+    Raises:
+        OSError: It is in another, or can't be opened.
+    """
+    with opened(path, place) as directory:
+        if path:
+            require_one_mount(directory, place)
+        yield directory
 
 
 def unlink_here(directory: int, file: Fingerprint, name: str | None = None) -> int:
@@ -204,12 +266,12 @@ def remove_directories(place: int, found: Contents) -> None:
     """Remove the directories of a checkpoint, the innermost first; one that holds something else stays.
 
     Raises:
-        OSError: One can't be removed.
+        OSError: One can't be removed, or something is mounted above it.
     """
     for path in sorted(found.directories, key=lambda path: path.count(os.sep), reverse=True):
         parent, name = os.path.split(path)
         try:
-            with opened(parent, place) as directory:
+            with _opened_within(parent, place) as directory:
                 persist(partial(os.rmdir, name, dir_fd=directory))
         except FileNotFoundError:
             continue

@@ -11,10 +11,15 @@ from contextlib import suppress
 
 from ckpttool.series.changing.home import OWNER, Home
 from ckpttool.series.changing.moves import TRASH, Moves
-from ckpttool.series.changing.owned import require_own
+from ckpttool.series.changing.owned import LEFT, require_own
 from ckpttool.series.changing.removal import is_temporary
 from ckpttool.series.files import opened
 from ckpttool.wire.atomic import sync_opened
+
+_ANOTHERS = (
+    f"{LEFT}, and nobody else can rename, undo or use a trash here: its owner can take back what lies in it, "
+    "or empty it (prune --empty-trash), or root can remove it"
+)
 
 
 def require_own_trash(home: Home) -> None:
@@ -25,7 +30,9 @@ def require_own_trash(home: Home) -> None:
     """
     trash = os.path.join(home.path, TRASH + home.suffix)
     if os.path.lexists(trash):
-        require_own(trash, os.path.join(home.path, home.suffix.removeprefix(OWNER)))
+        owner = os.path.join(home.path, home.suffix.removeprefix(OWNER))
+        place = owner if os.path.isdir(owner) else home.path  # a root may have got another name
+        require_own(trash, place, _ANOTHERS)
 
 
 def make_room(directory: str, home: Home, moves: Moves) -> None:
@@ -41,6 +48,19 @@ def make_room(directory: str, home: Home, moves: Moves) -> None:
         if place != directory:
             numbers = {os.path.dirname(pair[side]) for move in moves.moves for pair in move.members}
             make_place(home, moves.identity, numbers)
+
+
+def make_trash(home: Home) -> None:
+    """Make a trash, if it is not there; others can't look inside.
+
+    Raises:
+        CheckpointError: It isn't ours.
+        OSError: It can't be made.
+    """
+    require_own_trash(home)
+    with opened(home.path) as around:
+        if _made(TRASH + home.suffix, around):
+            sync_opened(around)
 
 
 def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None:

@@ -11,8 +11,10 @@ from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.series.members.counts import CONTRADICTION_SECONDS
 from ckpttool.series.members.entry import Entry, Number
-from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, is_ordered
+from ckpttool.series.members.order import Group, is_ordered
+from ckpttool.series.members.runs import is_parted, is_parted_behind
 
 METRICS_ALONE = "a metric is all that tells its names apart"
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
@@ -21,6 +23,7 @@ YEARS = "its numbers could be years: nothing inside says that they count saves"
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
 EQUALLY_LONG = "all were trained equally long: could be different models"
 UNORDERED = "no number in its names, nor in it, tells which is older"
+WITNESS = "tells its run from others"
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
 
 _YEARS = range(1990, 2101)
@@ -122,6 +125,23 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
     times = [entry.modified_ns for entry in entries]
     is_at_once = max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
     return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
+
+
+def witnesses(group: Group, told: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
+    """Return the two newest intact ones of a run that only a setting in its names tells from others.
+
+    One alone would look like a save of another run, with the setting for a metric. Where the setting comes
+    behind the epoch, the oldest is one, too: other runs have one of the same epoch.
+
+    Args:
+        group: The series.
+        told: Globs of names of which the user says that each is a series.
+        faults: Paths of what was found damaged.
+    """
+    if any(entry.fields.blank in told or not is_parted(entry) for entry in group.entries):
+        return []
+    intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
+    return intact[-2:] + [entry for entry in intact[:1] if is_parted_behind(entry)]
 
 
 def untrained(group: Group) -> list[Entry]:

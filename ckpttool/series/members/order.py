@@ -11,30 +11,26 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
+from ckpttool.series.members.counts import (
+    CONTRADICTION_SECONDS,
+    COUNTS,
+    decision,
+    had_by_all,
+    in_order_of,
+    is_flat,
+    newest_otherwise,
+    places,
+)
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import in_runs, with_pairs
+from ckpttool.series.members.runs import in_runs, with_directories, with_pairs
 from ckpttool.series.paths import shown
-
-CONTRADICTION_SECONDS = 60
-"""Copies made in one go have times within moments of one another; a restarted run has not."""
 
 GroupBy = Literal["parent", "prefix", "format", "none"]
 
 Kind = tuple[str | None, str | None]
 """Format and signature; of these, what the checkpoints of a series share."""
-
-Criterion = Callable[[Entry], Any]
-_CRITERIA: tuple[Criterion, ...] = (
-    lambda entry: entry.inside[0],
-    lambda entry: entry.inside[1],
-    lambda entry: entry.fields.epoch,
-    lambda entry: entry.fields.step,
-    lambda entry: entry.fields.number,
-    lambda entry: entry.saved_at,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,8 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
     named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
-    for entry in with_pairs(list(entries)):
+    found = with_pairs(list(entries))
+    for entry in found if by in (None, "parent") else with_directories(found):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
             named[_place(entry, by)].setdefault(kind, []).append(entry)
@@ -132,20 +129,10 @@ def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
     sound = [entry for entry in entries if entry.is_sound]
     unsound = [entry for entry in entries if not entry.is_sound] if sound else []
     known = sound or list(entries)
-    criteria = [one for one in _CRITERIA if all(one(entry) is not None for entry in known)]
-    warnings = []
-    if counts := _disagreeing(known):
-        epochs, steps = counts
-        if _confirm(known, steps):
-            criteria = [steps, epochs, *(one for one in criteria if one not in counts)]
-        first = "steps" if criteria[0] is steps else "epochs"
-        warnings.append(f"epochs and steps disagree about the order; {first} decide")
-
-    def place(entry: Entry) -> tuple[float, ...]:
-        return tuple(one(entry) for one in criteria)
-
-    ordered = sorted(known, key=lambda entry: (place(entry), entry.modified_ns, entry.unit.path))
-    if len(set(map(place, known))) < len(known):
+    found = decision(known)
+    warnings = list(found.warnings)
+    ordered = in_order_of(known, found.criteria)
+    if len(set(places(known, found.criteria))) < len(known):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
@@ -154,7 +141,7 @@ def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
 
 def is_ordered(entries: Sequence[Entry]) -> bool:
     """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
-    return any(all(one(entry) is not None for entry in entries) for one in _CRITERIA)
+    return bool(had_by_all(entries))
 
 
 def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
@@ -162,10 +149,8 @@ def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 
     None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
     """
-    *counts, _saved_at = _CRITERIA
-    criteria = [one for one in counts if all(one(entry) is not None for entry in entries)]
-    places = {tuple(one(entry) for one in criteria) for entry in entries}
-    if len(places) < len(entries) or not all(entry.is_sound for entry in entries):
+    found = set(places(entries, had_by_all(entries, COUNTS)))
+    if len(found) < len(entries) or not all(entry.is_sound for entry in entries):
         return None
     return in_order(entries)[0]
 
@@ -210,37 +195,18 @@ def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
     return found
 
 
-def _disagreeing(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
-    """Return what reads epochs and steps where these differ about the order: one of them began again."""
-    epochs, steps = (
-        next((one for one in kind if all(one(entry) is not None for entry in entries)), None)
-        for kind in (_CRITERIA[0:4:2], _CRITERIA[1:4:2])
-    )
-    if epochs is None or steps is None:
-        return None
-    pairs = [(epochs(entry), steps(entry)) for entry in entries]
-    is_same = sorted(pairs) == sorted(pairs, key=lambda pair: (pair[1], pair[0]))
-    return None if is_same else (epochs, steps)
+def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
+    """Return what may be the newest of a series: by its order, by time, or by another count.
 
-
-def _confirm(entries: Sequence[Entry], count: Criterion) -> bool:
-    """Tell whether the files' times bear a count out: each later one was clearly written later."""
-    ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
-    times = [entry.modified_ns for entry in ordered]
-    return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
-
-
-def by_other_count(entries: Sequence[Entry]) -> tuple[Entry, str] | None:
-    """Return the newest by the count that didn't decide, where epochs and steps disagree, and by which."""
-    counts = _disagreeing(entries) if entries else None
-    if counts is None:
-        return None
-    decided = in_order(entries)[0][-1]
-    for (count, other), name in ((counts, "epoch"), (counts[::-1], "step")):
-        newest = max(entries, key=lambda entry: (count(entry), other(entry), entry.modified_ns))
-        if newest is not decided:
-            return newest, name
-    return None
+    Args:
+        entries: In their order.
+    """
+    found = [entries[-1]]
+    if not is_flat(entries):
+        found.append(max(entries, key=lambda entry: entry.modified_ns))
+    sound = [entry for entry in entries if entry.is_sound]
+    found += [entry for entry, _ in newest_otherwise(sound)] if sound else []
+    return list({entry.path: entry for entry in found}.values())
 
 
 def written_last(entries: Sequence[Entry]) -> list[Entry]:

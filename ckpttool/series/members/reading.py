@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError
-from ckpttool.report import Severity
+from ckpttool.report import Finding, Severity
 from ckpttool.series.members.entry import Entry
 
 FULL_CHECKS = ("structure", "checksum", "values")
 """What intact means; what loading a checkpoint could run has no say in it."""
+
+_SPECIAL = ("nan", "infinity")
 
 Advance = Callable[[int], None]
 Progress = Callable[[str, int], AbstractContextManager[Advance]]
@@ -23,12 +26,14 @@ class Read:
     """What reading all of a checkpoint came to.
 
     Attributes:
-        fault: What is wrong with it; None where it is intact.
-        is_finite: Whether it holds neither NaN nor infinities.
+        fault: What is wrong with it; None where it is intact, and holds no NaN.
+        is_finite: Whether its weights hold neither NaN nor infinities.
+        damage: The fault, unless it is NaN beside the weights alone: an optimizer's state, a single value.
     """
 
     fault: str | None
     is_finite: bool
+    damage: str | None = None
 
 
 def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
@@ -48,11 +53,42 @@ def read_whole(entry: Entry, jobs: int | None = None, progress: Progress = unsee
     try:
         with progress(entry.name, entry.nbytes) as advance:
             verdict = verify(entry.unit, only=FULL_CHECKS, jobs=jobs, advance=advance)
+        special = [one for one in verdict.findings if one.code in _SPECIAL]
+        grave = of_weights(entry, special)
     except CheckpointError as failure:
-        return Read(f"unreadable: {failure.reason}", is_finite=False)
-    is_finite = not {one.code for one in verdict.findings} & {"nan", "infinity"}
+        fault = f"unreadable: {failure.reason}"
+        return Read(fault, is_finite=False, damage=fault)
     if verdict.is_valid:
-        return Read(None, is_finite)
+        return Read(None, is_finite=not grave)
     errors = [one for one in verdict.findings if one.severity is Severity.ERROR]
+    heavy = [one for one in errors if one.code != "nan" or one in grave]
+    damage = _damaged(heavy) if heavy or not errors else None
+    return Read(_damaged(errors), is_finite=not grave, damage=damage)
+
+
+def _damaged(errors: Sequence[Finding]) -> str:
     where = f"{errors[0].where}: " if errors and errors[0].where else ""
-    return Read(f"damaged: {where}{errors[0].message}" if errors else "damaged", is_finite)
+    return f"damaged: {where}{errors[0].message}" if errors else "damaged"
+
+
+def of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
+
+    An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
+
+    Raises:
+        CheckpointError: It can't be opened any more.
+    """
+    found = list(findings)
+    names = _weights(entry) if found else ()
+    return [one for one in found if one.where in names]
+
+
+def _weights(entry: Entry) -> Collection[str]:
+    """Return the names of the weights, of ties the first; an average alone is weights, too."""
+    if entry.unit.format is None:
+        return ()
+    role = Role.WEIGHTS if entry.has_weights else Role.OTHER
+    with entry.unit.format.open_unit(entry.unit) as checkpoint:
+        weights = [one for one in checkpoint.tensors if one.role is role and one.size > 1]
+        return {one.shares_with or one.name for one in weights}

@@ -1,35 +1,141 @@
-"""What several checkpoints say that one alone doesn't: pairs of numbers that grow together, dates of runs."""
+"""What several checkpoints say that one alone doesn't: pairs of numbers, and runs by date or setting."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from ckpttool.naming import NameFields, pair_fields
+from ckpttool.formats.globs import Globs, last_name
+from ckpttool.naming import NameFields, pair_fields, parse_name
 from ckpttool.series.members.entry import Entry
 
 _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 
-def as_told(entries: Sequence[Entry], globs: Sequence[str]) -> list[Entry]:
+def as_told(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
-    return [replace(entry, fields=_fields_as_told(entry, globs)) for entry in entries]
+    return [replace(entry, fields=_fields_as_told(entry, globs)) for entry in with_settings(entries)]
 
 
-def _fields_as_told(entry: Entry, globs: Sequence[str]) -> NameFields:
+def _fields_as_told(entry: Entry, globs: Globs) -> NameFields:
     fields = entry.fields
-    glob = next((glob for glob in globs if fnmatchcase(entry.name, glob)), None)
+    glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
     if glob is None:
         return fields
     numbers = [one for one in _NUMBERS.findall(os.path.splitext(entry.name)[0]) if one.isdigit()]
     is_placed = any(place is not None for place in fields.position)
     number = fields.number if is_placed or not numbers else int(numbers[-1])
     return replace(fields, blank=glob, number=number)
+
+
+def with_settings(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints; a number in their names that looks like a metric and tells runs apart stays there.
+
+    It does where each of its values has several checkpoints, and two have the same epoch and step:
+    ``llama_acc2_epoch_1.pth`` and ``llama_acc4_epoch_1.pth``. A run that has just begun may have one.
+    """
+    named: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if any(place is not None for place in entry.fields.position):
+            named[entry.directory, entry.fields.blank].append(entry)
+    settings = {place: told for place, alike in named.items() if (told := _settings(alike))}
+    places = ((entry, (entry.directory, entry.fields.blank)) for entry in entries)
+    return [_told_apart(entry, settings[place]) if place in settings else entry for entry, place in places]
+
+
+def _settings(alike: Sequence[Entry]) -> Collection[int]:
+    """Return which of the fields in names of one form, neither epoch nor step, are settings.
+
+    Where no two have the same epoch and step, only what comes before these is one: a metric follows them.
+    """
+    positions = [entry.fields.position for entry in alike]
+    texts = [_field_texts(entry) for entry in alike]
+    if len({len(one) for one in texts}) > 1:
+        return ()
+    counts = [list(column) for column in zip(*positions, strict=True)]
+    columns = [[_number(text) for text in column] for column in zip(*texts, strict=True)]
+    counted = [at for at, values in enumerate(columns) if values in counts]
+    has_twins = len(set(positions)) < len(positions)
+    end = len(columns) if has_twins else min(counted, default=0)
+    return {
+        at for at in range(end) if at not in counted and _tells_runs_apart(columns[at], has_twins=has_twins)
+    }
+
+
+def _tells_runs_apart(values: Sequence[float | None], *, has_twins: bool) -> bool:
+    """Tell whether each of several values has several checkpoints, or most do where runs may have begun."""
+    counts = sorted(Counter(values).values())
+    singles = counts.count(1)
+    are_most = has_twins and 2 * singles < len(values)
+    return None not in values and len(counts) > 1 and counts[-1] > 1 and (singles <= 1 or are_most)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text) if math.isfinite(float(text)) else None
+    except ValueError:
+        return None
+
+
+def _field_texts(entry: Entry) -> tuple[str, ...]:
+    """Return what a name has in place of each ``*`` of its blank."""
+    match = re.fullmatch("(.+?)".join(map(re.escape, entry.fields.blank.split("*"))), entry.name, re.DOTALL)
+    return match.groups() if match else ()
+
+
+def _told_apart(entry: Entry, settings: Collection[int]) -> Entry:
+    first, *rest = entry.fields.blank.split("*")
+    texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
+    blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
+    return replace(entry, fields=replace(entry.fields, blank=blank))
+
+
+def is_parted(entry: Entry) -> bool:
+    """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
+    return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
+
+
+def is_parted_behind(entry: Entry) -> bool:
+    """Tell whether that setting comes after the epoch or step: it takes two of one epoch to know it, then."""
+    return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
+
+
+def with_directories(entries: Sequence[Entry]) -> list[Entry]:
+    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
+    told = said_by_directories(entries)
+    return [
+        _placed(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step)) if fields else entry
+        for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
+    ]
+
+
+def said_by_directories(entries: Sequence[Entry]) -> dict[str, NameFields]:
+    """Return what directories say of checkpoints of one name each, by path: their epoch or step."""
+    named: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if all(place is None for place in entry.fields.position):
+            named[entry.fields.blank].append(entry)
+    return {path: fields for alike in named.values() for path, fields in _of_directories(alike).items()}
+
+
+def _of_directories(alike: Sequence[Entry]) -> dict[str, NameFields]:
+    """Return what the only part in which directories differ says, by the checkpoint's path."""
+    parts = [entry.directory.split(os.sep) for entry in alike]
+    if len({len(one) for one in parts}) != 1:
+        return {}
+    differing = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    if len(differing) != 1:
+        return {}
+    fields = [parse_name(name) for name in differing[0]]
+    places = {(one.epoch, one.step) for one in fields if one.number is None}
+    if len({one.blank for one in fields}) > 1 or (None, None) in places or len(places) < len(alike):
+        return {}
+    return {entry.path: one for entry, one in zip(alike, fields, strict=True)}
 
 
 def with_pairs(entries: Sequence[Entry]) -> list[Entry]:
@@ -44,7 +150,7 @@ def with_pairs(entries: Sequence[Entry]) -> list[Entry]:
             places[entry.directory, fields.blank].append(fields)
     grown = {place for place, found in places.items() if _grow(found)}
     return [
-        _named(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
+        _placed(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
         for entry, fields in ((entry, pairs.get(entry.path)) for entry in entries)
     ]
 
@@ -56,7 +162,7 @@ def _grow(found: Sequence[NameFields]) -> bool:
     return is_growing and all(epoch < step for epoch, step in numbers)
 
 
-def _named(entry: Entry, fields: NameFields) -> Entry:
+def _placed(entry: Entry, fields: NameFields) -> Entry:
     epoch, step = entry.inside
     return replace(
         entry,

@@ -1,8 +1,10 @@
-"""Logs of lines: CSV with a header, and JSON with one object a line. Both are read once."""
+"""Logs of lines: CSV with a header, JSON with one object a line, or a list of them. All are read once."""
 
 from __future__ import annotations
 
+import codecs
 import csv
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -14,9 +16,10 @@ MAX_LINE = 1 << 24
 """The longest line, in bytes."""
 
 MAX_STATE = 100_000_000
-"""The largest ``trainer_state.json``, in bytes."""
+"""The largest ``trainer_state.json``, or list, in bytes."""
 
 _DELIMITERS = ",;\t"
+_WITH_COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+(?:e[-+]?[0-9]+)?", re.ASCII | re.IGNORECASE)
 _EMPTY = frozenset({"", "na", "n/a", "none", "null"})
 """What stands in a cell that has no value; Keras writes ``NA``."""
 
@@ -46,6 +49,8 @@ def read_csv(file: BinaryIO, log: Log) -> None:
             header = _Header(log.path, row, place)
         elif row:
             log.add(*header.read(row, place))
+            if header.comma is not None and not log.warnings:
+                log.warnings.append(f"{log.path}: {header.comma}: a number with a comma is not read")
 
 
 def _next(rows: Any, log: Log) -> list[str] | None:
@@ -72,6 +77,7 @@ class _Header:
         lower = [name.lower() for name in self.names]
         self.step = next((lower.index(name) for name in STEPS if name in lower), None)
         self.epoch = next((lower.index(name) for name in EPOCHS if name in lower), None)
+        self.comma: str | None = None
         if self.step is None and self.epoch is None:
             raise _uncounted(path, "no column of its first line")
 
@@ -90,11 +96,12 @@ class _Header:
             found, expected = f"{len(row)} columns", f"{len(self.names)}, as in the header"
             raise DamagedCheckpoint(self.path, found, expected=expected, where=f"line {line:,}")
         step, epoch = self._count(self.step, row, line), self._count(self.epoch, row, line)
-        values = {
-            name: float(cell)
-            for at, (name, cell) in enumerate(zip(self.names, row, strict=True))
-            if at not in (self.step, self.epoch) and _is_number(cell)
-        }
+        values: dict[str, float] = {}
+        for at, (name, cell) in enumerate(zip(self.names, row, strict=True)):
+            if at not in (self.step, self.epoch) and _is_number(cell):
+                values[name] = float(cell)
+            elif self.comma is None and _WITH_COMMA.fullmatch(cell.strip()):
+                self.comma = f"{name} is {cell.strip()!r:.40} in line {line:,}"
         return step, epoch, values
 
     def _count(self, column: int | None, row: Sequence[str], line: int) -> Number | None:
@@ -131,6 +138,23 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
         has_any = True
         add_object(log, told)
     if has_any and log.steps.least is None and log.epochs.least is None:
+        raise _uncounted(log.path, "no object in it")
+
+
+def read_json_list(file: BinaryIO, log: Log) -> None:
+    """Read a list of JSON objects into a log.
+
+    Raises:
+        Unsupported: No object has a step or an epoch.
+        DamagedCheckpoint: It is no list of objects.
+        CheckpointError: It can't be read.
+    """
+    told = _json(file, log.path, "list")
+    if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
+        raise DamagedCheckpoint(log.path, "a JSON list of something else", expected="of objects")
+    for one in told:
+        add_object(log, one)
+    if told and log.steps.least is None and log.epochs.least is None:
         raise _uncounted(log.path, "no object in it")
 
 
@@ -229,16 +253,21 @@ def read_state(file: BinaryIO, log: Log) -> None:
         DamagedCheckpoint: It is none.
         CheckpointError: It can't be read.
     """
-    try:
-        data = file.read(MAX_STATE + 1)
-    except OSError as error:
-        raise from_os_error(error, log.path) from error
-    if len(data) > MAX_STATE:
-        raise LimitExceeded(log.path, f"more than {MAX_STATE:,} bytes of JSON", expected="less")
-    told = parse_json(log.path, data, "state", constants=True, surrogates=True)
+    told = _json(file, log.path, "state")
     history = told.get("log_history") if isinstance(told, dict) else None
     if not isinstance(history, list):
         raise DamagedCheckpoint(log.path, "no list of what was logged", expected="log_history")
     for one in history:
         if isinstance(one, dict):
             add_object(log, one)
+
+
+def _json(file: BinaryIO, path: str, what: str) -> Any:
+    """Return what a file of JSON holds."""
+    try:
+        data = file.read(MAX_STATE + 1)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if len(data) > MAX_STATE:
+        raise LimitExceeded(path, f"more than {MAX_STATE:,} bytes of JSON", expected="less")
+    return parse_json(path, data.removeprefix(codecs.BOM_UTF8), what, constants=True, surrogates=True)

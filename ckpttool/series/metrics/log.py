@@ -62,6 +62,7 @@ class Log:
         epochs: Which epochs it has.
         counts_both: Whether it has epochs beside steps.
         warnings: What is doubtful about it.
+        has_bare: Whether it has one of those steps and epochs without any number.
     """
 
     path: str
@@ -73,6 +74,7 @@ class Log:
     epochs: Range = field(default_factory=Range)
     counts_both: bool = False
     warnings: list[str] = field(default_factory=list)
+    has_bare: bool = False
     _names: dict[str, str] = field(default_factory=dict)
     _kept: int = 0
 
@@ -90,6 +92,8 @@ class Log:
             numbers.add(number)
             if number in self.places and values:
                 self._keep(kept.setdefault(number, {}), values)
+            elif number in self.places:
+                self.has_bare = True
 
     def _keep(self, kept: dict[str, float], values: Mapping[str, float]) -> None:
         for name, value in values.items():

@@ -6,7 +6,6 @@ told.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import Counter
@@ -19,8 +18,9 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.runs import with_pairs
 from ckpttool.series.metrics.events import event_files, is_event_file, read_events
-from ckpttool.series.metrics.lines import read_csv, read_json_lines, read_state
+from ckpttool.series.metrics.lines import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.series.metrics.log import Log, Number, Range
+from ckpttool.series.metrics.named import agree
 from ckpttool.wire.tfrecord import is_record_head
 
 TRAINER_STATE = "trainer_state.json"
@@ -130,6 +130,8 @@ def _read(file: BinaryIO, log: Log) -> None:
         read_state(file, log)
     elif start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         read_json_lines(file, log)
+    elif start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        read_json_list(file, log)
     else:
         read_csv(file, log)
 
@@ -184,7 +186,9 @@ def _shown(path: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {counted(len(names) - 1, 'other directory')}"
+    others = len(names) - 1
+    more = "1 other directory" if others == 1 else f"{others:,} other directories"
+    return f"{names[0]} and {more}" if others else names[0]
 
 
 # What belongs to what ------------------------------------------------------------------------------
@@ -273,7 +277,17 @@ def _doubts(
     directories = {entry.directory for entry, found in zip(entries, values, strict=True) if found}
     if len(directories) > 1:
         yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
+    if (log.by_epoch or not log.counts_both) and _other_base(given, log, entries):
+        has, have = log.epochs, _epochs(entries)
+        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_undecided(given, log)}"
     yield from _contradictions(log, entries, values)
+
+
+def _undecided(given: Given, log: Log) -> str:
+    """Return what somebody can say where epochs of a log and of checkpoints begin differently."""
+    hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
+    told = "it can't be told which epochs are the same"
+    return f"{told} (say {hint}, or {given.name}:epoch where equal numbers are)"
 
 
 def _nothing(given: Given, log: Log, entries: Sequence[Entry]) -> str:
@@ -281,12 +295,9 @@ def _nothing(given: Given, log: Log, entries: Sequence[Entry]) -> str:
         return f"{log.path}: nothing is in it yet"
     has, have = _counts(log.steps, log.epochs), _counts(_steps(entries), _epochs(entries))
     if _other_base(given, log, entries):
-        hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
-        return (
-            f"{log.path}: it has {has}, the checkpoints {have}; it can't be told which epochs are the same "
-            f"(say {hint}, or {given.name}:epoch where equal numbers are)"
-        )
-    told = f"{log.path}: it has {has}, the checkpoints {have}; none of them is in it"
+        return f"{log.path}: it has {has}, the checkpoints {have}; {_undecided(given, log)}"
+    none = "it has no number at any of them" if log.has_bare else "none of them is in it"
+    told = f"{log.path}: it has {has}, the checkpoints {have}; {none}"
     if log.epochs.least is None and _steps(entries).least is None and _epochs(entries).least is not None:
         return f"{told} (if its steps are epochs, say {given.name}:epoch)"
     return told
@@ -306,23 +317,9 @@ def _contradictions(
     for entry, found in zip(entries, values, strict=True):
         for name, value in found.items():
             own = entry.metrics.get(name, entry.loss if name == "loss" else None)
-            if own is not None and not _agree(own, value):
+            if own is not None and not agree(own, value):
                 others[name] += 1
                 first.setdefault(name, f"{entry.name} says {own:.6g}, the log {value:.6g}")
     for name, count in others.items():
         whose = f"{name} of {counted(count, 'checkpoint')}"
         yield f"{log.path}: {whose} is another in the log, which counts: {first[name]}"
-
-
-def _agree(one: float, other: float) -> bool:
-    """Tell whether two numbers are the same as far as the one with fewer decimals says."""
-    if not math.isfinite(one) or not math.isfinite(other):
-        return one == other or (math.isnan(one) and math.isnan(other))
-    unit = max(10.0 ** -_decimals(one), 10.0 ** -_decimals(other))
-    return abs(one - other) <= max(0.501 * unit, 1e-6 * abs(one))  # rounded, or between float32 and float64
-
-
-def _decimals(number: float) -> int:
-    """Return how many decimals a number was written with."""
-    mantissa, _, exponent = repr(float(number)).partition("e")
-    return len(mantissa.partition(".")[2]) - int(exponent or 0)

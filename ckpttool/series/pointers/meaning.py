@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import lines, words
-from ckpttool.series.pointers.readers import names_in
 
 _SLASHES = re.compile(r"[/\\]+")
 _MOST_PARTS = 64
@@ -22,15 +21,15 @@ class Index:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         real = {directory: os.path.realpath(directory) for directory in {one.directory for one in entries}}
-        self._nearby: dict[tuple[str, str], bool] = {}
         self.by_place: dict[str, Entry] = {}
         self.by_name: dict[tuple[str, str], Entry] = {}
-        self.by_base: dict[str, list[Entry]] = defaultdict(list)
+        self.places: dict[str, list[str]] = defaultdict(list)
         for entry in entries:
             for name in {entry.name, *entry.unit.members}:
-                self.by_place[os.path.join(real[entry.directory], name)] = entry
+                place = os.path.join(real[entry.directory], name)
+                self.by_place[place] = entry
                 self.by_name[entry.directory, name] = entry
-                self.by_base[name].append(entry)
+                self.places[name].append(place)
 
     def at(self, path: str) -> Entry | None:
         """Return the checkpoint at a path, or around it."""
@@ -44,21 +43,6 @@ class Index:
                 return None
             place = above
         return self.by_place[place]
-
-    def is_nearby(self, directory: str, name: str) -> bool:
-        """Tell whether a name lies where a run that was moved as a whole may have it: in a sibling."""
-        above = os.path.normpath(os.path.join(directory, os.pardir))
-        if (above, name) not in self._nearby:
-            inside = [one.path for one in names_in(above).values() if one.is_dir(follow_symlinks=False)]
-            places = [above, *inside]
-            self._nearby[above, name] = any(exists(os.path.join(place, name)) for place in places)
-        return self._nearby[above, name]
-
-    def named(self, name: str, directory: str) -> list[Entry]:
-        """Return the checkpoints of a name: those in a directory, or else anywhere."""
-        if (directory, name) in self.by_name:
-            return [self.by_name[directory, name]]
-        return list(self.by_base.get(name, ()))
 
     def holds_others(self, path: str) -> bool:
         """Tell whether other checkpoints lie inside one that is a directory."""
@@ -95,14 +79,27 @@ class Meaning:
         """
         alone = set(lines(text))
         for word in dict.fromkeys(words(text)):
-            parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
-            known = next((part for part in reversed(parts) if part in self._names), None)
-            if known is None or len(parts) > _MOST_PARTS or _belongs(own, known):
-                continue
             is_alone = word in alone and (_has_letter(word) or word == text.strip())
-            if len(parts) > 1 or is_alone or _is_telling(word):
-                is_absolute = word.startswith(("/", "\\"))
-                yield from self._meant(parts, known, directory, is_absolute)
+            yield from self.word(word, directory, own, is_alone=is_alone)[1]
+
+    def word(
+        self, word: str, directory: str, own: str, *, is_alone: bool = False
+    ) -> tuple[str, Sequence[Entry]]:
+        """Return the name in a word that is a checkpoint's, or its stem, and the checkpoints that it means.
+
+        Args:
+            word: The word, or a path.
+            directory: Where the text lies.
+            own: The name of its file; see ``of``.
+            is_alone: Whether it stands alone, so that it is meant though it doesn't look like a name.
+        """
+        parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
+        known = next((part for part in reversed(parts) if part in self._names), None)
+        if known is None or len(parts) > _MOST_PARTS or _belongs(own, known):
+            return "", ()
+        if len(parts) == 1 and not (is_alone or _is_telling(word)):
+            return "", ()
+        return known, self._meant(parts, known, directory, word.startswith(("/", "\\")))
 
     def _meant(self, parts: Sequence[str], known: str, directory: str, is_absolute: bool) -> Sequence[Entry]:
         bases = list(_upwards(os.path.abspath(directory)))

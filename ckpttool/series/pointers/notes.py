@@ -27,6 +27,13 @@ _LOGS = (".log", ".out", ".err", ".csv", ".tsv", ".jsonl", ".ndjson")
 _LISTS = frozenset({tf_state.NAME, PINS, *SHARED, "trainer_state.json"})
 """What names many, or is read in a way of its own."""
 
+SUMS = re.compile(
+    r"(?:.*[._-])?(?:md5|sha(?:1|224|256|384|512)?|b2|check)?sums?(?:\.txt)?"
+    r"|.*\.(?:md5|sha(?:1|224|256|384|512)|b2)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What lists of digests are called, whoever wrote them."""
+
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
 _WORD = re.compile(r"[^\s\"'`,;|<>(){}\[\]]+")
 _AFTER = re.compile(r"[:=]")
@@ -35,8 +42,9 @@ _QUOTES = "\"'`"
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a file of this name may be a note: no list of all, no log, no manifest."""
-    return name not in _LISTS and not name.lower().endswith((*_LOGS, *SIDECARS))
+    """Tell whether a file of this name may be a note: no list of all, no log, no digests."""
+    is_list = name in _LISTS or name.lower().endswith((*_LOGS, *SIDECARS))
+    return not is_list and SUMS.fullmatch(name) is None
 
 
 def said(file: os.DirEntry[str]) -> str | None:
@@ -48,12 +56,17 @@ def said(file: os.DirEntry[str]) -> str | None:
             data = opened.read(MAX_POINTER)
     except OSError:  # it has just gone, or is not for us
         return None
+    return decoded(data)
+
+
+def decoded(data: bytes) -> str | None:
+    """Return the text of a note, or None where it is too long for one, or none at all."""
     coding = next((coding for mark, coding in _MARKS.items() if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(coding)
     except UnicodeDecodeError:
         return None
-    return None if "\0" in text else text
+    return None if "\0" in text or len(data) > MAX_POINTER else text
 
 
 def lines(text: str) -> Iterator[str]:

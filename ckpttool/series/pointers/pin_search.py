@@ -6,6 +6,7 @@ A list speaks of all that lies below it, whether a directory is named itself or 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckpttool.series.pointers.meaning import Index
     from ckpttool.series.pointers.protection import Pointed
 
-NOT_THERE = "which isn't there (ckpttool unpin takes that back)"
+_WILD = re.compile(r"[*?]|\[.+\]")
 
 
 def files_for(directory: str) -> list[str]:
@@ -107,6 +108,12 @@ def _misnamed(pinned: Pin) -> str | None:
     return None
 
 
+def absence(pinned: Pin) -> str:
+    """Return what to say of a pin of what isn't there."""
+    hint = ": pins are names, and no globs" if _WILD.search(pinned.name) else ""
+    return f"isn't there{hint} (ckpttool unpin takes that back)"
+
+
 def follow_pins(pointed: Pointed, root: str, groups: Sequence[Group], index: Index) -> None:
     """Protect what is pinned; where a list can't be understood, leave alone all that it speaks of."""
     reach = _Reach(groups)
@@ -149,7 +156,7 @@ def _follow(pointed: Pointed, pinned: Pin, index: Index, reach: _Reach) -> None:
     elif not Pin(pinned.file, pinned.name, place).is_there:
         is_beside = os.path.isdir(os.path.dirname(place) or os.curdir)
         lost = reach.around(place) if is_beside else reach.like(place, directory)
-        _leave(pointed, lost, pinned.file, f"{KEY} is {pinned.name}, {NOT_THERE}")
+        _leave(pointed, lost, pinned.file, f"{KEY} is {pinned.name}, which {absence(pinned)}")
     else:
         groups = reach.below(place if os.path.isdir(place) else os.path.dirname(place))
         fault = fault_of(pinned) if groups else None

@@ -1,7 +1,8 @@
 """Pins: checkpoints that no policy removes, noted in a small file beside them.
 
-The file is ``.ckpttool.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid root
-allows no other entry in it: its pins are in the directory around it, with the root's name in front.
+The file is ``.ckpttool.toml`` with a list ``pinned`` of names; whatever else stands in it stays. A Fluid
+root, and Accelerate's ``checkpoints``, allow no other entry in them: their pins are in the directory around,
+with their name in front.
 """
 
 from __future__ import annotations

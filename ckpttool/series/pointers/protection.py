@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.naming import is_named_best, parse_name
@@ -15,10 +16,22 @@ from ckpttool.series.members.needs import named_above, places, places_of_all
 from ckpttool.series.members.order import Group
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.meaning import Index, Meaning, exists
+from ckpttool.series.pointers.moved import elsewhere, in_own_run, lies_nearby, was_here
 from ckpttool.series.pointers.notes import is_note, said
 from ckpttool.series.pointers.pin_search import follow_pins
-from ckpttool.series.pointers.readers import READERS, Names, Pointer, from_newest, names_in, temporary_for
+from ckpttool.series.pointers.readers import (
+    BEST_INSIDE,
+    READERS,
+    TRAINER_BEST,
+    Names,
+    Pointer,
+    from_newest,
+    names_in,
+    temporary_for,
+)
+from ckpttool.series.pointers.renamed import renamed_since
 
+NAMED_BEST = "named best"
 WRITING = "being written"
 PART_OF = "a part of"
 
@@ -35,11 +48,13 @@ class Pointed:
         reasons: Why checkpoints stay, by their paths.
         skipped: Why series are left alone, by their keys.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        warnings: What pointers name that is gone, where nobody has to wait for it.
     """
 
     reasons: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, str] = field(default_factory=dict)
     holders: dict[tuple[str, str], str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def protect(self, entry: Entry, reason: str, holder: str | None = None) -> None:
         """Add a reason to those for which a checkpoint stays."""
@@ -72,16 +87,31 @@ class Series:
 
     def called(self, directory: str, name: str) -> Collection[Group]:
         """Return the series in a directory that a name would belong to."""
-        return self.by_blank.get((directory, parse_name(name).blank), {}).values()
+        found = self.by_blank.get((directory, parse_name(name).blank))
+        if found is None:
+            alike = (ones for place, ones in self.by_blank.items() if _is_alike(directory, name, *place))
+            found = {key: one for ones in alike for key, one in ones.items()}
+        return found.values()
 
 
-def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None = None) -> Pointed:
+def _is_alike(directory: str, name: str, place: str, blank: str) -> bool:
+    return place == directory and fnmatchcase(name, blank)
+
+
+def follow(
+    root: str,
+    groups: Sequence[Group],
+    faults: Mapping[str, str] | None = None,
+    *,
+    recursive: bool = False,
+) -> Pointed:
     """Return what all pointers in and around a directory say of the series in it.
 
     Args:
         root: The directory.
         groups: The series that lie in it.
         faults: What is wrong with checkpoints that seemed sound, by path: they speak for no series.
+        recursive: Whether what lies below is meant, too: notes are looked for in all directories then.
     """
     index = Index([entry for one in groups for entry in one.entries])
     pointed = Pointed()
@@ -91,16 +121,16 @@ def follow(root: str, groups: Sequence[Group], faults: Mapping[str, str] | None 
         for pointer in (found for read in READERS for found in read(directory, names)):
             _apply(pointed, pointer, index, series.meant(pointer, directory))
         _temporaries(pointed, names, index, directory)
-    _notes(pointed, root, index, series.by_directory)
+    _notes(pointed, root, index, recursive=recursive)
     follow_pins(pointed, root, groups, index)
     for one in groups:
         for pointer in from_newest(one, faults or {}):
-            _apply(pointed, pointer, index, [one])
+            _apply(pointed, pointer, index, [one] if len(one.entries) > 1 else [])
     _symlinks(pointed, root, index, series)
     _needed(pointed, root, index, [entry for one in groups for entry in one.entries])
     for entry in (entry for one in groups for entry in one.entries):
         if is_named_best(entry.name):
-            pointed.protect(entry, "named best")
+            pointed.protect(entry, NAMED_BEST)
     return pointed
 
 
@@ -110,22 +140,33 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[G
         for group in meant:
             pointed.skipped[group.key] = f"{shown(pointer.holder)}: {pointer.reason} can't be read"
         return
-    name = os.path.basename(pointer.target.rstrip("/\\").replace("\\", "/"))
+    inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
+    directories = [pointer.directory, *inside]
     places = [os.path.join(pointer.directory, pointer.target), pointer.target]
-    found = index.named(name, pointer.directory)
+    is_there = any(map(exists, places))
+    found = in_own_run(pointer.target, directories, index)
+    found = found or renamed_since(pointer.target, directories, index)
+    if not found and not is_there:
+        found = elsewhere(pointer.target, directories, index)
     found += [entry for place in places if exists(place) and (entry := index.at(place)) is not None]
     for one in found:
         pointed.protect(one, pointer.reason, pointer.holder)
-    if not found and not any(map(exists, places)) and not index.is_nearby(pointer.directory, name):
-        for group in meant:
-            lost = f"{pointer.reason} is {pointer.target}, which isn't there"
-            pointed.skipped[group.key] = f"{shown(pointer.holder)}: {lost}"
+    if found or is_there or lies_nearby(pointer.target, directories):
+        return
+    lost = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which isn't there"
+    if pointer.reason == BEST_INSIDE:
+        lost += " (a symlink of that name to the best says which it is)"
+    if pointer.reason == TRAINER_BEST and was_here(pointer.target, directories):
+        pointed.warnings.append(f"{lost} any more; the Trainer goes on without it")
+        return
+    for group in meant:
+        pointed.skipped[group.key] = lost
 
 
-def _notes(pointed: Pointed, root: str, index: Index, directories: Collection[str]) -> None:
+def _notes(pointed: Pointed, root: str, index: Index, *, recursive: bool) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
     meaning = Meaning(index)
-    for directory in _noted_in(root, index, directories):
+    for directory in _noted_in(root, index, recursive=recursive):
         for name, file in names_in(directory).items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue
@@ -134,21 +175,22 @@ def _notes(pointed: Pointed, root: str, index: Index, directories: Collection[st
                 pointed.protect(entry, name, file.path)
 
 
-def _noted_in(root: str, index: Index, directories: Collection[str]) -> Iterator[str]:
-    """Yield the directories in which notes are looked for: the one above, and all that were looked at."""
+def _noted_in(root: str, index: Index, *, recursive: bool) -> Iterator[str]:
+    """Yield the directories in which notes are looked for: the one above, this one, and all below."""
     yield os.path.join(root, os.pardir)
     yield root
-    if any(directory != root for directory in directories):
-        yield from _directories_below(root, index)
+    if recursive:
+        yield from directories_below(root, index)
 
 
-def _directories_below(directory: str, index: Index) -> Iterator[str]:
+def directories_below(directory: str, index: Index) -> Iterator[str]:
+    """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
     for name, entry in sorted(names_in(directory).items()):
         if entry.is_dir(follow_symlinks=False) and not _is_ours(name):
             if (directory, name) not in index.by_name:
                 yield entry.path
             if (directory, name) not in index.by_name or index.holds_others(entry.path):
-                yield from _directories_below(entry.path, index)
+                yield from directories_below(entry.path, index)
 
 
 def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:

@@ -17,6 +17,12 @@ from ckpttool.series.members.order import Group
 
 PINS = ".ckpttool.toml"
 
+TRAINER_BEST = "best_model_checkpoint"
+"""What a Trainer says of its best; where that is gone, it goes on without it."""
+
+BEST_INSIDE = "best_model_path"
+"""What a checkpoint of Lightning's says of the best; it lies in a pickle."""
+
 MAX_POINTER = 4096
 """Bytes: a text file that names one path is no longer."""
 
@@ -84,12 +90,12 @@ def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:
     path = os.path.join(directory, name)
     try:
         state = json.loads(_text(path, MAX_STATE) or "")
-        best = state.get("best_model_checkpoint")
+        best = state.get(TRAINER_BEST)
     except (ValueError, AttributeError, RecursionError):
-        yield Pointer("best_model_checkpoint", path, None)
+        yield Pointer(TRAINER_BEST, path, None)
         return
     if isinstance(best, str) and best:
-        yield Pointer("best_model_checkpoint", path, best)
+        yield Pointer(TRAINER_BEST, path, best)
 
 
 def _tensorflow(directory: str, names: Names) -> Iterator[Pointer]:
@@ -159,7 +165,7 @@ def from_newest(group: Group, faults: Mapping[str, str]) -> Iterator[Pointer]:
         for pointer in _trainer_state(newest.unit.path, names_in(newest.unit.path)):
             yield Pointer(pointer.reason, newest.unit.path, pointer.target)
     for best in newest.best_paths:
-        yield Pointer("best_model_path", newest.unit.path, best)
+        yield Pointer(BEST_INSIDE, newest.unit.path, best)
 
 
 def temporary_for(name: str) -> str | None:

@@ -11,20 +11,32 @@ from shlex import quote
 from typing import Literal
 
 from ckpttool.errors import UsageError
+from ckpttool.formats.globs import last_name
 from ckpttool.report import counted
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.changing.strictly import is_name
 from ckpttool.series.members.copies import copies
-from ckpttool.series.members.doubt import METRICS_ALONE, NOTHING_TRAINED, UNORDERED, doubt, untrained
+from ckpttool.series.members.doubt import (
+    METRICS_ALONE,
+    NOTHING_TRAINED,
+    UNORDERED,
+    WITNESS,
+    untrained,
+    witnesses,
+)
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
-from ckpttool.series.members.reading import Progress, read_in_full, unseen
+from ckpttool.series.members.reading import Progress, read_whole, unseen
+from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import WRITING, Pointed, follow
+from ckpttool.series.pointers.unseen import unseen_above
 from ckpttool.series.problem import Problem
-from ckpttool.series.retention.companions import belonging, followers
+from ckpttool.series.pruning.inside import passed_over, told_inside
+from ckpttool.series.retention.companions import belonging, doubts_of, followers
 from ckpttool.series.retention.failed import Failures, failures
-from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.retention.lacking import remarks, unnamed
+from ckpttool.series.retention.named_best import best_of_many, protecting
 from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
 from ckpttool.series.surveying.scope import Scope
@@ -113,11 +125,11 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     root = require_directory(request.directory)
     found = _surveyed(root, request, known)
     now = time.time()
-    pointed = follow(root, found.groups)
+    pointed = follow(root, found.groups, recursive=request.recursive)
     failed = _failed(request, found, pointed, now, progress)
     faults, checked = dict(failed.faults), set(failed.finite.values())
     if faults:
-        pointed = follow(root, found.groups, faults)
+        pointed = follow(root, found.groups, faults, recursive=request.recursive)
     following = followers([(one, wanted.of(one)) for one in found.groups])
     while True:
         protections = replace(
@@ -135,15 +147,16 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
         if not unread or request.depth == "quick":
             break
         checked.update(entry.path for entry in unread)
-        read = ((entry.path, read_in_full(entry, request.jobs, progress)) for entry in unread)
+        read = ((entry.path, read_whole(entry, request.jobs, progress).damage) for entry in unread)
         damaged = {path: fault for path, fault in read if fault is not None}
         if damaged:
             faults |= damaged
-            pointed = follow(root, found.groups, faults)
+            pointed = follow(root, found.groups, faults, recursive=request.recursive)
     _require_few(made, found, request.max_delete)
     chosen = [(one, planned.policy) for one, planned in zip(found.groups, made.groups, strict=True)]
     warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
-    warnings = (*warnings, *copies(found.groups))
+    warnings = (*warnings, *unnamed(chosen, root), *pointed.warnings, *unseen_above(root))
+    warnings = (*warnings, *copies(found.groups), *passed_over(found, request))
     problems = tuple(_problems(found, made, faults))
     if request.depth == "full":
         made = _as_read(made, {*checked, *faults})
@@ -220,21 +233,36 @@ def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
 def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapping[str, str]) -> Protections:
     reasons: dict[str, list[str]] = defaultdict(list)
     youngest = time.time_ns() - request.min_age * 10**9
+    points = mount_points(below=found.root) or ()
+    of_many = {path for one in found.groups for path in best_of_many(one, request.wanted.of(one), faults)}
     for entry in found.entries:
-        reasons[entry.path] += pointed.reasons.get(entry.path, ())
-        if entry.holds_others:
-            reasons[entry.path].append("holds other checkpoints")
-        if entry.is_link:
-            reasons[entry.path].append("is a symlink")
-        if not all(map(is_name, entry.unit.members)):
-            reasons[entry.path].append("has parts elsewhere")
+        reasons[entry.path] += protecting(pointed.reasons.get(entry.path, ()), entry, of_many)
+        reasons[entry.path] += _own_reasons(entry, points)
         if request.min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
     for one in found.groups:
         for entry in untrained(one):
             reasons[entry.path].append(NOTHING_TRAINED)
-    doubts = {one.key: _advised(one, why) for one in found.groups if (why := doubt(one, request.series))}
-    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)
+    told = set(map(last_name, request.series))
+    for entry in (entry for one in found.groups for entry in witnesses(one, told, faults)):
+        reasons[entry.path].append(WITNESS)
+    why = doubts_of(found.groups, told)
+    doubts = {one.key: _advised(one, why[one.key]) for one in found.groups if one.key in why}
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=found.root)
+
+
+def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
+    """Yield why a checkpoint is not to be touched, whatever points at it."""
+    if entry.holds_others:
+        yield "holds other checkpoints"
+    if (inside := told_inside(entry)) is not None:
+        yield inside
+    if entry.is_link:
+        yield "is a symlink"
+    if not all(map(is_name, entry.unit.members)):
+        yield "has parts elsewhere"
+    if entry.contents.crosses or is_mounted(entry.directory, entry.unit.members, mount_points):
+        yield HOLDS_MOUNT
 
 
 def _advised(group: Group, why: str) -> str:

@@ -38,7 +38,7 @@ class Pruned:
         freed_bytes: Of all that went, or would go; what lies in the trash still takes its place.
         dry_run: Whether nothing was changed.
         declined: Whether somebody was asked, and said no.
-        failed: Why some of what was to go is still there, by path.
+        failed: Why some of what was to go is still there, or has not gone altogether, by path.
         problems: What must be looked at.
         warnings: What is doubtful about the order of a series.
         journals: What still waits to be settled.
@@ -178,9 +178,12 @@ def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | Non
             outcome = Outcome(failed={entry.path: failure.reason for _, gone in parts for entry in gone})
         total.removed += outcome.removed
         total.failed |= outcome.failed
+        total.stranded |= outcome.stranded
         total.freed += outcome.freed
-    plan = replace(planned.plan, groups=tuple(_as_done(one, total.failed) for one in planned.plan.groups))
-    problems = tuple(Problem(path, f"not removed: {why}") for path, why in total.failed.items())
+    lacking = "not removed" if identity is None else "not moved to the trash"
+    stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
+    plan = replace(planned.plan, groups=tuple(_as_done(one, stayed) for one in planned.plan.groups))
+    problems = tuple(Problem(path, stayed.get(path, why)) for path, why in total.failed.items())
     freed = total.freed if identity is None else 0
     done = replace(_result(planned, freed=freed), plan=plan, failed=total.failed)
     done = replace(done, trash=identity, trashed_bytes=total.freed - freed)
@@ -259,11 +262,11 @@ def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
     return Removal(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
 
 
-def _as_done(group: GroupPlan, failed: Mapping[str, str]) -> GroupPlan:
+def _as_done(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
     """Return a plan with what could not be removed among what was kept."""
-    stayed = [entry for entry in group.remove if entry.path in failed]
-    kept = tuple(Kept(entry, (f"not removed: {failed[entry.path]}",)) for entry in stayed)
-    removed = tuple(entry for entry in group.remove if entry.path not in failed)
+    entries = [entry for entry in group.remove if entry.path in stayed]
+    kept = tuple(Kept(entry, (stayed[entry.path],)) for entry in entries)
+    removed = tuple(entry for entry in group.remove if entry.path not in stayed)
     return replace(group, keep=group.keep + kept, remove=removed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,10 @@ from datetime import datetime
 from ckpttool.naming import NameFields, is_named_best, parse_name
 from ckpttool.series.renaming.fields import is_dated_by_file, run_of
 from ckpttool.series.renaming.names import Renaming, unit_stem
-from ckpttool.series.renaming.template import Lacking, Template, render
+from ckpttool.series.renaming.template import FIELDS, Lacking, Template, render
+
+_UNNAMED = "value"
+"""What a metric is called whose name doesn't stand beside it."""
 
 _SHOWN = 1
 """How many names a warning tells; the others are counted."""
@@ -18,11 +22,11 @@ _SHOWN = 1
 
 def doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
     """Return a sentence for each thing that is doubtful about new names, and of which it is said."""
-    told: dict[str, list[str]] = defaultdict(list)
+    told: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for one in renamings:
-        for what in _doubts(one, template):
-            told[what].append(f"{one.entry.path} -> {one.name}")
-    warnings = [f"{_first(names)}: {what}" for what, names in told.items()]
+        for kind, what in _doubts(one, template):
+            told[kind].append((f"{one.entry.path} -> {one.name}", what or kind))
+    warnings = [f"{_first([name for name, _ in found])}: {found[0][1]}" for found in told.values()]
     undated = [one for one in renamings if is_dated_by_file(one.entry)]
     if undated and not template.names.isdisjoint(("date", "time")):
         names = [one.entry.path for one in undated]
@@ -37,29 +41,45 @@ def _first(names: Sequence[str]) -> str:
     return names[0] + more
 
 
-def _doubts(one: Renaming, template: Template) -> Iterator[str]:
+def _doubts(one: Renaming, template: Template) -> Iterator[tuple[str, str]]:
+    """Yield what is doubtful about a name: of what kind that is, and what is said of this one, if more."""
     old, new = one.entry.fields, parse_name(one.name)
     for name, told in (("epoch", new.epoch), ("step", new.step)):
         value = one.values.get(name)
         if told == value:
             continue
         if name in template.names and value is not None:
-            yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})"
+            yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})", ""
         elif told is not None:
-            yield f"this name would be read as {name} {told}"
+            yield f"read as {name}", f"this name would be read as {name} {told}"
         elif _stands_in_name_alone(one, name):
-            yield f"its {name} stands in its old name alone, and not in the new one"
+            yield f"its {name} stands in its old name alone, and not in the new one", ""
     if _loses_order(one, old, new):
-        yield "the number in its old name, which orders it, isn't in the new one"
+        is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", one.name))
+        lost = "would not be read out of the new one" if is_there else "isn't in the new one"
+        yield f"the number in its old name, which orders it, {lost}", ""
+    yield from _metric_doubts(one, template, old, new)
+    if new.saved_at is not None and _differs(one, new.saved_at):
+        yield "read as date", f"this name would be read as the date {new.saved_at}"
+    if is_named_best(one.name) and not is_named_best(one.entry.name):
+        yield "this name says that it is the best, which is never pruned", ""
+    if (again := _again(one, template)) != one.name:
+        yield "again", f"the next rename by this template would call it {again}"
+
+
+def _metric_doubts(
+    one: Renaming, template: Template, old: NameFields, new: NameFields
+) -> Iterator[tuple[str, str]]:
     lost = [name for name in old.metrics if name not in template.names and _is_named_metric(one, name)]
     if lost and not set(lost) & new.metrics.keys():
-        yield f"{lost[0]} stands in its old name, and not in the new one"
-    if new.saved_at is not None and _differs(one, new.saved_at):
-        yield f"this name would be read as the date {new.saved_at}"
-    if is_named_best(one.name) and not is_named_best(one.entry.name):
-        yield "this name says that it is the best, which is never pruned"
-    if _again(one, template) != one.name:
-        yield f"the next rename by this template would call it {_again(one, template)}"
+        yield f"{lost[0]} stands in its old name, and not in the new one", ""
+    bare = [name for name in template.names.difference(FIELDS) if name in one.values]
+    if _UNNAMED in new.metrics and _UNNAMED not in old.metrics and bare:
+        name = next((name for name in bare if name not in new.metrics), bare[0])
+        yield (
+            f"{name} would be read out of this name as a metric without one (write it as {name}={{{name}}})",
+            "",
+        )
 
 
 def _stands_in_name_alone(one: Renaming, name: str) -> bool:

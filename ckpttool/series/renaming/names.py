@@ -28,6 +28,9 @@ from ckpttool.series.renaming.template import Lacking, Template, Value, render
 MAX_NAME = 255
 """Bytes of a name, on every file system in use."""
 
+_SHOWN = 3
+"""How many checkpoints are told that would have one name."""
+
 RESERVED = frozenset(
     {tf_state.NAME, "latest", "last_checkpoint", "trainer_state.json", "checkpoint.pt.index"}
 )
@@ -46,6 +49,9 @@ _MEANINGS = (
     (re.compile(r"checkpoint-\d{1,18}"), "a save of the Hugging Face Trainer"),
 )
 """Names that are read in a way of their own."""
+
+_COUNTED = re.compile(r"(?P<prefix>.+)-(?:0|[1-9][0-9]*)", re.ASCII | re.DOTALL)
+"""How TensorFlow numbers checkpoints; a number with zeros before it is none that it writes."""
 
 _PART = re.compile(
     r"\.data-\d{5}-of-\d{5}|\.index|\.meta|-\d+-of-\d+(?:\..*)?|_\d{5}\.weights\.h5|\.pdi?params(?:\.info)?|\.pdopt"
@@ -114,6 +120,7 @@ def plan_names(
     template: Template,
     standing: Mapping[str, Collection[str]],
     left: Mapping[str, str],
+    counted: Mapping[str, Collection[str]] | None = None,
 ) -> RenamePlan:
     """Return what a template makes of checkpoints.
 
@@ -122,6 +129,7 @@ def plan_names(
         template: The template.
         standing: All names in each of their directories.
         left: Why some of them keep their names, by path.
+        counted: What the names begin with, by directory, that TensorFlow's manager goes on to give.
     """
     renamings: list[Renaming] = []
     same: list[Entry] = []
@@ -136,6 +144,8 @@ def plan_names(
             continue
         if one.name == entry.name:
             same.append(entry)
+        elif why := _counted(one, () if counted is None else counted.get(entry.directory, ())):
+            refused.append(Problem(entry.path, f"its name would be {one.name!r:.80}, {why}"))
         else:
             renamings.append(one)
     refused += _collisions(renamings, same, standing)
@@ -161,6 +171,16 @@ def renaming(entry: Entry, template: Template) -> Renaming:
     members = tuple((name, new + name.removeprefix(stem)) for name in entry.unit.members)
     _require_valid(entry, new + suffix, members)
     return Renaming(entry, new + suffix, members, values)
+
+
+def _counted(one: Renaming, prefixes: Collection[str]) -> str | None:
+    """Return why a name is one that its owner will give again, to another checkpoint, or None."""
+    match = _COUNTED.fullmatch(one.name)
+    if one.entry.format != "tensorflow" or match is None:
+        return None
+    if folded(match["prefix"]) not in map(folded, prefixes):
+        return None
+    return f"which TensorFlow's manager may write over: it numbers its saves {match['prefix']}-<n>"
 
 
 def unit_stem(entry: Entry) -> str:
@@ -192,8 +212,8 @@ def _fault(old: str, new: str) -> str | None:
         return None
     if "/" in new or os.sep in new or "\0" in new:
         return "which is no name but a path"
-    if not new or new.startswith((".", "-")):
-        return "which begins like an option or a hidden file"
+    if why := _misleads_shells(old, new):
+        return why
     if (nbytes := len(os.fsencode(new))) > MAX_NAME:
         return f"which has {nbytes:,} bytes (at most {MAX_NAME})"
     if new in RESERVED:
@@ -206,6 +226,17 @@ def _fault(old: str, new: str) -> str | None:
     for pattern, meaning in _MEANINGS:
         if pattern.fullmatch(new) and not pattern.fullmatch(old):
             return f"which says that it is {meaning}"
+    return None
+
+
+def _misleads_shells(old: str, new: str) -> str | None:
+    """Return what a shell, or its user, would take a new name for, or None."""
+    if not new or new.startswith((".", "-")):
+        return "which begins like an option or a hidden file"
+    if new.strip() != new and old.strip() == old:
+        return "which begins or ends with a blank"
+    if new.startswith("~") and not old.startswith("~"):
+        return "which a shell takes for somebody's home directory"
     return None
 
 
@@ -239,11 +270,8 @@ def _taken(
     """Return why a name isn't free, or None."""
     targets = sorted({one.name, *(new for _, new in one.members)})
     for name in targets:
-        others = [(other, wish) for other, wish in wanted[folded(name)] if other is not one]
-        if others:
-            other, wish = others[0]
-            alike = "" if wish == name else f", which differs from {wish} in case alone,"
-            return f"its name would be {name}{alike} as that of {other.entry.path}"
+        if len({id(other) for other, _ in wanted[folded(name)]}) > 1:
+            return _shared(wanted[folded(name)])
         there = stay.get(folded(name))
         if there is not None:
             alike = "" if there == name else f", as {there}, which differs in case alone"
@@ -256,6 +284,16 @@ def _taken(
     if own:
         return f"its name would be {one.name}, and {own[0]}, which is there already, would belong to it"
     return None
+
+
+def _shared(wanted: Sequence[tuple[Renaming, str]]) -> str:
+    """Return that several would have one name, in the same words for each of them."""
+    names = list(dict.fromkeys(wish for _, wish in wanted))
+    case = ", which differ in case alone" if len(names) > 1 else ""
+    owners = list(dict.fromkeys(other.entry.name for other, _ in wanted))
+    more = f" and {len(owners) - _SHOWN:,} more" if len(owners) > _SHOWN else ""
+    told = f"{', '.join(owners[:_SHOWN])}{more}"
+    return f"{len(owners):,} checkpoints would be called {' and '.join(names[:2])}{case}: {told}"
 
 
 def _is_part(name: str, stem: str) -> bool:

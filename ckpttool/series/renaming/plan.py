@@ -14,12 +14,16 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import PART_OF, WRITING, follow
 from ckpttool.series.pointers.readers import PINS, names_in
+from ckpttool.series.pointers.unseen import unseen_above
 from ckpttool.series.problem import Problem
-from ckpttool.series.renaming.dictated import best_inside, looked_for, reason_to_leave
+from ckpttool.series.renaming.beside import left_beside
+from ckpttool.series.renaming.dictated import best_inside, counted_in, looked_for, reason_to_leave
 from ckpttool.series.renaming.doubts import doubts
 from ckpttool.series.renaming.names import RenamePlan, plan_names
 from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.repointing import Following, Scene, following, holders, links_around
+from ckpttool.series.renaming.noting import noted_below
+from ckpttool.series.renaming.repointing import following, holders
+from ckpttool.series.renaming.scene import Following, Scene, links_around
 from ckpttool.series.renaming.steps import Step, steps
 from ckpttool.series.renaming.template import FIELDS, Template, parse_template
 from ckpttool.series.surveying.scope import Scope
@@ -82,25 +86,37 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    for path, reasons in follow(root, found.groups).reasons.items():
+    for path, reasons in follow(root, found.groups, recursive=request.recursive).reasons.items():
         for reason in reasons:
             if reason.startswith((WRITING, PART_OF)):
                 left.setdefault(path, reason)
     _require_known(template, [entry for entry in entries if entry.path not in left])
-    scene = Scene(root, entries, links_around(root))
+    scene = Scene(root, entries, links_around(root), noted_below(root, entries))
     plan, follows = _planned(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in found.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
+    if not plan.refused:
+        problems += _stale(follows)
     warnings = [
         f"{shown(path)}: it can't be changed, and may have old names: {why}"
         for path, why in follows.faults.items()
     ]
     renamed = [(one.entry, one.name) for one in plan.renamings]
     warnings += [*looked_for(renamed), *best_inside(entries, [entry for entry, _ in renamed])]
-    warnings += doubts(plan.renamings, template)
+    warnings += [*found.remarks, *doubts(plan.renamings, template)]
+    warnings += left_beside(plan.renamings, entries, standing)
     warnings += _unknown(template, [entry for entry in entries if entry.path not in left])
+    warnings += unseen_above(root)
     count = follows.count
     return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
+
+
+def _stale(follows: Following) -> Iterator[Problem]:
+    """Yield the notes that will name checkpoints by names that these don't have any more."""
+    for path, names in follows.stale.items():
+        more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
+        lost = f"isn't changed: prune won't keep {those} for it any more"
+        yield Problem(shown(path), f"{os.path.basename(path)} names {names[0]}{more} and {lost}")
 
 
 def _require_known(template: Template, entries: Sequence[Entry]) -> None:
@@ -137,8 +153,9 @@ def _planned(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
 ) -> tuple[RenamePlan, Following]:
     """Return a plan, and what has to follow it; what can't follow leaves alone what it names."""
+    counted = {directory: counted_in(directory) for directory in standing}
     while True:
-        plan = plan_names(scene.entries, template, standing, left)
+        plan = plan_names(scene.entries, template, standing, left, counted)
         moved = Moved(names_of(steps(plan.renamings)))
         follows = following(scene, moved)
         reasons = dict(_unfollowed(plan, scene, moved, follows))

@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.changing.lock import locked
-from ckpttool.series.changing.moves import Moves, new_identity
+from ckpttool.series.changing.moves import Kind, Moves, new_identity
 from ckpttool.series.changing.moving import carry_out
 from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.row import Row
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.problem import Problem
 from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.plan import PlannedNames, RenameRequest, names_of, plan_rename
-from ckpttool.series.renaming.repointing import Following, following, links_around
+from ckpttool.series.renaming.plan import Names, PlannedNames, RenameRequest, names_of, plan_rename
+from ckpttool.series.renaming.repointing import following
+from ckpttool.series.renaming.scene import Following, links_around
 from ckpttool.series.renaming.steps import Step, after, next_wave, onwards, refreshed, steps
 from ckpttool.series.renaming.template import parse_template
 
@@ -131,6 +133,9 @@ class _Course:
         self._waiting: dict[str, list[Step]] = defaultdict(list)
         for step in steps(planned.plan.renamings):
             self._waiting[step.entry.directory].append(step)
+        self._all = {directory: tuple(found) for directory, found in self._waiting.items()}
+        self._first = planned.scene.entries
+        self._rows: dict[str, Row] = {}
         self._is_alone = len(self._waiting) == 1
         self._renames: list[tuple[str, str]] = []
         self._failed: dict[str, str] = {}
@@ -142,11 +147,14 @@ class _Course:
         Raises:
             CheckpointError: Nothing could be renamed.
         """
-        while any(self._waiting.values()):
-            done: list[Step] = []
-            for directory in list(self._waiting):
-                done += self._directory(directory)
-            self._elsewhere(done)
+        with ExitStack() as stack:
+            self._rows = {directory: stack.enter_context(Row(directory)) for directory in self._waiting}
+            while any(self._waiting.values()):
+                done: list[Step] = []
+                before = self._scene.entries
+                for directory in list(self._waiting):
+                    done += self._directory(directory)
+                self._elsewhere(names_of(done), before)
         order = {one.entry.path: number for number, one in enumerate(result.planned.plan.renamings)}
         self._renames.sort(key=lambda pair: order[pair[0]])
         return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
@@ -160,17 +168,20 @@ class _Course:
         if not wave:
             return []
         follows = following(self._scene, Moved(names_of(wave)))
+        has_more = len(wave) < len(waiting) or not all(step.is_last for step in wave)
+        is_row = has_more or self._rows[directory].is_begun
         try:
-            failed = self._made(directory, wave, follows)
+            failed = self._made(directory, wave, follows, has_more=has_more)
         except CheckpointError as failure:
             if self._is_alone and not self._renames:
                 raise
             failed = dict.fromkeys((step.wish.entry.path for step in wave), failure.reason)
         self._failed |= failed
+        if failed and is_row:
+            self._return(directory)
+            return []
         done = [step for step in wave if step.wish.entry.path not in failed]
-        if failed:  # what waited for these can't go on
-            self._give_up(waiting, {step.wish.entry.path for step in done}, next(iter(failed.values())))
-        else:
+        if not failed:
             entries = self._renewed(done)
             rest = [
                 step for step in waiting if step.wish.entry.path not in {one.wish.entry.path for one in wave}
@@ -182,7 +193,9 @@ class _Course:
         self._renames += [(step.wish.entry.path, step.wish.to) for step in done if step.is_last]
         return done
 
-    def _made(self, directory: str, wave: Sequence[Step], follows: Following) -> Mapping[str, str]:
+    def _made(
+        self, directory: str, wave: Sequence[Step], follows: Following, *, has_more: bool
+    ) -> Mapping[str, str]:
         rewrites = tuple(follows.rewrites.get(directory, ()))
         renewed = {one.name for one in rewrites if one.after is None}
         moves = Moves(
@@ -194,14 +207,28 @@ class _Course:
             source=directory,
             target=directory,
         )
-        return carry_out(directory, moves).failed
+        return self._rows[directory].make(moves, has_more=has_more).failed
 
-    def _give_up(self, waiting: Sequence[Step], done: set[str], why: str) -> None:
-        for step in waiting:
-            path = step.wish.entry.path
-            if path not in done and path not in self._failed:
-                now = "" if step.entry.path == path else f"; it is called {step.entry.name} now"
-                self._failed[path] = f"{why}{now}"
+    def _return(self, directory: str) -> None:
+        """Note of all checkpoints of a directory that they have their old names again, since one failed."""
+        paths = [step.wish.entry.path for step in self._all[directory]]
+        culprit = next(path for path in paths if path in self._failed)
+        why = f"{os.path.basename(culprit)}: {self._failed[culprit]}; all of them are renamed, or none"
+        for path in paths:
+            self._failed.setdefault(path, why)
+        self._renames = [pair for pair in self._renames if pair[0] not in paths]
+        before, back = self._scene.entries, dict[str, str]()
+        entries = list(before)
+        for number, (now, first) in enumerate(zip(before, self._first, strict=True)):
+            if first.directory == directory:
+                back |= dict(
+                    zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True)
+                )
+                entries[number] = _as_it_is(first)
+        self._scene = replace(self._scene, entries=tuple(entries), links=links_around(self._scene.root))
+        changed = {now: old for now, old in back.items() if now != old}
+        if changed:
+            self._elsewhere({directory: changed}, before, kind="restore")
 
     def _renewed(self, done: Sequence[Step]) -> dict[str, Entry]:
         """Return all checkpoints of the scene as they are now, by the paths that they had before."""
@@ -209,23 +236,20 @@ class _Course:
         entries: dict[str, Entry] = {}
         for entry in self._scene.entries:
             step = made.get(entry.path)
-            try:
-                entries[entry.path] = after(replace(step, entry=entry)) if step else refreshed(entry)
-            except OSError as error:
-                raise from_os_error(error, entry.path) from error
+            entries[entry.path] = _as_it_is(entry, step)
         self._scene = replace(
             self._scene, entries=tuple(entries.values()), links=links_around(self._scene.root)
         )
         return entries
 
-    def _elsewhere(self, done: Sequence[Step]) -> None:
+    def _elsewhere(self, names: Names, before: Sequence[Entry], kind: Kind = "rename") -> None:
         """Change what names checkpoints from other directories than their own; failing is told."""
-        if not done:
+        if not names:
             return
-        follows = following(self._scene, Moved(names_of(done)))
+        follows = following(self._scene, Moved(names), before)
         for home in follows.homes:
             moves = Moves(
-                kind="rename",
+                kind=kind,
                 identity=self._identity,
                 moves=(),
                 rewrites=tuple(follows.rewrites.get(home, ())),
@@ -240,5 +264,17 @@ class _Course:
         if not follows.homes:
             return
         self._scene = replace(self._scene, links=links_around(self._scene.root))
-        for home in following(self._scene, Moved(names_of(done))).homes:
+        for home in following(self._scene, Moved(names), before).homes:
             self._stale.setdefault(home, "it has changed since the plan was made")
+
+
+def _as_it_is(entry: Entry, step: Step | None = None) -> Entry:
+    """Return a checkpoint with its files as they are now, after a step.
+
+    Raises:
+        CheckpointError: They can't be looked at.
+    """
+    try:
+        return after(replace(step, entry=entry)) if step else refreshed(entry)
+    except OSError as error:
+        raise from_os_error(error, entry.path) from error

@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import shard_index
-from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.tensorflow import state as tf_state
@@ -23,87 +21,32 @@ from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.changing.pointing import text_at
 from ckpttool.series.changing.stage import Changed
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.pointers.notes import SUMS, is_note, said
 from ckpttool.series.pointers.pins import repinned
 from ckpttool.series.pointers.readers import PINS, Names, names_in, noted_name
 from ckpttool.series.renaming import rewording
 from ckpttool.series.renaming.new_paths import Moved, exists
+from ckpttool.series.renaming.noting import Notes
+from ckpttool.series.renaming.scene import Following, Scene, outwards
 
 STATE = "trainer_state.json"
-_NEVER_ENTERED = frozenset({".git"})
+
+MAX_SUMS = 1 << 24
+"""Bytes; a longer list of digests isn't of checkpoints."""
 
 
-@dataclass(slots=True)
-class Following:
-    """What follows, by directory of the journal that it goes into, and what can't be read or changed."""
-
-    rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
-    relinks: dict[str, list[Relink]] = field(default_factory=lambda: defaultdict(list))
-    faults: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """Return how many texts and links these are; an index or a manifest belongs to what it names."""
-        rewrites = (one for found in self.rewrites.values() for one in found)
-        kept = sum(1 for one in rewrites if None not in (one.before, one.after))
-        return kept + sum(map(len, self.relinks.values()))
-
-    @property
-    def homes(self) -> list[str]:
-        """Return the directories in which something has to follow."""
-        return list(dict.fromkeys((*self.rewrites, *self.relinks)))
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """Where checkpoints and what names them lie.
-
-    Attributes:
-        root: The directory that was asked for.
-        entries: All checkpoints in it, those that keep their names included.
-        links: The symlinks in the tree and beside it, with what they lead to.
-    """
-
-    root: str
-    entries: tuple[Entry, ...]
-    links: Mapping[str, str]
-
-    @property
-    def directories(self) -> list[str]:
-        """Return the directories in which pointers are looked for."""
-        return sorted({self.root, *(entry.directory for entry in self.entries)})
-
-
-def links_around(root: str) -> dict[str, str]:
-    """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
-    above = os.path.dirname(os.path.realpath(root))
-    beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())
-    found = {}
-    for path in (*beside, *_links_below(root)):
-        try:
-            found[path] = os.readlink(path)
-        except OSError:  # it has just gone
-            continue
-    return found
-
-
-def _links_below(directory: str) -> Iterator[str]:
-    for name, entry in sorted(names_in(directory).items()):
-        if entry.is_symlink():
-            yield entry.path
-        elif (
-            entry.is_dir(follow_symlinks=False)
-            and not name.startswith(OWN_PREFIX)
-            and name not in _NEVER_ENTERED
-        ):
-            yield from _links_below(entry.path)
-
-
-def following(scene: Scene, moved: Moved) -> Following:
+def following(scene: Scene, moved: Moved, before: Sequence[Entry] | None = None) -> Following:
     """Return all that has to follow some new names, as it stands on the disk now.
 
     What lies in a checkpoint's directory that gets a new name is told with that.
+
+    Args:
+        scene: Where everything lies.
+        moved: The new names.
+        before: The checkpoints under the names that notes have, where they have new ones already.
     """
     found = Following()
+    notes = Notes(scene.entries if before is None else before, moved)
     members = {(entry.directory, name) for entry in scene.entries for name in entry.unit.members}
     edits: dict[str, dict[str, rewording.Changed]] = defaultdict(dict)
     for entry in scene.entries:
@@ -111,8 +54,11 @@ def following(scene: Scene, moved: Moved) -> Following:
             edits[entry.directory] |= _inside(found, entry, moved)
     for directory in scene.directories:
         names = {name: one for name, one in names_in(directory).items() if (directory, name) not in members}
-        _beside(found, directory, names, moved, edits[directory])
-    _above(found, scene, moved)
+        _beside(found, scene, directory, names, moved, edits[directory], notes)
+    _above(found, scene, moved, notes)
+    for directory in set(scene.noted).difference(scene.directories):
+        for file in names_in(directory).values():
+            _note(found, scene, directory, file, moved, notes)
     for entry in scene.entries:
         if entry.name in moved.at(entry.directory) or edits[entry.directory]:
             for name in entry.unit.members:
@@ -122,36 +68,88 @@ def following(scene: Scene, moved: Moved) -> Following:
     return found
 
 
-def _above(found: Following, scene: Scene, moved: Moved) -> None:
+def _above(found: Following, scene: Scene, moved: Moved, notes: Notes) -> None:
     """Add what lies beside the root, and names what lies in it."""
     real = os.path.realpath(scene.root)
     above = os.path.dirname(real)
     if above != real:
-        _beside(found, above, names_in(above), moved, {})
+        _beside(found, scene, above, names_in(above), moved, {}, notes)
 
 
 def _beside(
-    found: Following, directory: str, names: Names, moved: Moved, edits: Mapping[str, rewording.Changed]
+    found: Following,
+    scene: Scene,
+    directory: str,
+    names: Names,
+    moved: Moved,
+    edits: Mapping[str, rewording.Changed],
+    notes: Notes,
 ) -> None:
     """Add what lies beside checkpoints, and names them."""
-    new = moved.follower(directory, near=[directory])
     from_anywhere = moved.follower(directory, os.curdir, near=[directory])
     readers: dict[str, Callable[[str], str]] = {
         tf_state.NAME: lambda text: _state_text(text, moved, directory),
         STATE: lambda text: rewording.best_text(text, from_anywhere),
         PINS: lambda text: repinned(text, _relative(moved, directory, text)),
     }
-    readers |= dict.fromkeys(SHARED, lambda text: rewording.sums_text(text, moved.follower(directory), edits))
-    for name, file in names.items():
+
+    changed = dict(edits)
+
+    def sums(text: str) -> str:
+        return rewording.sums_text(text, moved.follower(directory), changed)
+
+    readers |= dict.fromkeys(SHARED, sums)
+    for name, file in sorted(names.items(), key=lambda one: bool(SUMS.fullmatch(one[0]))):
         try:
             is_file = file.is_file(follow_symlinks=False)
         except OSError:  # it has just gone
             continue
+        told = None
         if is_file and name in readers:
             if name != tf_state.NAME or _is_state(file.path):
-                _reworded(found, directory, name, readers[name])
-        elif is_file and noted_name(file) is not None:
-            _reworded(found, directory, name, lambda text: rewording.line_text(text, new))
+                told = _reworded(found, directory, name, readers[name])
+        elif is_file:
+            if SUMS.fullmatch(name) and _is_small(file):
+                told = _reworded(found, directory, name, sums)
+            told = told or _note(found, scene, directory, file, moved, notes)
+        if told is not None:
+            changed[name] = _edit(told)
+
+
+def _note(
+    found: Following, scene: Scene, directory: str, file: os.DirEntry[str], moved: Moved, notes: Notes
+) -> Rewrite | None:
+    """Add what somebody noted, and which checkpoints it will not name any more."""
+    text = said(file)
+    if text is None:
+        return None
+    is_path = noted_name(file) is not None and "://" not in text
+    new = moved.follower(directory, near=[directory]) if is_path else None
+
+    def reword(text: str) -> str:
+        told = text if new is None else rewording.line_text(text, new)
+        return notes.reworded(text, directory, file.name) if told == text and is_note(file.name) else told
+
+    real = os.path.realpath(directory)
+    home = next((one for one in outwards(scene, real) if one is not None), directory)
+    inner = Following()
+    can_change = os.access(directory, os.W_OK) and os.access(home, os.W_OK)
+    told = _reworded(inner, directory, file.name, reword) if can_change else None
+    if told is not None:
+        name = os.path.relpath(os.path.join(real, file.name), os.path.realpath(home))
+        found.rewrites[home].append(Rewrite(name, told.before, told.after))
+    if is_note(file.name):
+        after = text if told is None or told.after is None else told.after
+        if stale := list(notes.lost(text, after, directory, file.name)):
+            found.stale[os.path.join(directory, file.name)] = stale
+    return told
+
+
+def _is_small(file: os.DirEntry[str]) -> bool:
+    try:
+        return file.stat().st_size <= MAX_SUMS
+    except OSError:  # it has just gone
+        return False
 
 
 def _state_text(text: str, moved: Moved, directory: str) -> str:
@@ -287,23 +285,12 @@ def _link(found: Following, scene: Scene, link: str, target: str, moved: Moved) 
     if new is None:
         return
     real = os.path.realpath(around or os.curdir)
-    home = next((one for one in _outwards(scene, real) if one is not None), None)
+    home = next((one for one in outwards(scene, real) if one is not None), None)
     if home is None:
         found.relinks[around or os.curdir].append(Relink(os.path.basename(link), target, new))
         return
     path = os.path.relpath(os.path.join(real, os.path.basename(link)), os.path.realpath(home))
     found.relinks[home].append(Relink(path, target, new))
-
-
-def _outwards(scene: Scene, real: str) -> Iterator[str | None]:
-    """Yield the directory of checkpoints that a real path lies in or below, the nearest first."""
-    known = {os.path.realpath(directory): directory for directory in scene.directories}
-    while True:
-        yield known.get(real)
-        above = os.path.dirname(real)
-        if above == real:
-            return
-        real = above
 
 
 def holders(scene: Scene, names: Iterable[tuple[str, str]], moved: Moved) -> Iterator[tuple[str, str]]:

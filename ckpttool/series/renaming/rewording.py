@@ -23,10 +23,11 @@ _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 _BEST = re.compile(rf'("{BEST}"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
 _PLAIN = re.compile(
-    r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{64})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
+    r"(?P<mark>\\?)(?P<digest>[0-9A-Fa-f]{32,128})(?P<gap> [ *])(?P<name>.+?)(?P<end>\r?)", re.DOTALL
 )
 _TAGGED = re.compile(
-    r"(?P<mark>\\?)(?P<gap>SHA256 ?\()(?P<name>.+)(?P<behind>\) ?= ?)(?P<digest>[0-9A-Fa-f]{64})(?P<end>\r?)",
+    r"(?P<mark>\\?)(?P<gap>(?:MD5|SHA-?[0-9]+|BLAKE2[a-z]*)(?:-[0-9]+)? ?\()(?P<name>.+)(?P<behind>\) ?= ?)"
+    r"(?P<digest>[0-9A-Fa-f]{32,128})(?P<end>\r?)",
     re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\([\\nr])")
@@ -136,13 +137,13 @@ def _verified(text: str, wanted: Mapping[str, Any]) -> str:
 
 
 def sums_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
-    """Return a list of SHA-256 digests in which files have other names, and some say something else.
+    """Return a list of digests in which files have other names, and some say something else.
 
     Args:
-        text: As ``sha256sum`` writes it.
+        text: As ``sha256sum`` and its like write it.
         new: New names by the old ones.
         changed: Files that say something else from now on, by their old names. A digest that wasn't right
-            before stays.
+            before stays, and one that isn't of SHA-256.
     """
     return "\n".join(_sum_line(line, new, changed) for line in text.split("\n"))
 

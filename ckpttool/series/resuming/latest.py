@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,7 +41,7 @@ NO_STEP = "no step is known of it"
 class Latest:
     """The newest intact checkpoint, or why there is none; ``passed_over`` were newer, or better.
 
-    ``waited`` seconds went by while somebody wrote ``waited_for``.
+    ``waited`` seconds went by while somebody wrote ``waited_for``; ``best`` is the metric that was asked for.
     """
 
     entry: Entry | None
@@ -50,11 +51,17 @@ class Latest:
     journals: tuple[str, ...] = ()
     waited: float = 0.0
     waited_for: tuple[str, ...] = ()
+    best: str | None = None
 
     @property
     def path(self) -> str | None:
         """Return the path of the checkpoint, or None where there is none."""
         return None if self.entry is None else self.entry.path
+
+    @property
+    def value(self) -> float | None:
+        """Return what the checkpoint was measured at, or None where nobody asked for it."""
+        return None if self.entry is None or self.best is None else measure(self.entry, self.best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +139,9 @@ def latest(
             continue
         if found.entry is None and look.unseen:
             raise blind(os.fspath(directory), look.unseen)
-        return replace(found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for))
+        return replace(
+            found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for), best=best
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +181,8 @@ class _Search:
         try:
             found = survey(self.directory, wanted)
         except NotFound as error:
+            if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
+                raise
             require_merely_missing(os.fspath(self.directory))
             return _Look(Latest(None, f"{error.path}: {error.reason}"))
         chosen, passed = self._choice(found)
@@ -221,9 +232,11 @@ class _Search:
             yield from ordered
             return
         sign = 1 if self.wanted.mode == "min" else -1
-        if is_carried_on(best):
-            ordered.reverse()
-        measured = [(value, entry) for entry in ordered if (value := measure(entry, best)) is not None]
+        measured = [
+            (value, entry)
+            for entry in _oldest_first_where_carried_on(ordered, best, self.wanted.mode)
+            if (value := measure(entry, best)) is not None
+        ]
         finite = [pair for pair in measured if math.isfinite(pair[0])]
         yield from (entry for _, entry in sorted(finite, key=lambda pair: sign * pair[0]))
         yield from (entry for value, entry in measured if not math.isfinite(value))
@@ -283,6 +296,20 @@ class _Search:
 
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9
+
+
+def _oldest_first_where_carried_on(
+    newest_first: Sequence[Entry], metric: str, mode: Mode | None
+) -> Iterator[Entry]:
+    """Yield checkpoints, the newest first; of a series that carries a metric on the oldest first, there."""
+    series: dict[str, list[Entry]] = defaultdict(list)
+    for entry in reversed(newest_first):
+        series[entry.group].append(entry)
+    for found in series.values():
+        values = [value for one in found if (value := measure(one, metric)) is not None]
+        if is_carried_on(metric, values, mode):
+            found.reverse()
+    yield from (series[entry.group].pop() for entry in newest_first)
 
 
 def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:

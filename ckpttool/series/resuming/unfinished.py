@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ckpttool.formats import suffix_format
+from ckpttool.formats.globs import Globs
 from ckpttool.formats.tensorflow.prefix import DATA, INDEX
 from ckpttool.naming import NameFields, parse_name
 from ckpttool.series.files import Contents, contents
@@ -50,10 +50,11 @@ def markers(found: Survey, exclude: Sequence[str]) -> Iterator[Marker]:
     if any(entry.unit.path == found.root and not entry.holds_others for entry in found.entries):
         return
     blanks = {entry.fields.blank for entry in found.entries}
+    globs = Globs(exclude, found.root)
     for directory in sorted({found.root, *(entry.directory for entry in found.entries)}):
         for name, file in names_in(directory).items():
             final = temporary_for(name)
-            if final is None or any(fnmatchcase(one, glob) for glob in exclude for one in (name, final)):
+            if final is None or any(globs.of(os.path.join(directory, one)) for one in (name, final)):
                 continue
             fields = parse_name(final)
             is_directory = file.is_dir(follow_symlinks=False)

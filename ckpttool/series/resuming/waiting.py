@@ -11,7 +11,7 @@ from typing import Protocol
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.discovery import OWN_PREFIX, unit_at
 from ckpttool.series.files import Fingerprint, contents
-from ckpttool.series.members.entry import look_at
+from ckpttool.series.members.look import look_at
 
 POLL_SECONDS = 0.25
 """How often the names, sizes and times of what is being written are looked at."""
@@ -155,11 +155,12 @@ class Watch:
         ]
 
     def _say(self, unsettled: Sequence[Unsettled]) -> None:
+        seconds = max(self.left, 0) if self._told else self._seconds
         for one in unsettled:
             if one.path not in self._told:
                 self._told.add(one.path)
                 self.waited_for.append(one)
-                self._tell(f"waiting up to {max(self.left, 0):.0f} s for {one.path}: {one.why}")
+                self._tell(f"waiting up to {seconds:.0f} s for {one.path}: {one.why}")
 
     def _has_finished(self, one: Unsettled, seen: dict[str, State]) -> bool:
         """Tell whether it has changed and is whole now; or was whole, and has not changed for a moment."""

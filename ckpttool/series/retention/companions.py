@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from ckpttool.series.members.choice import AVERAGED
+from ckpttool.series.members.counts import CONTRADICTION_SECONDS, is_flat
+from ckpttool.series.members.doubt import NOT_COUNTED, doubt
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.retention.plan import GroupPlan, Plan
@@ -51,6 +54,44 @@ def _keepers(planned: Sequence[tuple[int, GroupPlan]]) -> Mapping[Place, list[tu
     return found
 
 
+def doubts_of(groups: Sequence[Group], told: Collection[str] = ()) -> dict[str, str]:
+    """Return why series may be none, by their keys; those that go with one that counts saves count them, too.
+
+    Args:
+        groups: The series of a directory.
+        told: Globs of names of which the user says that each is a series.
+    """
+    found = {one.key: why for one in groups if (why := doubt(one, told)) is not None}
+    uncounted = {key for key, why in found.items() if why == NOT_COUNTED}
+    for members, family in _families([one.entries for one in groups]) if uncounted else ():
+        counting = [groups[number] for number in family if groups[number].key not in found]
+        for one in (groups[number] for number in members if groups[number].key in uncounted):
+            if any(_goes_with(one, other) for other in counting):
+                uncounted.remove(one.key)
+    return {key: why for key, why in found.items() if why != NOT_COUNTED or key in uncounted}
+
+
+def _goes_with(group: Group, other: Group) -> bool:
+    """Tell whether what has one number was written together: nothing of a later number came first.
+
+    Times of a copy tell nothing. An optimizer's state and an average of weights go with a model all the same;
+    weights may be another model's.
+    """
+    times: dict[Place, list[int]] = defaultdict(list)
+    for entry in (*group.entries, *other.entries):
+        times[entry.fields.position].append(entry.modified_ns)
+    pairs = sorted((place for place, both in times.items() if len(both) > 1), key=_in_turn)
+    moment = CONTRADICTION_SECONDS * 10**9
+    is_in_turn = all(max(times[one]) <= min(times[two]) + moment for one, two in pairwise(pairs))
+    return is_in_turn and (
+        all(map(_is_beside, group.entries)) or not is_flat([*group.entries, *other.entries])
+    )
+
+
+def _is_beside(entry: Entry) -> bool:
+    return not entry.has_weights or AVERAGED.search(entry.name) is not None
+
+
 def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
     """Return the paths of those that go by the metric of what belongs with them, having none of their own.
 
@@ -71,8 +112,7 @@ def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
 
 
 def _has_none(entry: Entry, metric: str) -> bool:
-    is_beside = not entry.has_weights or AVERAGED.search(entry.name) is not None
-    return is_beside and entry.is_sound and measured(entry, metric) is None
+    return _is_beside(entry) and entry.is_sound and measured(entry, metric) is None
 
 
 def _measured(series: Sequence[tuple[int, Group]], metric: str) -> Mapping[Place, set[int]]:
@@ -143,4 +183,8 @@ def _numbers(entry: Entry) -> Iterator[bool]:
 
 
 def _newest(places: Places) -> Place:
-    return max(places, key=lambda place: tuple((value is not None, str(value).zfill(20)) for value in place))
+    return max(places, key=_in_turn)
+
+
+def _in_turn(place: Place) -> tuple[tuple[bool, str], ...]:
+    return tuple((value is not None, str(value).zfill(20)) for value in place)

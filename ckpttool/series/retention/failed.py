@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group
-from ckpttool.series.members.reading import Progress, read_whole, unseen
+from ckpttool.series.members.order import Group, may_be_newest
+from ckpttool.series.members.reading import Progress, of_weights, read_whole, unseen
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.retention.companions import with_siblings
 
@@ -72,8 +72,8 @@ def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: d
         if not entry.is_sound:
             continue
         read = read_whole(entry, jobs, progress)
-        if read.fault is not None:
-            faults[entry.path] = read.fault
+        if read.damage is not None:
+            faults[entry.path] = read.damage
         elif read.is_finite:
             return entry.path
         else:
@@ -86,14 +86,27 @@ def failed_runs(
 ) -> dict[str, str]:
     """Return why series failed, by their keys.
 
+    Where times contradict the order, or counts one another, a run failed only if all that may be its newest
+    say so: one that was restarted goes on.
+
     Args:
         groups: The series.
         now: In seconds since 1970.
         busy: Paths of checkpoints that a writer is at work on.
         jobs: Number of threads.
     """
-    found = {one.key: _failure(one.entries[-1], now, busy, jobs) for one in groups}
+    found = {one.key: _failure_of(one, now, busy, jobs) for one in groups}
     return {key: reason for key, reason in found.items() if reason is not None}
+
+
+def _failure_of(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+    first = None
+    for entry in may_be_newest(group.entries):
+        reason = _failure(entry, now, busy, jobs)
+        if reason is None:
+            return None
+        first = first or reason
+    return first
 
 
 def _failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
@@ -109,7 +122,7 @@ def _failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None)
 
 
 def not_numbers(entry: Entry, jobs: int | None = None) -> str | None:
-    """Return where a checkpoint holds NaN, after reading all its values; None where it holds none.
+    """Return where the weights of a checkpoint hold NaN, after reading all its values; None where none do.
 
     What can't be read is damaged, not diverged, and none of it counts. Infinities are on purpose in masks.
     """
@@ -117,7 +130,7 @@ def not_numbers(entry: Entry, jobs: int | None = None) -> str | None:
 
     try:
         verdict = verify(entry.unit, only=("values",), jobs=jobs)
+        found = of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
     except CheckpointError:
         return None
-    found = next((one for one in verdict.findings if one.code == "nan"), None)
-    return None if found is None else ": ".join(filter(None, (found.where, found.message)))
+    return ": ".join(filter(None, (found[0].where, found[0].message))) if found else None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ckpttool.errors import UsageError
+from ckpttool.formats.globs import MATCHED_NOTHING, Globs
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
@@ -51,6 +52,26 @@ def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) 
         for entry in _sound_of(one)
     ]
     yield from _told(lacking, "no date that can be believed")
+
+
+def unnamed(chosen: Chosen, root: str) -> list[str]:
+    """Return a warning for each glob of names to keep that no checkpoint has.
+
+    Args:
+        chosen: The series.
+        root: The directory that globs with a slash are relative to.
+    """
+    given = dict.fromkeys(glob for _, policy in chosen if policy is not None for glob in policy.keep_names)
+    globs = Globs(tuple(given), root)
+    matched = {
+        glob
+        for one, policy in chosen
+        if policy is not None and policy.keep_names
+        for entry in one.entries
+        for glob in globs.of(entry.path)
+        if glob in policy.keep_names
+    }
+    return [f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched]
 
 
 def _told(lacking: Sequence[bool], what: str) -> Iterator[str]:

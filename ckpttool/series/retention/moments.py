@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
+from ckpttool.series.members.counts import CONTRADICTION_SECONDS
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import CONTRADICTION_SECONDS
 
 EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
@@ -58,7 +58,7 @@ def undated(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
     for burst in _bursts(by_file):
         span = (burst[-1].modified_ns - burst[0].modified_ns) // 10**9 + 1
-        told = f"of {len(burst):,} files dated within {span:,} s, as by a copy"
+        told = f"no date ({len(burst):,} files within {span:,} s, as by a copy)"
         doubts.update((entry.path, told) for entry in burst)
     return doubts
 

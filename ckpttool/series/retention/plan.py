@@ -5,6 +5,7 @@ Pure: no file is touched here. What any rule keeps stays; what is protected stay
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from typing import Any
 
 from ckpttool.amounts import size
 from ckpttool.errors import UsageError
+from ckpttool.series.members.counts import newest_otherwise
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, by_other_count, in_order
+from ckpttool.series.members.order import Group, in_order
 from ckpttool.series.retention.lacking import require_metrics
 from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.retention.rules import RULES, History, wished
@@ -36,6 +38,7 @@ class Protections:
         finite: The newest of such a series that is intact and finite, by its key: it stays, too.
         followers: Paths of those for which the metric of what belongs with them counts.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
+        root: The directory that all lies in.
     """
 
     reasons: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -47,6 +50,7 @@ class Protections:
     finite: Mapping[str, str] = field(default_factory=dict)
     followers: Collection[str] = frozenset()
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    root: str = os.curdir
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults]
     ordered = in_order(intact)[0] if len(intact) < len(sound) else intact
-    return History(ordered[::-1], now, protections.followers)
+    return History(ordered[::-1], now, protections.followers, protections.root)
 
 
 def drafted(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> Draft:
@@ -240,14 +244,14 @@ def _listed(
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
-    """Return what stays for being the newest, by path: in order, in time, or by the other count."""
+    """Return what stays for being the newest, by path: in order, in time, or by another count."""
     reasons: dict[str, list[str]] = defaultdict(list)
     if newest := _newest(newest_first, history.intact):
         reasons[newest.path].append("newest" if history.intact else "none is intact")
     for entry in history.written_last[:1]:
         reasons[entry.path].append("written last")
-    if found := by_other_count(history.intact[::-1]):
-        reasons[found[0].path].append(f"newest by {found[1]}")
+    for entry, count in newest_otherwise(history.intact) if history.intact else ():
+        reasons[entry.path].append(f"newest by {count}")
     return reasons
 
 

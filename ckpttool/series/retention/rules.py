@@ -7,20 +7,25 @@ stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
 from ckpttool.amounts import duration, size
+from ckpttool.formats.globs import Globs
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import written_last
 from ckpttool.series.retention.moments import PERIODS, saved, undated
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.policy import Mode, Policy
+
+_BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
+"""Words in the name of a metric of which only the best value so far is kept."""
 
 Told = Iterator[tuple[Entry, str]]
 """Checkpoints to keep, each with the reason in a few words."""
@@ -42,11 +47,13 @@ class History:
         intact: Its intact checkpoints, the newest first.
         now: In seconds since 1970: what is dated later has no date. None believes every date.
         followers: Paths of those for which the metric of what belongs with them counts.
+        root: The directory that globs with a slash are relative to.
     """
 
     intact: Sequence[Entry]
     now: float | None = None
     followers: Collection[str] = ()
+    root: str = os.curdir
 
     @cached_property
     def written_last(self) -> Sequence[Entry]:
@@ -112,21 +119,38 @@ def ranked(policy: Policy, history: History) -> list[Entry]:
 
     Of equals the newer comes first, unless the metric is carried on.
     """
+    metric = policy.metric or ""
     sign = -1 if policy.mode == "max" else 1
     found = [
         (entry, value)
-        for entry in (reversed(history.intact) if is_carried_on(policy.metric or "") else history.intact)
-        if (value := measured(entry, policy.metric or "")) is not None and not math.isnan(value)
+        for entry in history.intact
+        if (value := measured(entry, metric)) is not None and not math.isnan(value)
     ]
+    if is_carried_on(metric, [value for _, value in reversed(found)], policy.mode):
+        found.reverse()
     ordered = sorted(
         found, key=lambda one: (math.isinf(one[1]), sign * one[1] if math.isfinite(one[1]) else 0)
     )
     return [entry for entry, _ in ordered]
 
 
-def is_carried_on(metric: str) -> bool:
-    """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: the oldest has it."""
-    return metric.startswith("best")
+def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bool:
+    """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: of equals the oldest has it.
+
+    So it is with what is named so, and with what never gets worse and repeats its best value.
+
+    Args:
+        metric: Its name.
+        values: Its values in a series, from the oldest checkpoint to the newest.
+        mode: Which of them are good.
+    """
+    if metric.startswith("best"):
+        return True
+    sign = -1 if mode == "max" else 1
+    known = [sign * value if math.isfinite(value) else math.inf for value in values]
+    if any(one < two for one, two in pairwise(known)):
+        return False
+    return known[-2:-1] == known[-1:] or _BEST_SO_FAR.search(metric) is not None
 
 
 def measured(entry: Entry, metric: str) -> float | None:
@@ -198,10 +222,9 @@ def _within(policy: Policy, history: History) -> Told:
 
 
 def _names(policy: Policy, history: History) -> Told:
+    globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
-        if (
-            glob := next((one for one in policy.keep_names if fnmatchcase(entry.name, one)), None)
-        ) is not None:
+        for glob in globs.of(entry.path)[:1]:
             yield entry, f"name {glob}"
 
 

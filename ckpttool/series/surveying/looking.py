@@ -4,101 +4,148 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ckpttool.children import Child, Lost
+from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Unit
-from ckpttool.series.members.entry import Entry, look_at
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.look import look_at, look_for
 from ckpttool.work import default_jobs
 
 WORTH_UNITS = 300
 """So many checkpoints are worth a child, which takes as long to start as these to look at."""
 _BATCH = 50
 
-Found = tuple[Unit, bool]
-"""A unit, and whether other checkpoints lie inside it."""
+Found = tuple[Unit, bool] | str
+"""A unit, and whether other checkpoints lie inside it; or the path of a file that may be one."""
 
 
-def look_at_all(found: Sequence[Found]) -> list[Entry]:
-    """Return the entries of checkpoints, in their order, without those that have vanished."""
-    if len(found) < WORTH_UNITS or default_jobs() == 1:
-        return [entry for entry in _looked_at(found) if entry is not None]
-    batches = [found[start : start + _BATCH] for start in range(0, len(found), _BATCH)]
-    looked = _shared_out(batches, min(default_jobs(), len(found) // WORTH_UNITS + 1))
-    return [
-        replace(entry, unit=unit)  # a child's format is a copy of ours
-        for batch, entries in zip(batches, looked, strict=True)
-        for (unit, _), entry in zip(batch, entries, strict=True)
-        if entry is not None
-    ]
+class Looked(NamedTuple):
+    """What was seen of something found.
 
-
-def _shared_out(batches: Sequence[Sequence[Found]], jobs: int) -> list[list[Entry | None]]:
-    """Return the entries of each batch: looked at by this process, and by a child for each other job."""
-    waiting = deque(range(len(batches)))
-    done: dict[int, list[Entry | None]] = {}
-    ends = threading.Event()
-    threads = [threading.Thread(target=_assist, args=(batches, waiting, done, ends)) for _ in range(jobs - 1)]
-    for thread in threads:
-        thread.start()
-    try:
-        _work_off(batches, waiting, done, _looked_at)
-    finally:
-        ends.set()
-        for thread in threads:
-            thread.join()
-    _work_off(batches, waiting, done, _looked_at)  # what a child that was killed gave back
-    return [done[number] for number in range(len(batches))]
-
-
-def _assist(
-    batches: Sequence[Sequence[Found]],
-    waiting: deque[int],
-    done: dict[int, list[Entry | None]],
-    ends: threading.Event,
-) -> None:
-    """Have a child take batches as long as there are some."""
-    try:
-        child = Child(__name__)
-    except Lost:
-        return
-    try:
-        _work_off(batches, waiting, done, child.ask, ends)
-    except Lost:
-        pass  # its batch is waiting again
-    finally:
-        child.dismiss()
-
-
-def _work_off(
-    batches: Sequence[Sequence[Found]],
-    waiting: deque[int],
-    done: dict[int, list[Entry | None]],
-    look: Callable[[Sequence[Found]], list[Entry | None]],
-    ends: threading.Event | None = None,
-) -> None:
-    """Take batches until none waits, or an interrupt ended it.
-
-    Raises:
-        Lost: The child is gone; its batch waits again.
+    Attributes:
+        unit: The checkpoint; None where a file is none.
+        entry: Its entry; None where it has vanished.
     """
-    while waiting and not (ends is not None and ends.is_set()):
+
+    unit: Unit | None
+    entry: Entry | None
+
+
+def look_at_all(found: Iterable[Found]) -> list[Looked | None]:
+    """Return what is seen of all that is found, in its order, while it is being found.
+
+    None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
+    """
+    crew = _Crew()
+    batch: list[Found] = []
+    try:
+        for one in found:
+            batch.append(one)
+            if len(batch) == _BATCH:
+                crew.give(batch)
+                batch = []
+        crew.give(batch)
+        crew.work_off()
+    finally:
+        crew.dismiss()
+    return crew.looked()
+
+
+class _Crew:
+    """Looks at batches: this process, and a child for each other processor once there is enough to do."""
+
+    def __init__(self) -> None:
+        self._batches: list[Sequence[Found]] = []
+        self._waiting: deque[int] = deque()
+        self._done: dict[int, list[Looked | None]] = {}
+        self._changed = threading.Condition()
+        self._is_complete = self._is_over = False
+        self._threads: list[threading.Thread] = []
+        self._count = 0
+
+    def give(self, batch: Sequence[Found]) -> None:
+        """Have a batch looked at."""
+        with self._changed:
+            self._waiting.append(len(self._batches))
+            self._batches.append(batch)
+            self._changed.notify()
+        self._count += len(batch)
+        while len(self._threads) < min(default_jobs() - 1, self._count // WORTH_UNITS):
+            self._threads.append(threading.Thread(target=self._assist))
+            self._threads[-1].start()
+
+    def work_off(self) -> None:
+        """Look at what waits, until all has been looked at; no more batches come."""
+        with self._changed:
+            self._is_complete = True
+            self._changed.notify_all()
+        self._work(_looked_at)
+        for thread in self._threads:
+            thread.join()
+        self._work(_looked_at)  # what a child that was killed gave back
+
+    def dismiss(self) -> None:
+        """Let the children end, be everything done or not."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def looked(self) -> list[Looked | None]:
+        """Return what was seen, in the order in which it was found."""
+        return [looked for number in range(len(self._batches)) for looked in self._done[number]]
+
+    def _assist(self) -> None:
+        """Have a child take batches as long as there are some."""
         try:
-            number = waiting.popleft()
-        except IndexError:  # another thread was quicker
+            child = Child(__name__)
+        except Lost:
             return
         try:
-            done[number] = look(batches[number])
+            self._work(child.ask)
         except Lost:
-            waiting.append(number)
-            raise
+            pass  # its batch is waiting again
+        finally:
+            child.dismiss()
+
+    def _work(self, look: Callable[[Sequence[Found]], list[Looked | None]]) -> None:
+        """Take batches until no more come, or an interrupt ended it.
+
+        Raises:
+            Lost: The child is gone; its batch waits again.
+        """
+        while (number := self._next()) is not None:
+            try:
+                self._done[number] = look(self._batches[number])
+            except Lost:
+                self._waiting.append(number)
+                raise
+
+    def _next(self) -> int | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_complete or self._is_over)
+            return self._waiting.popleft() if self._waiting and not self._is_over else None
 
 
-def _looked_at(found: Sequence[Found]) -> list[Entry | None]:
-    return [look_at(unit, holds_others=holds_others) for unit, holds_others in found]
+def _looked_at(found: Sequence[Found]) -> list[Looked | None]:
+    return [_looked(one) for one in found]
 
 
-def answers() -> Callable[[Sequence[Found]], list[Entry | None]]:
+def _looked(found: Found) -> Looked | None:
+    if not isinstance(found, str):
+        unit, holds_others = found
+        return Looked(unit, look_at(unit, holds_others=holds_others))
+    try:
+        looked = Looked(*look_for(found))
+    except CheckpointError:
+        return None
+    return looked if looked.unit is None or looked.unit.path == found else None
+
+
+def answers() -> Callable[[Sequence[Found]], list[Looked | None]]:
     """Return what a child answers orders with."""
     return _looked_at

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ckpttool.errors import CheckpointError, NotACheckpoint
+from ckpttool.errors import AccessDenied, CheckpointError, NotACheckpoint
 from ckpttool.formats import formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import SetFormat, Unit, scan
@@ -115,7 +115,12 @@ def _around(unit: Unit) -> Unit:
     at = os.path.abspath(unit.path)
     for level in range(_MOST_LEVELS):
         at = os.path.dirname(at)
-        around = unit_at(at) if os.path.dirname(at) != at else None
+        try:
+            around = unit_at(at) if os.path.dirname(at) != at else None
+        except AccessDenied:
+            if level == 0:
+                raise
+            break  # what nobody may list is no checkpoint of his
         if around is None or around.format is None:
             continue
         is_beside = level == 0 and not os.path.isdir(unit.path)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 
 from ckpttool.errors import CheckpointError, NotFound
-from ckpttool.formats.discovery import Walk, discover, unit_at
+from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, looked_at, unit_at
+from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.changing.journal import half_removed, waiting
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, group
 from ckpttool.series.members.runs import as_told
+from ckpttool.series.metrics.named import disagreements
 from ckpttool.series.paths import bare
-from ckpttool.series.surveying.looking import look_at_all
+from ckpttool.series.surveying.looking import Found, Looked, look_at_all
 from ckpttool.series.surveying.scope import WHOLE_TREE, Scope
 
+NOTHING = "no checkpoint"
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
 
@@ -32,7 +36,7 @@ class Survey:
         groups: All series, by their keys.
         journals: What an interrupted prune left; only the next prune takes care of it.
         errors: What could not be looked at.
-        remarks: What is doubtful about the logs of metrics.
+        remarks: What is doubtful about metrics, and globs that matched nothing.
     """
 
     root: str
@@ -64,51 +68,106 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE) -> Survey:
         CheckpointError: The directory itself, or a log, can't be looked at.
     """
     path = bare(os.fspath(root))
-    errors: list[CheckpointError] = []
-    walk = Walk(
-        recursive=scope.recursive,
-        exclude=scope.exclude,
-        max_depth=scope.max_depth,
-        on_error=errors.append,
-    )
-    units = list(_units(path, walk))
-    directories = sorted({path, *(os.path.dirname(unit.path) or os.curdir for unit, _ in units)})
+    excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
+    tour = _Tour(path, Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth))
+    looked = tour.looked()
+    places = {unit.path: os.path.dirname(unit.path) or os.curdir for unit, _ in looked}
+    directories = sorted({path, *places.values()})
     journals = tuple(place for directory in directories for place in waiting(directory))
     gone = {directory: half_removed(directory) for directory in directories} if journals else {}
-    entries = look_at_all(
-        [
-            (unit, holds_others)
-            for unit, holds_others in units
-            if gone.get(os.path.dirname(unit.path) or os.curdir, frozenset()).isdisjoint(unit.members)
-        ]
-    )
+    entries = [
+        entry
+        for unit, entry in looked
+        if entry is not None and gone.get(places[unit.path], frozenset()).isdisjoint(unit.members)
+    ]
+    doubts = list(disagreements(entries))
     remarks: list[str] = []
     if scope.metrics:
         from ckpttool.series.metrics.matched import with_metrics
 
         entries, remarks = with_metrics(entries, scope.metrics, path)
-    groups = group(as_told(entries, scope.series), scope.group_by)
-    return Survey(path, groups, journals, tuple(errors), tuple(remarks))
+    groups = group(as_told(entries, one_series), scope.group_by)
+    remarks += [*doubts, *excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
+    return Survey(path, groups, journals, tour.errors, tuple(remarks))
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
     """Return what to say of a directory without a checkpoint: that some lie deeper, where they do."""
     if recursive or not os.path.isdir(root):
-        return "no checkpoint"
+        return NOTHING
     walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
     count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
     if not count:
-        return "no checkpoint"
-    return f"no checkpoint in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
+        return NOTHING
+    return f"{NOTHING} in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
 
 
-def _units(root: str, walk: Walk) -> Iterator[tuple[Unit, bool]]:
-    """Yield the units at a path, and whether others lie inside each: a run's own directory may be one too."""
-    for unit in discover(root, walk):
-        nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
-        yield unit, bool(nested)
-        if walk.recursive or unit.path == root:
-            for path in nested:
+class _Tour:
+    """A walk through a tree, on which what is found is looked at, be it by other processes."""
+
+    def __init__(self, root: str, walk: Walk) -> None:
+        self._root = root
+        self._walk = replace(walk, on_error=self._told)
+        self._errors: list[tuple[int, CheckpointError]] = []
+        self._place = 0
+        self._found: list[Found] = []
+
+    @property
+    def errors(self) -> tuple[CheckpointError, ...]:
+        """Return what could not be looked at, in the order of the walk."""
+        return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
+
+    def looked(self) -> list[tuple[Unit, Entry | None]]:
+        """Return the checkpoints with their entries, in the order of the walk.
+
+        Raises:
+            CheckpointError: The root itself can't be looked at.
+        """
+        result: list[tuple[Unit, Entry | None]] = []
+        looked = look_at_all(self._noted(_units(self._root, self._walk)))
+        for place, (found, one) in enumerate(zip(self._found, looked, strict=True)):
+            self._place = place
+            result += self._resolved(found, one)
+        return result
+
+    def _noted(self, units: Iterator[Found]) -> Iterator[Found]:
+        for found in units:
+            self._found.append(found)
+            self._place += 1
+            yield found
+
+    def _told(self, error: CheckpointError) -> None:
+        self._errors.append((self._place, error))
+
+    def _resolved(self, found: Found, looked: Looked | None) -> Iterator[tuple[Unit, Entry | None]]:
+        """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
+        if looked is not None:
+            if looked.unit is not None:
+                yield looked.unit, looked.entry
+            return
+        unit = looked_at(found, self._walk) if isinstance(found, str) else None
+        more = () if unit is None else _with_those_inside(unit, self._root, self._walk)
+        for inner in more:
+            (one,) = look_at_all((inner,))
+            yield from self._resolved(inner, one)
+
+
+def _units(root: str, walk: Walk) -> Iterator[Found]:
+    """Yield what is found at a path: units, and files that may be some."""
+    for found in candidates(root, walk):
+        if isinstance(found, str):
+            yield found
+        else:
+            yield from _with_those_inside(found, root, walk)
+
+
+def _with_those_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Found]:
+    """Yield a unit, and what lies inside it: a run's own directory may be one too."""
+    nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
+    yield unit, bool(nested)
+    if walk.recursive or unit.path == root:
+        for path in nested:
+            if not is_excluded(path, walk):
                 yield from _units(path, walk)
 
 

@@ -6,13 +6,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckpttool.series.changing.history import Record
 from ckpttool.series.changing.moves import Moves
 from ckpttool.series.changing.moving import ground_of
+from ckpttool.series.changing.roots import is_elsewhere, now_called
 from ckpttool.series.changing.stage import status_of
 from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
+from ckpttool.series.paths import shown
+from ckpttool.series.problem import Problem
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
 LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
+
+_SECOND = 10**9
+"""In nanoseconds."""
 
 
 def is_of_copy(moves: Moves, noted: Moves) -> bool:
@@ -36,6 +43,35 @@ def as_copied(directory: str, moves: Moves) -> Moves:
         return moves
     copies = (replace(move, contents=_with(move.contents, now)) for move in moves.moves)
     return replace(moves, moves=tuple(copies))
+
+
+def is_anothers(record: Record) -> bool:
+    """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
+    return is_elsewhere(record) and not any(
+        is_of_copy(as_copied(record.directory, step.undoing), step.undoing)
+        or has_lost_times(record.directory, step.undoing)
+        for step in record.steps
+    )
+
+
+def left_to_another(record: Record) -> Problem:
+    """Return what is to be told of a record that was made for another directory; see ``is_anothers``."""
+    name = shown(record.directory)
+    told = f"it belongs to a directory that was {name} before, and is left as it is"
+    place = shown(as_given(record.directory, record.place))
+    now = now_called(record)
+    if now is None:
+        return Problem(place, f"{told}; take out of it by hand what you need, or remove it")
+    other = shown(as_given(record.directory, now))
+    return Problem(place, f"{told}: that is {other} now (undo {other})")
+
+
+def as_given(directory: str, path: str) -> str:
+    """Return the path of what lies beside a directory in the words in which that was given."""
+    above = os.path.dirname(directory) or os.curdir
+    real = os.path.dirname(os.path.realpath(directory))
+    is_above = os.path.isdir(above) and os.path.samefile(above, real)
+    return os.path.join(above, os.path.relpath(path, real)) if is_above else path
 
 
 def has_lost_times(directory: str, moves: Moves) -> bool:
@@ -71,7 +107,8 @@ def _found(place: int, file: Fingerprint) -> Fingerprint | None:
 
 
 def _is_copy(noted: Fingerprint, found: Fingerprint) -> bool:
-    is_alike = (noted.size, noted.mtime_ns) == (found.size, found.mtime_ns)
+    times = {noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND}  # an archive may hold whole seconds alone
+    is_alike = noted.size == found.size and found.mtime_ns in times
     return is_alike and (noted.device, noted.inode) != (found.device, found.inode)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 from ckpttool.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.history import Record, Step, without
+from ckpttool.series.changing.history import Record, Step, read_record, without
 from ckpttool.series.changing.moves import Move, Moves
-from ckpttool.series.changing.moving import carry_out, why_not
+from ckpttool.series.changing.moving import MoveOutcome, carry_out, why_not
+from ckpttool.series.changing.row import Row
 from ckpttool.series.paths import shown
 from ckpttool.series.problem import Problem
 from ckpttool.series.undoing.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
@@ -43,15 +46,52 @@ def taken_back(record: Record, dry_run: bool) -> TakenBack:
         CheckpointError: The directory can't be changed.
     """
     done = TakenBack()
-    for step in reversed(record.steps):
-        if _one(record, step, done, dry_run=dry_run) and record.kind == "rename":
-            break
+    with ExitStack() as stack:
+        is_row = record.kind == "rename" and len(record.steps) > 1 and not dry_run
+        row = stack.enter_context(Row(record.directory, record.home)) if is_row else None
+        for number, noted in reversed(list(enumerate(record.steps))):
+            is_last, has_more = noted is record.steps[-1], number > 0
+            step = noted if is_last or dry_run else _as_it_is(record, noted)
+            make = partial(row.make, has_more=has_more) if row else partial(_made, record)
+            if _one(record, step, done, make, is_last=is_last, dry_run=dry_run) and record.kind == "rename":
+                if row is not None:
+                    _return(record, row, done)
+                break
     return done
 
 
-def _one(record: Record, step: Step, done: TakenBack, *, dry_run: bool) -> bool:
+def _made(record: Record, moves: Moves) -> MoveOutcome:
+    return carry_out(record.directory, moves, record.home)
+
+
+def _as_it_is(record: Record, step: Step) -> Step:
+    """Return a step as it is noted now that those after it were taken back."""
+    found = read_record(record.directory, record.home, record.identity)
+    return next((one for one in found.steps if one.journal == step.journal), step) if found else step
+
+
+def _return(record: Record, row: Row, done: TakenBack) -> None:
+    """Have what was taken back as it was, since one step couldn't be."""
+    row.take_back()
+    others = [path for path in done.restored if path not in {one.path for one in done.problems}]
+    if others:
+        first = next(iter(done.problems))
+        why = f"{os.path.basename(first.path)} isn't, and all of them are taken back, or none"
+        done.problems += [Problem(path, f"not taken back: {why}") for path in others]
+    done.restored.clear()
+    done.pointers.clear()
+
+
+def _one(
+    record: Record,
+    step: Step,
+    done: TakenBack,
+    make: Callable[[Moves], MoveOutcome],
+    *,
+    is_last: bool,
+    dry_run: bool,
+) -> bool:
     """Take one step back, as far as nothing is in its way; tell whether something was."""
-    is_last = step is record.steps[-1]
     wanted = as_copied(record.directory, step.undoing)
     if is_last and is_of_copy(wanted, step.undoing):
         done.warnings.append(f"{shown(record.directory)}: {COPIED}")
@@ -65,11 +105,12 @@ def _one(record: Record, step: Step, done: TakenBack, *, dry_run: bool) -> bool:
     if fit or not wanted.moves:
         moves, left = merged(record.directory, wanted, fit)
         if not dry_run:
-            outcome = carry_out(record.directory, moves)
+            outcome = make(moves)
             refused |= outcome.failed
             fit = tuple(move for move in fit if move.path in outcome.moved)
         if fit or not (wanted.moves or refused):
-            done.pointers += _pointers(record, moves)
+            told = _pointers(record, step, moves)
+            done.pointers += [path for path in told if path not in done.pointers]
             if moves.moves or moves.is_bound:
                 done.warnings += [f"{one.path}: {one.message}" for one in left]
             else:  # there is nothing else that it could be told with
@@ -77,7 +118,7 @@ def _one(record: Record, step: Step, done: TakenBack, *, dry_run: bool) -> bool:
         if not (wanted.moves or refused or dry_run):
             _forget(record, step)
     for move in fit:
-        done.restored.setdefault(_path(record, move.path), _was(move, wanted))
+        done.restored.setdefault(_path(record, move.path), _was(record, move))
     done.problems += _problems(record, refused)
     return bool(refused)
 
@@ -96,10 +137,15 @@ def _forget(record: Record, step: Step) -> None:
         raise from_os_error(error, record.path) from error
 
 
-def _pointers(record: Record, moves: Moves) -> list[str]:
+def _pointers(record: Record, step: Step, moves: Moves) -> list[str]:
     """Return the paths of what says again what it said; what comes and goes belongs to a checkpoint."""
     names = [one.name for one in moves.rewrites if None not in (one.before, one.after)]
     names += [link.name for link in moves.relinks]
+    journals = [one.journal for one in record.steps]
+    for earlier in reversed(record.steps[: journals.index(step.journal)]):
+        first = {now: old for move in earlier.undoing.moves for now, old in move.members}
+        parts = [name.partition(os.sep) for name in names]
+        names = [first.get(name, name) + mark + rest for name, mark, rest in parts]
     return [shown(os.path.join(record.directory, name)) for name in names]
 
 
@@ -110,28 +156,30 @@ def _path(record: Record, path: str) -> str:
     return shown(os.path.join(record.directory, os.path.basename(path)))
 
 
-def _was(move: Move, wanted: Moves) -> str:
+def _was(record: Record, move: Move) -> str:
     """Return the path that a checkpoint had until it was taken back."""
-    now, old = move.members[0]
     base = os.path.basename(move.path)
-    prefix = old.removesuffix(INDEX)
-    if now.endswith(INDEX) and os.path.basename(prefix) == base:
-        now = now.removesuffix(INDEX)
-    else:
-        now = _index(move, wanted) or next((new for new, one in move.members if _is_named(one, base)), now)
-    return os.path.join(wanted.source, now)
+    for name in (base, base + INDEX):
+        now = _called_now(record, name)
+        if now != name:
+            now = now.removesuffix(INDEX) if name != base else now
+            return os.path.join(record.steps[-1].undoing.source, now)
+    return os.path.join(record.steps[-1].undoing.source, move.members[0][0])
 
 
-def _is_named(member: str, base: str) -> bool:
-    return os.path.basename(member) == base
+def _called_now(record: Record, name: str) -> str:
+    """Return what a command has made of a name, step by step."""
+    for step in record.steps:
+        members = {os.path.basename(old): now for move in step.undoing.moves for now, old in move.members}
+        name = members.get(name) or _written_as(step.undoing, name) or name
+    return name
 
 
-def _index(move: Move, wanted: Moves) -> str | None:
-    """Return the name of the index that goes as a checkpoint's comes: its text has other names in it."""
-    base = os.path.basename(move.path)
-    rewrites = wanted.rewrites
+def _written_as(undoing: Moves, name: str) -> str | None:
+    """Return the name of the text that goes as one comes: an index, which has other names in it then."""
+    rewrites = undoing.rewrites
     for number, one in enumerate(rewrites):
-        if one.name == base and one.before is None:
+        if one.name == name and one.before is None:
             near = (rewrites[at] for at in (number - 1, number + 1) if 0 <= at < len(rewrites))
             return next((other.name for other in near if other.after is None), None)
     return None

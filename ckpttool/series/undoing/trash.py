@@ -27,14 +27,25 @@ from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_at
 from ckpttool.series.changing.moving import carry_out, told
 from ckpttool.series.changing.pointing import text_at
 from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.removable import require_removable
 from ckpttool.series.changing.removal import Outcome, is_temporary
+from ckpttool.series.changing.roots import follow, is_of, trashes_under_other_names
 from ckpttool.series.changing.stage import Changed, remove_directories, status_of, unlink_file
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.changing.trash_places import tidy
 from ckpttool.series.files import Fingerprint, fingerprint, opened
+from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
 from ckpttool.series.problem import Problem
-from ckpttool.series.undoing.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
+from ckpttool.series.undoing.copied import (
+    COPIED,
+    LOST_TIMES,
+    as_copied,
+    has_lost_times,
+    is_anothers,
+    is_of_copy,
+    left_to_another,
+)
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""
@@ -128,7 +139,7 @@ def empty(
         CheckpointError: The directory can't be looked at, locked or changed.
     """
     directory = directory.rstrip(os.sep) or directory[:1]
-    if not any(_exists(home) for home in homes(directory)):
+    if not any(_exists(home) for home in _homes(directory)):
         return Emptied(dry_run=dry_run)
     emptying = _Emptying(dry_run)
     if dry_run:
@@ -138,8 +149,13 @@ def empty(
         settled = settle_all(directory)
         emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
         emptying.warnings += settled.moved
+        follow(directory)
         _empty(directory, older_than, emptying)
     return _emptied(emptying)
+
+
+def _homes(directory: str) -> tuple[Home, ...]:
+    return *homes(directory), *trashes_under_other_names(directory)
 
 
 def _exists(home: Home) -> bool:
@@ -158,7 +174,7 @@ def _emptied(emptying: _Emptying) -> Emptied:
 
 
 def _empty(directory: str, older_than: int | None, emptying: _Emptying) -> None:
-    for home in homes(directory):
+    for home in _homes(directory):
         for identity in identities(directory, home):
             if older_than is None or _age(identity) >= older_than:
                 _empty_one(directory, home, identity, emptying)
@@ -173,6 +189,11 @@ def _age(identity: str) -> float:
 def _empty_one(directory: str, home: Home, identity: str, emptying: _Emptying) -> None:
     try:
         record = read_record(directory, home, identity)
+        if home not in homes(directory) and not (record and is_of(record)):
+            return
+        if record is not None and is_anothers(record):
+            emptying.problems.append(left_to_another(record))
+            return
         steps = (
             () if record is None else tuple(_emptied_step(record, step, emptying) for step in record.steps)
         )
@@ -219,11 +240,13 @@ def _removed(place: int, move: Move, *, dry_run: bool) -> int:
 
     Raises:
         Changed: A file isn't what was put there; nothing of it was removed.
-        OSError: Something can't be removed.
+        OSError: It can't be removed, or a part of it.
     """
     freed = sum(_freed_by(place, file) for file in move.contents.files)
+    require_unmounted(place, (old for old, _ in move.members))
     if dry_run:
         return freed
+    require_removable(place, move.contents)
     for file in move.contents.files:
         with suppress(FileNotFoundError):  # its directory has gone before
             unlink_file(place, file)

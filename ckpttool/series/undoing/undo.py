@@ -14,8 +14,11 @@ from ckpttool.series.changing.home import OWNER
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import TRASH, Kind
 from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.roots import follow, is_of, now_called, owners, trashes_under_other_names
 from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.problem import Problem
+from ckpttool.series.undoing.copied import as_given, is_anothers, left_to_another
+from ckpttool.series.undoing.stale import Taken, still_named
 from ckpttool.series.undoing.taking_back import TakenBack, taken_back
 
 LEVELS_BELOW = 3
@@ -75,10 +78,18 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
         result, is_held = Undone(dry_run=dry_run), False
         for place in places if not dry_run else ():
             result = _held(stack, place, result)
+        result = replace(result, warnings=(*result.warnings, *_followed(places, dry_run=dry_run)))
+        others = [record for place in places for record in _anothers(place)]
+        left = [left_to_another(one) for one in others if not recursive or now_called(one) is None]
         found = sorted({identity for place in places for identity in _recorded(place)}, reverse=True)
+        if found:
+            left_told = (f"{one.path}: {one.message}" for one in left)
+            result = replace(result, warnings=(*result.warnings, *left_told))
+        else:
+            result = replace(result, problems=(*result.problems, *left))
         for number, identity in enumerate(found):
             records = [record for place in places for record in _records(place, identity)]
-            above = None if recursive else above_of(root, identity)
+            above = above_of(root, identity)
             if above is not None and not (dry_run or is_held):
                 result, is_held = _held(stack, above.directory, result), True
                 above = above_of(root, identity)  # what was settled may have changed it
@@ -93,6 +104,11 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
                 return _with_hint(result, older[0])
         if not found and not recursive:
             return replace(result, below=_count_below(root))
+    if result.kind == "rename":
+        taken = (Taken(one.path, one.was) for one in result.restored)
+        waits = result.identity is not None and above_of(root, result.identity) is not None
+        stale = still_named(taken, result.pointers, above=not waits)
+        result = replace(result, problems=(*result.problems, *stale))
     return result
 
 
@@ -124,6 +140,8 @@ def _with_hint(result: Undone, older: str) -> Undone:
 
 def _undone(result: Undone, records: Sequence[Record], above: Record | None, *, is_tree: bool) -> Undone:
     """Take back what some records of one command tell of; ``above`` has what points there from above."""
+    restored: list[str] = []
+    is_whole = True
     for record in records:
         others = [] if is_tree else _others(record)
         if others:
@@ -132,9 +150,11 @@ def _undone(result: Undone, records: Sequence[Record], above: Record | None, *, 
             continue
         done = taken_back(record, result.dry_run)
         result = _with(result, done)
-        if above is not None and done.restored:
-            is_whole = not done.problems
-            result = _with(result, taken_back_above(above, record, is_whole, result.dry_run))
+        is_whole &= not done.problems
+        if done.restored:
+            restored.append(record.directory)
+    if above is not None and restored:
+        result = _with(result, taken_back_above(above, restored, is_whole, result.dry_run))
     return result
 
 
@@ -175,19 +195,20 @@ def above_of(root: str, identity: str) -> Record | None:
         return None
 
 
-def taken_back_above(above: Record, record: Record, is_whole: bool, dry_run: bool) -> TakenBack:
+def taken_back_above(above: Record, restored: Sequence[str], is_whole: bool, dry_run: bool) -> TakenBack:
     """Take back what points at checkpoints from the directory above, unless others wait for it, too.
 
     Args:
         above: What was changed there.
-        record: What is taken back below.
+        restored: The directories below in which something is back, or would be.
         is_whole: Whether all of that is back, or would be.
         dry_run: Whether to change nothing.
     """
     places = [place for place in with_trash(above.directory) if not os.path.samefile(place, above.directory)]
-    waiting = [place for place in places if any(_records(place, record.identity))]
+    waiting = [place for place in places if any(_records(place, above.identity))]
     if dry_run and is_whole:
-        waiting = [place for place in waiting if not os.path.samefile(place, record.directory)]
+        back = set(map(os.path.realpath, restored))
+        waiting = [place for place in waiting if os.path.realpath(place) not in back]
     if not waiting and not above.has_moves:
         return taken_back(above, dry_run)
     why = f"what points from here to what is back may still have its other names (undo -r {above.directory})"
@@ -205,10 +226,10 @@ def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
     for directory, names, _ in os.walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
-                place = directory if name == TRASH else os.path.join(directory, name[len(TRASH + OWNER) :])
-                if place not in seen and os.path.isdir(place):
-                    seen.add(place)
-                    yield place
+                for place in [directory] if name == TRASH else owners(directory, name):
+                    if place not in seen:
+                        seen.add(place)
+                        yield place
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
@@ -218,17 +239,35 @@ def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
 
 def _recorded(directory: str) -> Iterator[str]:
     """Yield the identities of what can be taken back in a directory."""
-    for home in homes(directory):
+    yield from (record.identity for record in _all_records(directory) if not is_anothers(record))
+
+
+def _followed(places: Sequence[str], *, dry_run: bool) -> Iterator[str]:
+    """Have the trashes of directories that got other names follow them; yield where they lay."""
+    for place in places:
+        for home in trashes_under_other_names(place) if dry_run else follow(place):
+            path = as_given(place, os.path.join(home.path, TRASH + home.suffix))
+            yield f"{shown(place)}: its trash bears the name that it had before: {shown(path)}"
+
+
+def _anothers(directory: str) -> Iterator[Record]:
+    """Yield what was recorded beside a directory of another one that had its name."""
+    yield from filter(is_anothers, _all_records(directory))
+
+
+def _all_records(directory: str) -> Iterator[Record]:
+    for home in (*homes(directory), *trashes_under_other_names(directory)):
         for identity in identities(directory, home):
-            if read_record(directory, home, identity) is not None:
-                yield identity
+            record = read_record(directory, home, identity)
+            if record is not None and is_of(record):
+                yield record
 
 
 def _records(directory: str, identity: str) -> Iterator[Record]:
     """Yield what a directory has recorded of one command."""
-    for home in homes(directory):
+    for home in (*homes(directory), *trashes_under_other_names(directory)):
         record = read_record(directory, home, identity) if identity in identities(directory, home) else None
-        if record is not None:
+        if record is not None and is_of(record) and not is_anothers(record):
             yield record
 
 

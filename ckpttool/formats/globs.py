@@ -1,0 +1,126 @@
+"""Globs of names, or of paths in a directory, as people give them: ``final/``, ``./*.tmp``, ``a/final``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+
+MATCHED_NOTHING = "matched nothing"
+"""What the warning about a glob ends with; of several directories it is only true where it is of all."""
+
+_WILD = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One way to take a glob: of paths in a directory, and of names anywhere below it if it ``is_loose``."""
+
+    pattern: re.Pattern[str]
+    parts: tuple[str, ...]
+    is_loose: bool
+
+    def matches(self, relative: str, name: str) -> bool:
+        return bool(self.pattern.match(relative) or (self.is_loose and self.pattern.match(name)))
+
+    def is_of_something_in(self, relative: str) -> bool:
+        """Tell whether it could match something in a directory."""
+        count = relative.count("/") + 1
+        return count < len(self.parts) and fnmatchcase(relative, "/".join(self.parts[:count]))
+
+
+class Globs:
+    """Globs, and which of them have matched something.
+
+    A slash at the end and ``./`` at the beginning say nothing. What has a slash in it is relative to the
+    directory; a path that leads into it from the root, or from the working directory, is taken as one in it,
+    too.
+    """
+
+    def __init__(self, globs: Sequence[str], root: str) -> None:
+        self._root = os.path.join(root, "")
+        self._forms = {glob: tuple(_forms(glob, root)) for glob in globs}
+        self._matched: set[str] = set()
+
+    def of(self, path: str) -> list[str]:
+        """Return the globs that match a path in the directory, as they were given."""
+        if not self._forms:
+            return []
+        name = os.path.basename(path)
+        is_below = path.startswith(self._root)
+        relative = path[len(self._root) :] if is_below else os.path.relpath(path, self._root)
+        found = [
+            glob for glob, forms in self._forms.items() if any(one.matches(relative, name) for one in forms)
+        ]
+        self._matched.update(found)
+        return found
+
+    def passes_over(self, path: str) -> bool:
+        """Tell whether a glob matches a path; what others could match in it nobody sees then."""
+        if not self.of(path):
+            return False
+        relative = path.removeprefix(self._root)
+        waiting = [(glob, forms) for glob, forms in self._forms.items() if glob not in self._matched]
+        self._matched.update(
+            glob for glob, forms in waiting if any(one.is_of_something_in(relative) for one in forms)
+        )
+        return True
+
+    def unmatched(self, option: str) -> list[str]:
+        """Return a warning for each that has matched nothing."""
+        left = (glob for glob in self._forms if glob not in self._matched)
+        return [f"{option} {glob!r} {MATCHED_NOTHING}" for glob in left]
+
+
+def last_name(glob: str) -> str:
+    """Return what a glob says of the name itself, without directories."""
+    return os.path.basename(glob.rstrip("/"))
+
+
+def _forms(glob: str, root: str) -> Iterator[_Form]:
+    """Yield the ways to take a glob."""
+    parts = [part for part in glob.split("/") if part not in ("", os.curdir)]
+    if parts and not glob.startswith("/"):
+        yield _form(parts, is_loose=True)
+        if parts[0] == "**" and len(parts) > 1:
+            yield _form(parts[1:], is_loose=True)
+    if len(parts) > 1:
+        places = {tuple(_parts(path)) for path in _both(root)}
+        for path in dict.fromkeys(_spelt(glob)):
+            names = _parts(path)
+            for place in places:
+                inside = names[len(place) :]
+                if inside != parts and _lead(names, place, is_wild=glob.startswith("/")):
+                    yield _form(inside, is_loose=False)
+
+
+def _form(parts: Sequence[str], *, is_loose: bool) -> _Form:
+    return _Form(re.compile(translate("/".join(parts))), tuple(parts), is_loose)
+
+
+def _lead(names: Sequence[str], place: Sequence[str], *, is_wild: bool) -> bool:
+    """Tell whether a path leads into a place: further than to it."""
+    pairs = zip(names, place, strict=False)
+    return len(names) > len(place) and all(
+        name == one or (is_wild and fnmatchcase(one, name)) for name, one in pairs
+    )
+
+
+def _spelt(glob: str) -> Iterator[str]:
+    """Yield a glob from the root on, and the same without symlinks in the directories that it names."""
+    path = os.path.abspath(glob)
+    yield path
+    if "\0" not in path and not _WILD.search(os.path.dirname(path)):
+        yield os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+def _both(root: str) -> Iterator[str]:
+    yield os.path.abspath(root)
+    if "\0" not in root:
+        yield os.path.realpath(root)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]

@@ -1,0 +1,72 @@
+"""What fields in names look like: epochs, steps, dates, values, and what tells siblings apart."""
+
+from __future__ import annotations
+
+import re
+
+from ckpttool.metric_names import SEPARATOR
+
+_FLAGS = re.ASCII | re.IGNORECASE
+_SEP = SEPARATOR
+SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", _FLAGS)
+SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", _FLAGS)
+DATE = re.compile(
+    r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
+    r"(?:[-_t @.]?([01][0-9]|2[0-3])([-_:.h]?)([0-5][0-9])(?:\6([0-5][0-9]))?)?(?![0-9])",
+    _FLAGS,
+)
+NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[-+][0-9]+)?", _FLAGS)
+
+EPOCH = re.compile(rf"(?:epochs?|(?:^|[^a-z])ep){_SEP}$", _FLAGS)
+STEP = re.compile(
+    rf"(?:^|[^a-z])(?:global[-_]?)?(?:steps?|iterations?|iters?|itr|it|updates?){_SEP}$", _FLAGS
+)
+TOTAL = re.compile(
+    r"(?:^|[^a-z])(?:(?:num|total|max|warmup)[-_]?(?:epoch|step|iteration|iter)s?|"
+    rf"n[-_]?(?:epochs|steps|iterations|iters)|accum[a-z]*[-_]?steps?|acc[-_]?steps){_SEP}$",
+    _FLAGS,
+)
+EPOCH_BEHIND = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", _FLAGS)
+STEP_BEHIND = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", _FLAGS)
+LETTER = re.compile(r"(?:^|[-_. ])([es])$", _FLAGS)
+THOUSANDS = {"k": 1_000, "m": 1_000_000}
+THOUSAND = re.compile(r"([km])(?![a-z0-9])", _FLAGS)
+
+ORDINAL = re.compile(
+    r"(?:^|(?:^|[^a-z])(?:models?|ckpt|checkpoints?|cp|epochs?|nets?|weights?|params?|snapshots?|snap|states?|iter|"
+    rf"step|saved?|improvements?)){_SEP}$",
+    _FLAGS,
+)
+"""What a bare number follows that counts saves: after ``digit_3`` or ``llama3`` it tells models apart."""
+
+COUNTS_EPOCHS = re.compile(r"\.(?:keras|h5|hdf5)$|^(?:cp[-_.])?[0-9]+\.ckpt$", _FLAGS)
+"""Whose bare number is an epoch: Keras's ModelCheckpoint has no other count to put into a name."""
+
+KERAS_EPOCH = re.compile(
+    r"e[0-9]{1,18}(?:[-_ ](?:-?[0-9]{1,18}\.[0-9]{1,18}|nan)){1,4}\.(?:keras|h5|hdf5|weights\.h5)", _FLAGS
+)
+"""``e{epoch}-{val_loss:.4f}.keras``: where nothing but measurements follow, no experiment is meant."""
+
+VALUE = re.compile(
+    r"(?<=[0-9])(?:[-_ ]|__)(?P<value>-?(?:[0-9]+(?:\.[0-9]+|(?:\.[0-9]+)?e[-+][0-9]+)|nan))$", _FLAGS
+)
+"""What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
+
+BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
+PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
+PLAIN_WORD = re.compile(
+    rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
+)
+SIBLING = re.compile(
+    r"(?:^|[^a-z])(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|gpu|device|worker|node|host|job|task|"
+    r"sub|subj|subject|patient|v|ver|version|rev|part|shard|expert|member|ensemble|head|heads|layer|layers|"
+    r"stage|phase|level|size|bs|batch|batchsize|dim|hidden|width|depth|lr|wd|config|cfg|variant|group|class|"
+    r"domain|client|agent|env|trainer|pserver|consolidated|random_states?|rng_states?|rng|custom_checkpoint|"
+    r"dist_optim|pt|pth|bin|tp|pp|dp|mp|zero|fsdp|chunk|piece|slice|"
+    rf"[fknrsx]){_SEP}$",
+    _FLAGS,
+)
+STATES_BEHIND = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", _FLAGS)
+AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
+TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", _FLAGS)
+TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", _FLAGS)

@@ -1,0 +1,133 @@
+"""Journals that were copied with their directory: the files here have other inodes than were noted.
+
+Where they have the sizes and times that were noted, they are taken for those files. Where they have lost
+their times, nothing tells which file is which, and nothing is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ckpttool.series.changing.journal import Journal, Removal
+from ckpttool.series.changing.moves import Chain, Move, Moves, arrived
+from ckpttool.series.changing.moving import ground_of
+from ckpttool.series.changing.stage import status_of
+from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
+from ckpttool.series.paths import shown
+
+_Known = Sequence[tuple[Fingerprint, Sequence[Fingerprint]]]
+"""Files as they were noted, each with what lies where it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inodes:
+    """Which files are meant here.
+
+    Attributes:
+        is_copy: Whether they are others than those that were noted.
+        now: Their inodes, by those that were noted; None where nothing tells.
+    """
+
+    is_copy: bool
+    now: dict[int, int] | None
+
+    def of(self, contents: Contents) -> Contents:
+        """Return noted contents as they are here."""
+        now = self.now or {}
+        return replace(
+            contents,
+            files=tuple(replace(file, inode=now.get(file.inode, file.inode)) for file in contents.files),
+        )
+
+
+def inodes_of_moves(directory: str, moves: Moves) -> Inodes:
+    """Return which files some moves mean, that may have been made already, or not."""
+    try:
+        with ground_of(directory, moves) as ground:
+            pairs = (
+                (file, there)
+                for move in moves.moves
+                for file, there in zip(move.contents.files, arrived(move).files, strict=True)
+                if there.path not in ground.rewritten
+            )
+            return _inodes(
+                [
+                    (file, _found((ground.source, file.path), (ground.target, there.path)))
+                    for file, there in pairs
+                ]
+            )
+    except OSError:  # whoever makes the moves is told the same
+        return Inodes(is_copy=False, now={})
+
+
+def inodes_of_removal(removal: Removal, *places: int) -> Inodes:
+    """Return which files a removal means, in open directories in one of which each lies, or has lain."""
+    return _inodes(
+        [(file, _found(*((place, file.path) for place in places))) for file in removal.contents.files]
+    )
+
+
+def moves_here(moves: Moves, inodes: Inodes) -> Moves:
+    """Return moves of the files that are meant here."""
+    chain = moves.chain
+    if chain is not None:
+        chain = Chain(tuple(moves_here(one, inodes) for one in chain.before), chain.has_more)
+    made = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
+    return replace(moves, moves=made, chain=chain)
+
+
+def left_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
+    """Return what has the new names of what hasn't moved."""
+    made = set(done)
+    names = [new for move in moves.moves if move.path not in made for _, new in move.members]
+    names += [one.name for one in moves.rewrites if one.before is None and not made]
+    return [
+        os.path.relpath(path, directory)
+        for path in (os.path.join(moves.target, name) for name in names)
+        if os.path.lexists(path)
+    ]
+
+
+def called_here(directory: str, found: Journal | Moves) -> Journal | Moves:
+    """Return a journal with the paths that its checkpoints have in the directory as it is called now."""
+
+    def path(one: Move | Removal) -> str:
+        return shown(os.path.join(directory, os.path.basename(one.path)))
+
+    if isinstance(found, Journal):
+        return replace(found, removals=tuple(replace(one, path=path(one)) for one in found.removals))
+    chain = found.chain
+    if chain is not None:
+        before = (called_here(directory, one) for one in chain.before)
+        chain = Chain(tuple(one for one in before if isinstance(one, Moves)), chain.has_more)
+    return replace(found, moves=tuple(replace(one, path=path(one)) for one in found.moves), chain=chain)
+
+
+def found_at(place: int, path: str) -> Fingerprint | None:
+    """Return what lies at a path below an open directory, or None.
+
+    Raises:
+        OSError: It can't be told.
+    """
+    above, name = os.path.split(path)
+    try:
+        with opened(above, place) as directory:
+            status = status_of(name, directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None if status is None else fingerprint(path, status)
+
+
+def _found(*where: tuple[int, str]) -> list[Fingerprint]:
+    return [found for place, path in where if (found := found_at(place, path)) is not None]
+
+
+def _inodes(known: _Known) -> Inodes:
+    pairs = [(file, found) for file, there in known for found in there]
+    if not pairs or any(file.inode == found.inode for file, found in pairs):
+        return Inodes(is_copy=False, now={})
+    if any((file.size, file.mtime_ns) != (found.size, found.mtime_ns) for file, found in pairs):
+        return Inodes(is_copy=True, now=None)
+    return Inodes(is_copy=True, now={file.inode: there[0].inode for file, there in known if there})

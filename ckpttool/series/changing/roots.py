@@ -1,0 +1,101 @@
+"""Whose a trash is that lies beside a directory: it bears a name, which other directories may have since.
+
+So each record in it keeps the inode of its directory. The device is of no use: it may be another number once
+the file system is mounted anew, and a trash lies on the file system of its directory in any case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.series.changing.history import Record, homes, identities, inode_of, read_record
+from ckpttool.series.changing.home import OWNER, Home, beside
+from ckpttool.series.changing.moves import TRASH, trash_at
+from ckpttool.series.changing.trash_places import make_trash, tidy
+
+_MARK = TRASH + OWNER
+
+
+def is_elsewhere(record: Record) -> bool:
+    """Tell whether a record was made for another directory than the one that has its name now."""
+    return record.root is not None and record.root != inode_of(record.directory)
+
+
+def is_of(record: Record) -> bool:
+    """Tell whether a record lies under the name of its directory, or was made for that under another name."""
+    is_named = record.home in homes(record.directory)
+    return is_named or (record.root is not None and record.root == inode_of(record.directory))
+
+
+def now_called(record: Record) -> str | None:
+    """Return the directory beside that a record was made for, if it lies there under another name."""
+    return next((path for path, inode in _beside(record.home.path) if inode == record.root), None)
+
+
+def trashes_under_other_names(directory: str) -> list[Home]:
+    """Return where the trash of a directory lies that had another name when something was put there."""
+    around, suffix = beside(directory)
+    inode = inode_of(directory)
+    found = [Home(around, name.removeprefix(TRASH)) for name in _trashes(around) if name != TRASH + suffix]
+    return [home for home in found if any(record.root == inode for record in _records(directory, home))]
+
+
+def follow(directory: str) -> list[Home]:
+    """Have the trash of a directory that got another name follow it; return where it lay.
+
+    Args:
+        directory: The directory; it is locked.
+
+    Raises:
+        CheckpointError: It can't.
+    """
+    found, own = trashes_under_other_names(directory), beside(directory)
+    for home in found:
+        for record in _records(directory, home):
+            if record.root == inode_of(directory):
+                try:
+                    make_trash(own)
+                    os.rename(record.place, trash_at(own, record.identity))
+                except OSError as error:
+                    raise from_os_error(error, record.place) from error
+                tidy(home, record.identity)
+    return found
+
+
+def owners(around: str, name: str) -> Iterator[str]:
+    """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
+    named = os.path.join(around, name.removeprefix(_MARK))
+    if os.path.isdir(named):
+        yield named
+    directory = named if os.path.isdir(named) else around
+    roots = {record.root for record in _records(directory, Home(around, name.removeprefix(TRASH)))}
+    for path, inode in _beside(around):
+        if inode in roots and path != named:
+            yield path
+
+
+def _trashes(around: str) -> list[str]:
+    try:
+        with os.scandir(around) as entries:
+            return sorted(one.name for one in entries if one.name.startswith(_MARK))
+    except OSError:  # what can't be listed can't be searched
+        return []
+
+
+def _records(directory: str, home: Home) -> Iterator[Record]:
+    with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
+        for identity in identities(directory, home):
+            record = read_record(directory, home, identity)
+            if record is not None and record.root is not None:
+                yield record
+
+
+def _beside(around: str) -> Iterator[tuple[str, int]]:
+    try:
+        with os.scandir(around) as entries:
+            yield from ((one.path, one.inode()) for one in entries if one.is_dir(follow_symlinks=False))
+    except OSError:  # what can't be listed can't be searched
+        return

@@ -1,0 +1,256 @@
+"""A look at a checkpoint: it is opened and closed again, and what it says of itself becomes its entry."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+
+from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.errors import (
+    CheckpointError,
+    DamagedCheckpoint,
+    NotACheckpoint,
+    NotFound,
+    Truncated,
+    from_os_error,
+)
+from ckpttool.formats import unrecognised
+from ckpttool.formats.discovery import unit_of
+from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, open_probed
+from ckpttool.naming import NameFields, parse_name
+from ckpttool.report import Severity, counted
+from ckpttool.series.files import Contents, contents
+from ckpttool.series.members.entry import Entry, Number
+from ckpttool.series.members.needs import needs_of
+from ckpttool.series.paths import shown
+
+
+def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
+    """Return a checkpoint's entry, or None where it has vanished. What is wrong with it is in the entry.
+
+    It is opened and closed again; no value is read.
+    """
+    try:
+        found = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
+    except OSError as error:
+        failure = from_os_error(error, unit.path)
+        return None if isinstance(failure, NotFound) else _unsound(unit, Contents(), failure)
+    return _looked(unit, found, lambda: _opened(unit), holds_others=holds_others)
+
+
+def look_for(path: str) -> tuple[Unit | None, Entry | None]:
+    """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
+
+    It is opened once for both. Neither is returned where it is no checkpoint.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
+    directory, name = os.path.split(path)
+    try:
+        found = contents(directory or os.curdir, (name,))  # before it is opened, so that a change is noticed
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    with Probe(path) as probe:
+        unit = unit_of(probe)
+        if unit is None:
+            return None, None
+        if unit.path == path and unit.members == (name,) and _opens_alone(unit.format):
+            return unit, _looked(unit, found, lambda: _opened_from(probe, unit.format))
+    return unit, look_at(unit)
+
+
+def _opens_alone(format: Format | None) -> bool:
+    """Tell whether a format opens a unit as it opens a path."""
+    return format is None or type(format).open_unit is Format.open_unit
+
+
+def _looked(
+    unit: Unit, found: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
+) -> Entry | None:
+    try:
+        with opened() as checkpoint:
+            return _sound(unit, found, checkpoint, holds_others)
+    except NotFound:
+        return None
+    except CheckpointError as failure:
+        return _unsound(unit, found, failure)
+
+
+def _opened(unit: Unit) -> Checkpoint:
+    if unit.format is not None:
+        return unit.format.open_unit(unit)
+    with Probe(unit.path) as probe:
+        return _opened_from(probe, None)
+
+
+def _opened_from(probe: Probe, format: Format | None) -> Checkpoint:
+    if format is None:
+        raise unrecognised(probe)
+    return open_probed(probe, lambda probe: format)
+
+
+def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
+    kind = _kind_of(failure, is_empty=bool(found.files) and not found.nbytes)
+    fields = parse_name(os.path.basename(unit.path))
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=unit.format.name if unit.format else None,
+        contents=found,
+        fields=fields,
+        is_complete=False,
+        fault=f"{kind}: {failure.reason}",
+        epoch=fields.epoch,
+        step=fields.step,
+        saved_at=_seconds(fields.saved_at),
+        needs=needs_of(unit, found, None),
+    )
+
+
+def _kind_of(failure: CheckpointError, *, is_empty: bool) -> str:
+    """Return in a word what is wrong; what was cut short lacks its end, and the rest may be right."""
+    if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
+        return "unreadable"
+    return "incomplete" if isinstance(failure, Truncated) or is_empty else "damaged"
+
+
+def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
+    training = checkpoint.training
+    fields = parse_name(os.path.basename(unit.path))
+    inside = _inside(training)
+    fault = _structural_fault(checkpoint)
+    return Entry(
+        path=shown(unit.path),
+        unit=unit,
+        format=checkpoint.format,
+        contents=found,
+        fields=fields,
+        is_complete=checkpoint.complete,
+        fault=fault,
+        epoch=fields.epoch if inside[0] is None else inside[0],
+        step=fields.step if inside[1] is None else inside[1],
+        inside=inside,
+        saved_at=_seconds(training.saved_at),
+        loss=_own_loss(training, fields),
+        metrics=training.metrics,
+        logged_as=_logged_as(checkpoint),
+        signature=signature(checkpoint) if fault is None else None,
+        granularity=checkpoint.granularity,
+        has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
+        best_paths=tuple(_best_paths(checkpoint)),
+        holds_others=holds_others,
+        linked_bytes=_linked_bytes(unit, found),
+        holds=_holds(checkpoint),
+        needs=needs_of(unit, found, checkpoint, all=holds_others),
+    )
+
+
+def _holds(checkpoint: Checkpoint) -> str:
+    """Return in words what tells checkpoints of one name apart."""
+    weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
+    told = (
+        f"{counted(weights, 'tensor')} of weights" if weights else counted(len(checkpoint.tensors), "tensor")
+    )
+    return f"{checkpoint.granularity.value}, {told}, {counted(checkpoint.parameters, 'parameter')}"
+
+
+def _linked_bytes(unit: Unit, found: Contents) -> int | None:
+    """Return the bytes of a checkpoint of which parts are symlinks; None where none is."""
+    directory = os.path.dirname(unit.path)
+    paths = [os.path.join(directory, file.path) for file in found.files]
+    if not any(map(os.path.islink, paths)):
+        return None
+    return sum(
+        os.path.getsize(path) for path in paths if os.path.exists(path) and not path.endswith(SIDECARS)
+    )
+
+
+def _inside(training: TrainingState) -> tuple[Number | None, int | None]:
+    """Return epoch and step, unless they were taken from the name or are no numbers.
+
+    A negative one is what a framework writes for "not training any more": the name knows better.
+    """
+    is_named = {key: origin.startswith("name ") for key, origin in training.origin.items()}
+    epoch, step = training.epoch, training.step
+    if is_named.get("epoch") or epoch is None or not math.isfinite(epoch) or epoch < 0:
+        epoch = None
+    if is_named.get("step") or step is None or step < 0:
+        step = None
+    return epoch, step
+
+
+def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
+    """Return the training loss, unless another metric or an earlier step stands in for it."""
+    origin = training.origin.get("loss", "")
+    if origin.startswith("name "):
+        return fields.metrics.get("loss")
+    is_other = any(origin == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
+    return None if is_other or origin.endswith("of an earlier step") else training.loss
+
+
+def _logged_as(checkpoint: Checkpoint) -> int | None:
+    """Return the step that Lightning's loggers give to what is measured at a checkpoint.
+
+    They count batches from 0. A save at the end of an epoch comes after its last batch was counted, one that
+    follows a batch or a validation before that; how many steps the optimizers made says which.
+
+    Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
+    ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
+    """
+    batches: object = checkpoint.metadata
+    for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
+        batches = batches.get(key) if isinstance(batches, Mapping) else None
+    steps, optimizers = checkpoint.metadata.get("global_step"), checkpoint.metadata.get("optimizer_states")
+    if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
+        return None
+    return {batches: batches - 1, batches + 1: batches}.get(_quotient(steps, len(optimizers)))
+
+
+def _quotient(steps: object, optimizers: int) -> int:
+    """Return how many batches made so many steps of all optimizers, -1 where that is no whole number."""
+    return steps // optimizers if isinstance(steps, int) and steps and steps % optimizers == 0 else -1
+
+
+def _structural_fault(checkpoint: Checkpoint) -> str | None:
+    errors = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
+    kind = "damaged" if checkpoint.complete else "incomplete"
+    if errors:
+        where = f"{errors[0].where}: " if errors[0].where else ""
+        return f"{kind}: {where}{errors[0].message}"
+    return None if checkpoint.complete else f"{kind}: a part of it is missing"
+
+
+def signature(checkpoint: Checkpoint) -> str:
+    """Return a hash of how much it holds, and of the names and shapes of its weights.
+
+    Checkpoints of one series have the same; what else grows from save to save, such as an optimizer's
+    history, doesn't count where there are weights.
+    """
+    import hashlib
+
+    weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
+    told = sorted(f"{tensor.path!r}{tensor.shape!r}" for tensor in weights or checkpoint.tensors)
+    text = "\n".join([checkpoint.granularity.value, *told])
+    return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
+    callbacks = checkpoint.metadata.get("callbacks")
+    for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
+        best = state.get("best_model_path") if isinstance(state, Mapping) else None
+        if isinstance(best, str) and best:
+            yield best
+
+
+def _seconds(when: str | None) -> float | None:
+    """Return a time in seconds since 1970; one without a zone is local time, as programs write it."""
+    if when is None:
+        return None
+    try:
+        return datetime.fromisoformat(when.strip().replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None

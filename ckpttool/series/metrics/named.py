@@ -1,0 +1,58 @@
+"""Where checkpoints say another metric inside than in their names."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ckpttool.report import counted
+from ckpttool.series.members.entry import Entry
+
+_PERCENT = 100
+
+
+def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield for each metric how many checkpoints have another one inside than in the name, and the first."""
+    others: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for entry in entries:
+        for name, told in entry.fields.metrics.items():
+            own = entry.metrics.get(name, entry.loss if name == "loss" else None)
+            unit = _unit(told, entry.name)
+            if own is not None and not any(_is_rounded(told, one, unit) for one in (own, own * _PERCENT)):
+                others[name] += 1
+                first.setdefault(name, f"{entry.path} has {own:.6g} inside")
+    for name, count in others.items():
+        whose = f"{name} of {counted(count, 'checkpoint')}"
+        yield f"{whose} is another inside than in the name, and what is inside counts: {first[name]}"
+
+
+def _unit(told: float, name: str) -> float:
+    """Return what the last decimal in a name stands for: a whole number may have none, as ``acc_93``."""
+    if not math.isfinite(told) or not told.is_integer():
+        return 10.0 ** -decimals(told)
+    written = re.search(rf"(?<![0-9]){abs(int(told))}\.([0-9]+)", name)
+    return 1.0 if written is None else 10.0 ** -len(written[1])
+
+
+def _is_rounded(told: float, own: float, unit: float) -> bool:
+    """Tell whether a number is another one as far as its decimals go."""
+    if not math.isfinite(told) or not math.isfinite(own):
+        return agree(told, own)
+    return abs(told - own) <= max(0.501 * unit, 1e-6 * abs(told))
+
+
+def agree(one: float, other: float) -> bool:
+    """Tell whether two numbers are the same as far as the one with fewer decimals says."""
+    if not math.isfinite(one) or not math.isfinite(other):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    unit = max(10.0 ** -decimals(one), 10.0 ** -decimals(other))
+    return abs(one - other) <= max(0.501 * unit, 1e-6 * abs(one))  # rounded, or between float32 and float64
+
+
+def decimals(number: float) -> int:
+    """Return how many decimals a number was written with."""
+    mantissa, _, exponent = repr(float(number)).partition("e")
+    return len(mantissa.partition(".")[2]) - int(exponent or 0)

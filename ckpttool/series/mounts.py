@@ -1,0 +1,111 @@
+"""What is mounted among a checkpoint's files: it isn't the checkpoint's, and goes nowhere with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable
+
+from ckpttool.series.files import Contents, contents
+
+HOLDS_MOUNT = "holds a mount point"
+
+_MOUNTS = "/proc/self/mountinfo"
+"""Linux's list. It alone tells of a directory that is mounted in a second place of its own file system."""
+_MOUNT_POINT = 4
+"""Which word of a line that is; see proc(5)."""
+_ESCAPED = re.compile(rb"\\([0-7]{3})")
+_OF_DESCRIPTOR = re.compile(rb"^mnt_id:\s*(\d+)$", re.MULTILINE)
+
+
+def mount_points(below: str | None = None) -> frozenset[str] | None:
+    """Return the paths at which something is mounted, or None where the system has no list of them.
+
+    Args:
+        below: Only those at or below this directory are wanted.
+    """
+    try:
+        with open(_MOUNTS, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:  # another system, or one without /proc
+        return None
+    words = (line.split() for line in lines)
+    found = frozenset(_unescaped(one[_MOUNT_POINT]) for one in words if len(one) > _MOUNT_POINT)
+    if below is None:
+        return found
+    real = os.path.realpath(below)
+    return frozenset(path for path in found if _is_within(path, real))
+
+
+def _unescaped(path: bytes) -> str:
+    return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), path))
+
+
+def require_unmounted(directory: str | int, names: Iterable[str], found: Contents | None = None) -> None:
+    """Require that nothing is mounted at or below some names of a directory; one that is not there is fine.
+
+    Args:
+        directory: Its path, or its open descriptor.
+        names: Paths relative to it.
+        found: What lies there, where that is known.
+
+    Raises:
+        OSError: Something is, or it can't be told.
+    """
+    names = list(names)
+    points = mount_points()
+    if points is None:
+        crosses = any(_crosses(directory, name) for name in names) if found is None else found.crosses
+    else:
+        crosses = (found is not None and found.crosses) or is_mounted(directory, names, points)
+    if crosses:
+        raise OSError(errno.EBUSY, HOLDS_MOUNT)
+
+
+def _crosses(directory: str | int, name: str) -> bool:
+    try:
+        return contents(directory, [name]).crosses
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]) -> bool:
+    """Tell whether one of some mount points is one of some names of a directory, or lies below it."""
+    points = list(points)
+    if not points:
+        return False
+    real = _real(directory)
+    near = [path for path in points if _is_within(path, real)]
+    return bool(near) and any(_is_within(path, os.path.join(real, name)) for name in names for path in near)
+
+
+def _real(directory: str | int) -> str:
+    if isinstance(directory, int):
+        return os.readlink(f"/proc/self/fd/{directory}")
+    return os.path.realpath(directory)
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
+
+
+def require_one_mount(descriptor: int, other: int) -> None:
+    """Require that two open directories lie in one mount, whatever was mounted since they were opened.
+
+    Raises:
+        OSError: They don't.
+    """
+    if _mount(descriptor) != _mount(other):
+        raise OSError(errno.EBUSY, HOLDS_MOUNT)
+
+
+def _mount(descriptor: int) -> tuple[int, int | None]:
+    """Return the device of an open directory, and the number of its mount where the system tells it."""
+    device = os.fstat(descriptor).st_dev
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:
+            match = _OF_DESCRIPTOR.search(file.read())
+    except OSError:  # another system, or one without /proc
+        return device, None
+    return device, int(match[1]) if match else None

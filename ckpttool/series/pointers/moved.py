@@ -1,0 +1,85 @@
+"""What a pointer means whose path isn't there: its run was moved, copied in part, or has lost it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.pointers.meaning import Index, exists
+
+_SLASHES = re.compile(r"[/\\]+")
+
+
+def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+    """Return the checkpoints of a pointer's target's name in the directories of its own run."""
+    name = os.path.basename(target.rstrip("/\\").replace("\\", "/"))
+    return [entry for one in directories if (entry := index.by_name.get((one, name))) is not None]
+
+
+def elsewhere(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+    """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
+
+    Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
+    path's last names in common with it than the run's own directory has. A bare name is below it.
+
+    Args:
+        target: What it names, as it stands there.
+        directories: Where its own run lies.
+        index: The checkpoints that were looked at.
+    """
+    parts = parts_of(target)
+    places = index.places.get(parts[-1], ()) if parts else ()
+    if len(parts) == 1:
+        below = os.path.join(os.path.realpath(directories[0]), "")
+        return [index.by_place[place] for place in places if place.startswith(below)]
+    alike = {place: _alike(parts, place) for place in places}
+    most = max(alike.values(), default=0)
+    if not alike or most <= _own_alike(parts, directories):
+        return []
+    return [index.by_place[place] for place, count in alike.items() if count == most]
+
+
+def lies_nearby(target: str, directories: Sequence[str]) -> bool:
+    """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
+    parts = parts_of(target)
+    if not parts:
+        return False
+    if any(exists(os.path.join(one, parts[-1])) for one in directories):
+        return True
+    count = _own_alike(parts, directories) + 1
+    bases = _above(os.path.realpath(directories[0]), count) if count <= len(parts) else ()
+    return any(exists(os.path.join(base, *parts[-count:])) for base in bases)
+
+
+def was_here(target: str, directories: Sequence[str]) -> bool:
+    """Tell whether a path names something in its own run, as far as anybody can tell of a relative one."""
+    own = list(map(os.path.realpath, directories))
+    above = os.path.dirname(target.rstrip("/"))
+    if os.path.realpath(above) in own:
+        return True
+    parts = parts_of(above)
+    return bool(parts) and not os.path.isabs(target) and any(_alike(parts, one) == len(parts) for one in own)
+
+
+def parts_of(path: str) -> list[str]:
+    """Return the names in a path, whoever's slashes it has."""
+    return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
+
+
+def _own_alike(parts: Sequence[str], directories: Sequence[str]) -> int:
+    """Return how many of a path's last names are those of a place in its own run."""
+    return max(_alike(parts, os.path.join(os.path.realpath(one), parts[-1])) for one in directories)
+
+
+def _alike(parts: Sequence[str], path: str) -> int:
+    """Return how many of the last names of two paths are the same."""
+    pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
+    return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
+
+
+def _above(directory: str, levels: int) -> Iterator[str]:
+    for _ in range(levels):
+        directory = os.path.dirname(directory)
+        yield directory

@@ -1,0 +1,53 @@
+"""Which of the checkpoints in a directory are whole: not half moved by a command that waits or is at work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ckpttool.formats.discovery import Walk, discover
+from ckpttool.formats.interface import Unit
+from ckpttool.series.changing.journal import half_removed, waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
+
+    whole: tuple[Unit, ...]
+    journals: tuple[str, ...] = ()
+
+
+def apart(units: Sequence[Unit], directories: Iterable[str] = ()) -> Found:
+    """Return checkpoints without those that a journal has on their way: they are whole elsewhere, or go.
+
+    Args:
+        units: What was discovered.
+        directories: Where else to look for journals.
+    """
+    places = sorted({*directories, *map(_directory, units)})
+    journals = tuple(path for place in places for path in waiting(place))
+    gone = {place: half_removed(place) for place in places} if journals else {}
+    whole = (one for one in units if gone.get(_directory(one), frozenset()).isdisjoint(one.members))
+    return Found(tuple(whole), journals)
+
+
+def as_it_is_now(unit: Unit) -> Unit | None:
+    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way.
+
+    Raises:
+        CheckpointError: Its directory can't be looked at any more.
+    """
+    directory = _directory(unit)
+    if not any(os.path.lexists(os.path.join(directory, name)) for name in unit.members):
+        return None
+    if not apart([unit]).whole:
+        return None
+    path = os.path.normpath(unit.path)
+    units = discover(directory, Walk(recursive=False))
+    return next((one for one in units if os.path.normpath(one.path) == path), unit)
+
+
+def _directory(unit: Unit) -> str:
+    return os.path.dirname(unit.path) or os.curdir

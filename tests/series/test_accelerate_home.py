@@ -1,0 +1,169 @@
+"""Where Accelerate names checkpoints itself: it can start after every single change of ours."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.series.changing import home
+from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.journal import waiting
+from ckpttool.series.pointers.pins import pin, pins_below, unpin
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.renaming import dictated
+from ckpttool.series.renaming.plan import RenameRequest
+from ckpttool.series.renaming.rename import rename
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.undoing.trash import empty
+from ckpttool.series.undoing.undo import undo
+
+CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
+SAVED = [f"checkpoint_{number}" for number in range(3, 8)]
+
+
+def accelerates_choice(checkpoints: Path) -> str:
+    """Return what ``load_state()`` would load, by its own rule: a name without a number raises IndexError."""
+    return max(os.listdir(checkpoints), key=lambda name: int(re.findall("[0-9]+", name)[0]))
+
+
+@pytest.fixture
+def checkpoints(files: Path, tmp_path: Path) -> Path:
+    """Return what Accelerate saved in a project."""
+    place = tmp_path / "project" / "checkpoints"
+    for number, name in enumerate(SAVED):
+        (place / name).mkdir(parents=True)
+        weights = shutil.copy(
+            files / "safetensors" / "metadata.safetensors", place / name / "model.safetensors"
+        )
+        os.utime(weights, (1_700_000_000 + 600 * number,) * 2)
+        shutil.copy(files / "pytorch" / "bare_state_dict.pth", place / name / "optimizer.bin")
+        (place / name / "random_states_0.pkl").write_bytes(pickle.dumps({"step": number}))
+    return place
+
+
+def put_aside(checkpoints: Path, keep: int = 2) -> Pruned:
+    policy = Policy(keep_last=keep)
+    return prune(Request(directory=str(checkpoints), policy=policy, depth="quick"), trash=True)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(os.listdir(directory))
+
+
+def watched(real: Callable[..., object], checkpoints: Path, seen: list[str]) -> Callable[..., object]:
+    def call(*arguments: object, **keywords: object) -> object:
+        result = real(*arguments, **keywords)
+        seen.append(accelerates_choice(checkpoints))
+        return result
+
+    return call
+
+
+def test_nothing_of_ours_lies_in_it_for_a_moment(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for name in CHANGES:
+        monkeypatch.setattr(os, name, watched(getattr(os, name), checkpoints, seen))
+    pin([checkpoints / "checkpoint_4"])
+    done = put_aside(checkpoints)
+    assert (done.problems, names(checkpoints)) == ((), ["checkpoint_4", "checkpoint_6", "checkpoint_7"])
+    assert names(checkpoints.parent) == [".ckpttool-trash@checkpoints", ".ckpttool.toml", "checkpoints"]
+    assert len(undo(str(checkpoints)).restored) == 2
+    assert [one.name for one in pins_below(checkpoints.parent)] == ["checkpoints/checkpoint_4"]
+    renamed = rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
+    assert (renamed.renames, names(checkpoints)) == ((), SAVED)
+    put_aside(checkpoints)
+    assert len(empty(str(checkpoints)).removed) == 2
+    prune(Request(directory=str(checkpoints), policy=Policy(keep_last=1)))
+    unpin([checkpoints / "checkpoint_4"])
+    assert (names(checkpoints), names(checkpoints.parent)) == (
+        ["checkpoint_4", "checkpoint_7"],
+        ["checkpoints"],
+    )
+    monkeypatch.undo()
+    assert set(seen) == {"checkpoint_7"}
+
+
+def test_a_kill_at_any_point_leaves_what_accelerate_can_read(checkpoints: Path, fault) -> None:
+    """Whatever call is the last (every fourth is tried), the next prune settles it."""
+    whole = checkpoints.parent.rename(checkpoints.parent.with_name("whole"))
+    for number in range(1, 1000, 4):
+        shutil.copytree(whole, checkpoints.parent)
+        fault.at(number, SystemExit())
+        try:
+            put_aside(checkpoints)
+        except SystemExit:
+            pass
+        else:
+            fault.none()
+            assert number > 20
+            return
+        fault.none()
+        assert accelerates_choice(checkpoints) == SAVED[-1]
+        put_aside(checkpoints)
+        assert waiting(str(checkpoints)) == []
+        assert names(checkpoints) == SAVED[-2:]
+        shutil.rmtree(checkpoints.parent)
+    pytest.fail("no end")
+
+
+@pytest.mark.parametrize("kind", ["trash", "rename"])
+def test_what_lies_in_it_from_before_is_found(
+    checkpoints: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(home, "_holds_random_states", lambda entry: False)
+        pin([checkpoints / "checkpoint_4"])
+        if kind == "trash":
+            put_aside(checkpoints)
+        else:
+            before.setattr(dictated, "_is_accelerates", lambda entry: False)
+            rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
+    assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
+    done = undo(str(checkpoints))
+    assert (done.problems, len(done.restored)) == ((), 2 if kind == "trash" else 5)
+    put_aside(checkpoints)
+    assert not {"checkpoint_3", "checkpoint_5"} & set(names(checkpoints))
+    undo(str(checkpoints))
+    unpin([checkpoints / "checkpoint_4"])
+    assert (names(checkpoints), names(checkpoints.parent)) == (SAVED, ["checkpoints"])
+    assert undo(str(checkpoints)).identity is None
+
+
+def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(home, "_holds_random_states", lambda entry: False)
+        put_aside(checkpoints)
+    assert len(empty(str(checkpoints)).removed) == 3
+    assert names(checkpoints) == SAVED[-2:]
+
+
+def test_a_link_and_what_it_leads_to_have_one_home(checkpoints: Path) -> None:
+    scratch = checkpoints.rename(checkpoints.parent / "scratch")
+    checkpoints.symlink_to(scratch)
+    assert home_of(str(checkpoints)) == home_of(str(scratch)) == (str(scratch.parent), "@scratch")
+
+
+def test_nothing_lies_beside_a_mount_point(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "mount_points", lambda below: {below})
+    assert home_of(str(checkpoints)) == (str(checkpoints), "")
+    assert (put_aside(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
+
+
+def test_other_directories_keep_their_own(checkpoints: Path) -> None:
+    assert home_of(str(checkpoints)) == (str(checkpoints.parent), "@checkpoints")
+    for name in SAVED[1:]:
+        shutil.rmtree(checkpoints / name)
+    (checkpoints / SAVED[0]).rename(checkpoints / "n003")
+    assert home_of(str(checkpoints)).suffix
+    other = checkpoints.rename(checkpoints.parent / "states")
+    assert home_of(str(other)) == (str(other), "")
+    plain = checkpoints.parent / "plain" / "checkpoints"
+    (plain / "checkpoint_1").mkdir(parents=True)
+    assert home_of(str(plain)) == (str(plain), "")

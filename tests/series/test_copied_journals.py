@@ -1,0 +1,141 @@
+"""A directory that was copied with what a kill had left in it: it is settled, or told, and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.series.changing import moving, stage
+from ckpttool.series.changing.journal import Journal, Removal, half_removed, stages
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Move, Moves, new_identity
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.removal import remove
+from ckpttool.series.files import contents
+
+ENDS = ("index", "data-00000-of-00002", "data-00001-of-00002")
+OLD = {f"ckpt-{number}.{end}" for number in (1, 2) for end in ENDS}
+NEW = {name.replace("ckpt-", "step-") for name in OLD}
+TOOLS = {"cp -a": ["cp", "-a"], "rsync -a": ["cp", "-a", "--no-preserve=links"], "cp -r": ["cp", "-r"]}
+
+
+class Killed(BaseException):
+    """Ends a command without any of its handlers, as a kill would."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    run.mkdir()
+    for number, name in enumerate(sorted(OLD)):
+        (run / name).write_text(name)
+        os.utime(run / name, (number, number))  # else a copy in the same moment would have the same time
+    return run
+
+
+def killed(module: object, name: str, count: int, act: Callable[[], object]) -> None:
+    """Do something that ends with the count-th call of a function."""
+    real, made = getattr(module, name), 0
+
+    def die(*arguments: object, **told: object) -> object:
+        nonlocal made
+        made += 1
+        if made == count:
+            raise Killed
+        return real(*arguments, **told)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(module, name, die)
+        act()
+
+
+def rename(run: Path) -> None:
+    moves = []
+    for number in (1, 2):
+        names = [f"ckpt-{number}.{end}" for end in ENDS]
+        members = tuple((name, name.replace("ckpt", "step")) for name in names)
+        moves.append(Move(f"elsewhere/ckpt-{number}", members, contents(str(run), names)))
+    told = {"kind": "rename", "identity": new_identity(), "source": str(run), "target": str(run)}
+    carry_out(str(run), Moves(moves=tuple(moves), **told))  # type: ignore[arg-type]
+
+
+def copied(run: Path, tool: str) -> Path:
+    other = run.with_name("copy")
+    subprocess.run([*TOOLS[tool], run, other], check=True)
+    return other
+
+
+def settled(run: Path) -> Settled:
+    with locked(str(run)):
+        return settle_all(str(run))
+
+
+def there(run: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in run.iterdir() if path.is_file()}
+
+
+def is_whole(run: Path, number: int) -> bool:
+    """Tell whether all of a checkpoint lies under its old names, or under its new ones."""
+    texts, old = there(run), [f"ckpt-{number}.{end}" for end in ENDS]
+    new = [name.replace("ckpt", "step") for name in old]
+    return any(
+        all(texts.get(name) == text for name, text in zip(one, old, strict=True)) for one in (old, new)
+    )
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(("step", "count"), [("bring", 2), ("leave", 1), ("leave", 2), ("note", 1)])
+def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> None:
+    killed(moving, step, count, lambda: rename(run))
+    other = copied(run, tool)
+    done = settled(other)
+    assert is_whole(other, 1) and is_whole(other, 2)
+    assert not stages(str(other))
+    said = [*done.moved, *done.failed, *done.failed.values()]
+    assert all("elsewhere" not in one for one in said)
+    assert all(
+        "the directory was copied as it was then" in one for one in (*done.moved, *done.failed.values())
+    )
+    if tool == "cp -a" or step == "note":
+        assert (set(there(other)), done.failed if tool == "cp -a" else {}) == (NEW, {})
+    else:
+        names = set(there(other))
+        twice = {number for number in (1, 2) if len([one for one in names if f"-{number}." in one]) > 3}
+        assert {str(other / f"ckpt-{number}") for number in twice} <= set(done.failed)
+    settled(run)
+    assert set(there(run)) == NEW
+
+
+def test_what_is_half_copied_is_hidden(run: Path) -> None:
+    killed(moving, "leave", 2, lambda: rename(run))
+    other = copied(run, "cp -a")
+    assert half_removed(str(other)) == half_removed(str(run)) != frozenset()
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_prune_in_a_copy(run: Path, tool: str, count: int) -> None:
+    names = tuple(f"ckpt-1.{end}" for end in ENDS)
+    removal = Removal("elsewhere/ckpt-1", names, contents(str(run), names), ("ckpt-2.index",))
+    killed(stage, "unlink_here", count, lambda: remove(str(run), Journal((removal,))))
+    other = copied(run, tool)
+    done = settled(other)
+    assert is_whole(other, 2)
+    if count == 1:
+        assert (is_whole(other, 1) or tool != "cp -r", done.failed) == (True, {})
+    elif tool == "cp -r":
+        ((path, why),) = done.failed.items()
+        assert path == str(other / "ckpt-1")
+        assert "the directory was copied as it was then, without the times" in why
+        assert len(list(other.glob(".ckpttool-*/0/*"))) == 4 - count
+    else:
+        assert (done.failed, set(there(other))) == ({}, OLD - set(names))
+    shutil.rmtree(other)
+    assert not settled(run).failed
+    assert set(there(run)) == OLD - set(names)

@@ -1,0 +1,257 @@
+"""Names that are exchanged or shifted: renamed, or taken back, all of them or none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ckpttool.series.changing.home import Home
+from ckpttool.series.changing.journal import stages
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Chain, Moves, document, moves_of
+from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.undoing.undo import undo
+from tests.series.renamings import content, names, renamed
+
+TEMPLATE = "model_{epoch}"
+
+
+def _save(path: Path, epoch: int) -> None:
+    import torch
+
+    torch.save({"model": {"weight": torch.full((3,), float(epoch))}, "epoch": epoch}, path)
+
+
+@pytest.fixture
+def swapped(tmp_path: Path) -> Path:
+    """Return a run of which two epochs have each other's names, and one has the next one's."""
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    for number, epoch in {1: 2, 2: 1, 3: 4}.items():
+        _save(run / f"model_{number}.pt", epoch)
+    (run / "latest").write_text("model_3.pt")
+    (run.parent / "latest").write_text("a/model_1.pt\n")
+    (run.parent / "best.pt").symlink_to("a/model_2.pt")
+    return run
+
+
+class Killed(BaseException):
+    """Ends a command without any of its handlers, as a kill would."""
+
+
+def in_the_way(run: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    """Let the second file of the last moves fail to get its name."""
+    link = os.link
+
+    def fail(source: str, target: str, **told: object) -> None:
+        if source == "model_2~1.pt" and target == "model_1.pt":
+            raise failure
+        link(source, target, **told)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", fail)
+
+
+def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(swapped.parent)
+    in_the_way(swapped, monkeypatch, OSError(28, "No space left on device"))
+    done = renamed(swapped, TEMPLATE)
+    monkeypatch.undo()
+    assert (done.renames, len(done.failed), done.stale) == ((), 3, {})
+    assert "no space left" in done.failed[str(swapped / "model_2.pt")]
+    others = [done.failed[str(swapped / f"model_{number}.pt")] for number in (1, 3)]
+    assert all("model_2.pt: " in one and "all of them" in one for one in others)
+    assert content(swapped.parent) == before
+    assert not stages(str(swapped))
+    assert undo(str(swapped)).identity is None
+    assert renamed(swapped, TEMPLATE).problems == ()
+    assert (swapped.parent / "latest").read_text() == "a/model_2.pt\n"
+    assert undo(str(swapped)).problems == ()
+    assert content(swapped.parent) == before
+
+
+def test_what_a_kill_left_between_the_moves_is_taken_back(
+    swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.series.changing import row
+
+    before = content(swapped)
+
+    def die(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(row, "_rewrite_journal", die)
+        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        with pytest.raises(Killed):
+            renamed(swapped, TEMPLATE)
+    assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
+    with locked(str(swapped)):
+        settled = settle_all(str(swapped))
+    assert (list(settled.failed), len(settled.moved)) == ([str(swapped.parent)], 3)
+    assert all("it is where it was" in one for one in settled.moved)
+    assert content(swapped) == before
+
+
+def test_what_names_them_above_is_told_to_have_other_names(
+    swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.series.changing import row
+
+    before, waves = content(swapped.parent), []
+    make = row.Row.make
+
+    def die_at_the_second(self: row.Row, moves: Moves, *, has_more: bool) -> object:
+        waves.append(moves)
+        if len(waves) == 2:
+            raise Killed
+        return make(self, moves, has_more=has_more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(row.Row, "make", die_at_the_second)
+        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        with pytest.raises(Killed):
+            renamed(swapped, TEMPLATE)
+    assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
+    with locked(str(swapped)):
+        ((path, why),) = settle_all(str(swapped)).failed.items()
+    assert path == str(swapped.parent)
+    assert why.endswith(f"(undo {swapped.parent})")
+    assert undo(str(swapped.parent)).problems == ()
+    assert content(swapped.parent) == before
+
+
+def test_an_undo_that_fails_leaves_the_new_names(swapped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert renamed(swapped, TEMPLATE).problems == ()
+    before = content(swapped)
+    (swapped / "model_3.pt").write_bytes(b"in the way")
+    done = undo(str(swapped))
+    assert (done.restored, done.pointers, len(done.problems)) == ((), (), 3)
+    assert any("model_3.pt is in the way" in one.message for one in done.problems)
+    (swapped / "model_3.pt").unlink()
+    assert content(swapped) == before
+    assert undo(str(swapped)).problems == ()
+    assert sorted(names(swapped)) == ["latest", "model_1.pt", "model_2.pt", "model_3.pt"]
+
+
+def test_what_somebody_else_wrote_above_stays(swapped: Path) -> None:
+    assert renamed(swapped, TEMPLATE).problems == ()
+    (swapped.parent / "latest").write_text("a/other.pt\n")
+    assert undo(str(swapped)).problems == ()
+    assert (swapped.parent / "latest").read_text() == "a/other.pt\n"
+    assert os.readlink(swapped.parent / "best.pt") == "a/model_2.pt"
+    assert undo(str(swapped.parent)).restored == ()
+
+
+def test_an_undo_above_that_is_interrupted_can_be_done_again(
+    swapped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckpttool.series.changing import row
+
+    before = content(swapped.parent)
+    assert renamed(swapped, TEMPLATE).problems == ()
+    after = content(swapped.parent)
+
+    def die(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(row, "_rewrite_journal", die)
+        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        with pytest.raises(Killed):
+            undo(str(swapped.parent), recursive=True)
+    with locked(str(swapped.parent)):
+        assert not settle_all(str(swapped.parent)).failed
+    assert content(swapped.parent) == after
+    assert undo(str(swapped.parent), recursive=True).problems == ()
+    assert content(swapped.parent) == before
+
+
+def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
+    for path in sorted(sharded.iterdir()):
+        number = path.name[len("epoch_")]
+        text = path.read_bytes()
+        path.unlink()
+        other = {"1": "2", "2": "1", "3": "3", "4": "4"}[number]
+        name = f"set_{other}{path.name[len('epoch_1') :]}"
+        index = text.replace(b'"epoch_%s-' % number.encode(), b'"set_%s-' % other.encode())
+        (sharded / name).write_bytes(index if name.endswith(".json") else text)
+    before = content(sharded)
+    told = {"set_1": "set_2", "set_2": "set_1"}
+    _exchange(sharded, told)
+    done = undo(str(sharded))
+    assert {(os.path.basename(one.path), os.path.basename(one.was)) for one in done.restored} == {
+        ("set_1.safetensors.index.json", "set_2.safetensors.index.json"),
+        ("set_2.safetensors.index.json", "set_1.safetensors.index.json"),
+    }
+    assert content(sharded) == before
+
+
+def _exchange(directory: Path, told: dict[str, str]) -> None:
+    """Exchange the names of sharded sets, as a rename does."""
+    from ckpttool.series.changing.moves import Move, Rewrite, new_identity
+    from ckpttool.series.changing.row import Row
+    from ckpttool.series.files import contents
+
+    place, identity, ending = str(directory), new_identity(), ".safetensors.index.json"
+    with Row(place) as row:
+        for names in ({old: f"{old}~1" for old in told}, {f"{old}~1": new for old, new in told.items()}):
+            moves, rewrites = [], []
+            for old, new in names.items():
+                text = (directory / (old + ending)).read_text()
+                changed = text.replace(f'"{old}-', f'"{new}-')
+                rewrites += [Rewrite(new + ending, None, changed), Rewrite(old + ending, text, None)]
+                shards = sorted(path.name for path in directory.glob(f"{old}-*"))
+                members = tuple((name, new + name.removeprefix(old)) for name in shards)
+                path = str(directory / (old.partition("~")[0] + ending))
+                moves.append(Move(path, members, contents(place, shards)))
+            made = Moves(
+                kind="rename",
+                identity=identity,
+                moves=tuple(moves),
+                rewrites=tuple(rewrites),
+                source=place,
+                target=place,
+            )
+            assert not row.make(made, has_more="~" in next(iter(names.values()))).failed
+
+
+# The journal's text ---------------------------------------------------------------------------------
+
+IDENTITY = "20260102T030405.000006Z-0123abcd"
+
+
+def chained(directory: str) -> Moves:
+    told = {"kind": "rename", "identity": IDENTITY, "moves": (), "source": directory, "target": directory}
+    one = Moves(**told)  # type: ignore[arg-type]
+    return Moves(**told, chain=Chain((one, one), has_more=True))  # type: ignore[arg-type]
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    place = str(tmp_path)
+    told = json.loads(json.dumps(document(chained(place), place)))
+    assert moves_of(told, place, Home(place)) == chained(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("before", None),
+        ("before", [{}]),
+        ("has_more", 1),
+        ("has_more", None),
+        ("identity", IDENTITY.replace("a", "b")),
+    ],
+)
+def test_nothing_else_is_believed(tmp_path: Path, key: str, value: object) -> None:
+    place = str(tmp_path)
+    told = json.loads(json.dumps(document(chained(place), place)))
+    told[key] = value
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        moves_of(told, place, Home(place))
+    nested = json.loads(json.dumps(document(chained(place), place)))
+    nested["before"] = [document(chained(place), place)]
+    with pytest.raises(ValueError, match="another journal"):
+        moves_of(nested, place, Home(place))
