@@ -286,10 +286,12 @@ def test_a_pointer_elsewhere_that_changed_is_told(
 
 def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None:
     source = files / "pytorch" / "lightning" / "epoch=1-step=4.ckpt"
-    shutil.copy(source, tmp_path)
-    shutil.copy(source, tmp_path / "last.ckpt")
-    shutil.copytree(files / "savedmodel" / "keras2", tmp_path / "1")
-    done = renamed(tmp_path, "x-{name}")
+    models = tmp_path / "models"
+    models.mkdir()
+    shutil.copy(source, models)
+    shutil.copy(source, models / "last.ckpt")
+    shutil.copytree(files / "savedmodel" / "keras2", models / "1")
+    done = renamed(models, "x-{name}")
     told = "\n".join(done.planned.warnings)
     assert "Lightning's best_model_path in it keeps the old name" in told
     assert "ckpt_path='last' won't find it any more" in told

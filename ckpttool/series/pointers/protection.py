@@ -225,7 +225,7 @@ def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
-    for link in [*beside, *_links_below(root)]:
+    for link in [*beside, *links_below(root)]:
         found = list(filter(None, map(index.around, list(places(link))[1:])))
         reason = f"symlink {os.path.basename(link)}"
         for entry in found:
@@ -269,13 +269,13 @@ def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None
         pointed.skipped[one.key] = f"{shown(link)}: leads to {target}, which isn't there"
 
 
-def _links_below(directory: str) -> Iterator[str]:
+def links_below(directory: str) -> Iterator[str]:
     """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
     for name, entry in sorted(names_in(directory).items()):
         if entry.is_symlink():
             yield entry.path
         elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
-            yield from _links_below(entry.path)
+            yield from links_below(entry.path)
 
 
 def _is_ours(name: str) -> bool:

@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
-
-_NEVER_ENTERED = frozenset({".git"})
 
 
 @dataclass(slots=True)
@@ -71,24 +69,12 @@ def links_around(root: str) -> dict[str, str]:
     above = os.path.dirname(os.path.realpath(root))
     beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())
     found = {}
-    for path in (*beside, *_links_below(root)):
+    for path in (*beside, *links_below(root)):
         try:
             found[path] = os.readlink(path)
         except OSError:  # it has just gone
             continue
     return found
-
-
-def _links_below(directory: str) -> Iterator[str]:
-    for name, entry in sorted(names_in(directory).items()):
-        if entry.is_symlink():
-            yield entry.path
-        elif (
-            entry.is_dir(follow_symlinks=False)
-            and not name.startswith(OWN_PREFIX)
-            and name not in _NEVER_ENTERED
-        ):
-            yield from _links_below(entry.path)
 
 
 def outwards(scene: Scene, real: str) -> Iterator[str | None]:
