@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ckpttool.series.pointers.pins import pin
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import renamed
 
@@ -33,6 +34,23 @@ def test_newer_states_that_name_the_best_are_told(trainer: Path) -> None:
 def test_nothing_is_told_where_nothing_came_since(short: Path) -> None:
     (short / "best.json").write_text('{"best": "model_epoch_9.pth"}')
     (short / "README.md").write_text("model_epoch_9.pth\nand so on\n")
+    renamed(short)
+    assert undo(str(short), dry_run=True).problems == ()
+    assert undo(str(short)).problems == ()
+
+
+def test_a_pin_that_was_set_since_is_told(short: Path) -> None:
+    pin([str(short / "model_epoch_9.pth")])
+    renamed(short)
+    new = sorted(path.name for path in short.glob("*.pth"))
+    pin([str(short / new[-1])])
+    (problem,) = undo(str(short)).problems
+    assert problem.path == str(short / ".ckpttool.toml")
+    assert problem.message.startswith(f"it names {new[-1]}, which is called model_epoch_10.pth again")
+
+
+def test_a_pin_that_went_with_its_checkpoint_is_not(short: Path) -> None:
+    pin([str(short / "model_epoch_9.pth")])
     renamed(short)
     assert undo(str(short), dry_run=True).problems == ()
     assert undo(str(short)).problems == ()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ckpttool.errors import CheckpointError
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.notes import is_note, said, words
+from ckpttool.series.pointers.pin_files import file_for, pins_in, read
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.problem import Problem
 
@@ -51,6 +53,22 @@ def still_named(taken: Iterable[Taken], turned: Iterable[str], *, above: bool) -
         for path, one in told.items():
             if _afterwards(os.path.abspath(path), moved) not in passed:
                 yield Problem(shown(os.path.normpath(path)), _message(one))
+        yield from _pinned(directory, moved, passed, known)
+
+
+def _pinned(
+    directory: str, moved: Mapping[str, str], passed: Collection[str], known: Mapping[str, Taken]
+) -> Iterator[Problem]:
+    """Yield the pins of checkpoints that were set since these got the names that they lose."""
+    file = file_for(directory)
+    try:
+        pins = list(pins_in(file, read(file)))
+    except CheckpointError:  # whoever goes by them says so
+        return
+    for pin in pins:
+        path = os.path.abspath(pin.path)
+        if path in moved and (os.path.abspath(file) not in passed or not os.path.lexists(path)):
+            yield Problem(shown(os.path.normpath(file)), _message(known[os.path.basename(path)]))
 
 
 def _message(one: Taken) -> str:
@@ -69,8 +87,8 @@ def _pointers(directory: str) -> Iterator[tuple[str, str]]:
     inside = [one.path for one in names_in(directory).values() if one.is_dir(follow_symlinks=False)]
     for place in (directory, *inside):
         names = names_in(place)
-        for read in READERS:
-            for pointer in read(place, names):
+        for pointers in READERS:
+            for pointer in pointers(place, names):
                 if pointer.target is not None:
                     yield pointer.holder, pointer.target
 
