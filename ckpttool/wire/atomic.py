@@ -13,17 +13,22 @@ OWN_PREFIX = ".ckpttool-"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, within: str | None = None) -> None:
     """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
 
     Mode and owner of an existing file stay. A symlink is replaced, not followed.
+
+    Args:
+        path: The file.
+        data: Its new content.
+        within: The directory in which the content waits, on the same file system; None for the file's own.
 
     Raises:
         OSError: It can't be written; what was there is untouched.
     """
     target = os.fspath(path)
     directory = os.path.dirname(target) or os.curdir
-    temporary = os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
+    temporary = os.path.join(within or directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
     descriptor = os.open(temporary, _CREATE, 0o666)
     try:
         try:

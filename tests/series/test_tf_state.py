@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import stat
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from ckpttool.formats.tensorflow.state import (
 )
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.pointers.readers import READERS, names_in
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.retention.policy import Policy
 
 
 @pytest.fixture
@@ -254,3 +258,24 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     assert rewrite is not None
     left = parse_state(rewrite.text)
     assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a POSIX system")
+def test_a_kill_while_the_state_is_rewritten_leaves_no_temporary_file(managed: Path) -> None:
+    request = Request(directory=str(managed), policy=Policy(keep_last=3))
+    child = os.fork()
+    if not child:
+        try:
+            replace = os.replace
+            os.replace = lambda old, new: _die() if str(new).endswith("checkpoint") else replace(old, new)
+            prune(request)
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert any(name.startswith(".ckpttool") for name in os.listdir(managed))
+    assert not prune(request).problems
+    assert [name for name in os.listdir(managed) if name.startswith(".ckpttool")] == []
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

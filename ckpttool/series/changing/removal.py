@@ -80,7 +80,7 @@ def remove(directory: str, journal: Journal) -> Outcome:
 def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
     with begun(directory, journal) as stage:
         for rewrite in journal.rewrites:
-            write_atomically(os.path.join(directory, rewrite.name), rewrite.text.encode())
+            write_atomically(os.path.join(directory, rewrite.name), rewrite.text.encode(), stage.path)
         staged = [
             (number, removal)
             for number, removal in zip(places(journal.removals), journal.removals, strict=True)
