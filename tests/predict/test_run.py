@@ -306,7 +306,8 @@ def test_several_threads_ask_at_once() -> None:
 
 
 SUPERVISE = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
 sys.path[:0] = sys.argv[1:3]
 from ckpttool.predict.frameworks import FRAMEWORKS, Framework
 from ckpttool.predict.request import Job, Request
