@@ -108,6 +108,8 @@ class Entry:
 
     @property
     def _saved(self) -> Contents:
+        if len(self.contents.files) == 1:
+            return self.contents
         saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
         return Contents(saved or self.contents.files)
 
