@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint, Tensor, TrainingState
+    from ckpttool.checkpoint import Checkpoint, TrainingState
     from ckpttool.errors import (
         AccessDenied,
         AmbiguousFormat,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ckpttool.series.resuming.latest import latest
     from ckpttool.series.retention.policy import Policy
     from ckpttool.series.undoing.undo import undo
+    from ckpttool.tensor import Tensor
 
 __all__ = [
     "AccessDenied",
@@ -90,7 +91,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "checkpoint": ("Checkpoint", "Tensor", "TrainingState"),
+    "checkpoint": ("Checkpoint", "TrainingState"),
     "formats": ("open_checkpoint",),
     "ops.conversion": ("ConvertWishes", "Converted"),
     "ops.convert": ("convert",),
@@ -110,6 +111,7 @@ _HOMES = {
     "series.renaming.plan": ("RenameRequest",),
     "series.resuming.latest": ("latest",),
     "series.undoing.undo": ("undo",),
+    "tensor": ("Tensor",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Path
 from ckpttool.naming import parse_name
+from ckpttool.tensor import Path
 
 Scalar = Callable[[], float | int | None]
 """Reads a scalar tensor, when somebody asks."""
@@ -160,9 +160,13 @@ def _kept(place: Path, state: Mapping[str, Any], scalars: Mapping[Path, Scalar])
     found: dict[str, Scalar] = {}
     for path, score in plain.items() if isinstance(plain, Mapping) else ():
         if isinstance(path, str) and isinstance(score, int | float):
-            found[path] = lambda score=score: score  # type: ignore[misc]
+            found[path] = _constant(score)
     found |= {str(path[3]): read for path, read in scalars.items() if len(path) == 4 and path[:3] == place}
     return found
+
+
+def _constant(score: float) -> Scalar:
+    return lambda: score
 
 
 def _is_saved_at(path: str, epoch: float | None, step: int | None) -> bool:

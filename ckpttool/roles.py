@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckpttool.checkpoint import Path, Role
+from ckpttool.tensor import Path, Role
 
 OPTIMIZER = re.compile(r"optim|(^|_)opt(_|$)|^param_groups$", re.IGNORECASE)
 """Keys of an optimizer's state."""

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.checkpoint import Path, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.measured import Scalar as Scalar
 from ckpttool.measured import lightning_scores, measured
 from ckpttool.naming import parse_name
 from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
+from ckpttool.tensor import Path
 
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ckpttool import Checkpoint, CheckpointError, Tensor, open_checkpoint
-from ckpttool.checkpoint import Granularity, Role
+from ckpttool.checkpoint import Granularity
 from ckpttool.dtypes import BY_NAME
+from ckpttool.tensor import Role
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.source import Source
 

@@ -6,7 +6,7 @@ import math
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ckpttool.naming import is_named_best, parse_name
@@ -261,13 +261,14 @@ def test_any_text_is_a_name(name: str) -> None:
 
 
 @given(
-    st.text(st.sampled_from("abcmodelne_-."), max_size=12),
+    st.text(st.sampled_from("abcmodelnet_-."), max_size=12),
     st.sampled_from(["epoch", "Epoch_", "epoch=", "_ep_", "-ep-"]),
     st.integers(0, 10**9),
     st.integers(0, 10**9),
     st.sampled_from(["", ".pth", "_step_7.pt", "-val_loss=0.5.ckpt", "_fold2.pt"]),
 )
 def test_names_that_differ_in_the_epoch_alone_are_one_series(before, key, one, other, behind) -> None:
+    assume("total" not in before)  # what follows "total" says how many there are
     first, second = (parse_name(f"{before}{key}{epoch}{behind}") for epoch in (one, other))
     assert first.blank == second.blank
     assert (first.epoch, second.epoch) == (one, other)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.children import Child, Lost
 from ckpttool.comparing.crew import Crew, Meter, Range
 from ckpttool.comparing.elements import place_of
@@ -18,6 +17,7 @@ from ckpttool.comparing.statistics import Tally, Tolerance
 from ckpttool.comparing.workers import PairWorker, TensorPair, ValuesWorker
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Source
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.afar import MAX_CHILDREN, WORTH_BYTES, Assistant
 from ckpttool.comparing.crew import Crew, Meter, Range, Worker, batches
 from ckpttool.comparing.elements import Side, Unreadable
@@ -27,6 +26,7 @@ from ckpttool.comparing.workers import (
     element_ranges,
 )
 from ckpttool.errors import CheckpointError
+from ckpttool.tensor import Tensor
 from ckpttool.work import Advance, default_jobs
 
 __all__ = [

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous, aligned
 from ckpttool.wire.source import Buffer, Source
 

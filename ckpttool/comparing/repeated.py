@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.statistics import Statistics
+from ckpttool.tensor import Tensor
 from ckpttool.wire.strided import Strided
 
 MAX_REPEATED_BYTES = 1 << 36

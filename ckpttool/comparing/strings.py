@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.elements import Elements, Side, Unreadable
 from ckpttool.comparing.statistics import Statistics, unraveled
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.tensorflow.values import decoded_strings
+from ckpttool.tensor import Tensor
 
 MAX_BYTES = 1 << 24
 MAX_STRINGS = 1 << 18

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.comparing.crew import Crew, Meter, Range
 from ckpttool.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
 from ckpttool.comparing.statistics import Tally, Tolerance
+from ckpttool.tensor import Tensor
 
 _BUFFER_BYTES = 1 << 18
 """What is read of each side and compared at once: both have to stay in a processor's own cache."""

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.objects import replaced
 from ckpttool.pairing.arranged_values import regrouped
 from ckpttool.report import counted
+from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
 from ckpttool.converting.selecting import only_weights
 from ckpttool.converting.viewing import viewed
@@ -20,6 +20,7 @@ from ckpttool.pairing.notes import shown
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
 from ckpttool.pairing.words import leaf
 from ckpttool.report import counted
+from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
 
 _SHOWN = 3

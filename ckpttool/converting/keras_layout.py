@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.known import UNWIRED, Doubt, may_be_image, refused
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed
 from ckpttool.pairing.layouts import RULES, Rule, Turn
 from ckpttool.pairing.meeting import JOINED, SUMMED
+from ckpttool.tensor import Tensor
 
 Made = dict[int, list[tuple[Tensor, str | None]]]
 """For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""

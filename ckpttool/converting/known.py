@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.keras.orders import UNLIKE
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Layer, has_other_word, layers_of
 from ckpttool.pairing.layouts import RULES, Item
+from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 
 _AS_TORCH = frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.keras_layout import to_keras
 from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
 from ckpttool.converting.ties import retied
@@ -17,6 +17,7 @@ from ckpttool.pairing.layers import ATTENTION
 from ckpttool.pairing.layouts import Item, in_torch_layout
 from ckpttool.pairing.meeting import SUMMED, with_joined
 from ckpttool.report import counted
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
 
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Path, Role, Tensor
 from ckpttool.converting.ties import retied, untied
 from ckpttool.converting.tree_edits import Edit, Edits, edited
 from ckpttool.errors import UsageError
@@ -13,6 +12,7 @@ from ckpttool.pairing.arranged import Unfit
 from ckpttool.pairing.mapping import TensorMap, TensorRule
 from ckpttool.pairing.ruling import Names, filled, ruled
 from ckpttool.report import counted
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
 
 

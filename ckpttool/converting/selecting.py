@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.converting.ties import retied
 from ckpttool.errors import UsageError
 from ckpttool.formats.paddle.fluid_native import HEIGHTS, heights_of
 from ckpttool.pairing.keys import INSIDE
 from ckpttool.report import counted
 from ckpttool.roles import WHOLE_WEIGHTS
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
 
 _WRAPPERS = ("module.", *(f"{name}." for name in sorted(INSIDE)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.report import counted
+from ckpttool.tensor import Tensor
 
 _SHOWN = 3
 

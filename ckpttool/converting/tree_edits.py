@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.converting.versions import Versions
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.objects import mapped_of, rebuilt, replaced, tensors_in, walk
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Mapped
 
 

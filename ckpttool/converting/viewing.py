@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.mapping import TensorMap, TensorRule
+from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 
 

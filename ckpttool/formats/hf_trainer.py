@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.hf_training import ARGUMENTS, NUMBERED, STATE, training_of
 from ckpttool.formats.interface import Format, Probe, Unit, scan
@@ -23,6 +23,7 @@ from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_fi
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.report import Finding, warning
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.source import Source
 

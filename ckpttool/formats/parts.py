@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Span
+from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, Unsupported, from_os_error
 from ckpttool.formats.interface import Format, Probe, SetFormat, open_with
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Span
 
 
 class Gathered:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.objects import kept
@@ -19,6 +19,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy, told_by_errors
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Extent, Span
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call, Payload, Persistent
 from ckpttool.wire.readable import Readable, reader_from

@@ -13,12 +13,13 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Role, Span, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats.content.carried import ENTRY, restored
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
+from ckpttool.tensor import Extent, Role, Span, Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.readable import Contiguous, reader_from

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
 from ckpttool.formats.content.carried import ENTRY, restored
 from ckpttool.formats.interface import Probe, SetFormat, Unit, natural
@@ -34,6 +34,7 @@ from ckpttool.formats.shard_index import (
     schemes_of,
 )
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Checkpoint, Span, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.manifest import compare, has_digests, manifests_of
@@ -33,6 +33,7 @@ from ckpttool.ops.verdict import (
     fatal,
 )
 from ckpttool.report import Finding, Severity, counted, error
+from ckpttool.tensor import Span, Tensor
 from ckpttool.wire.scan import Scanned, count_specials, scan
 from ckpttool.work import Advance
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import Converted, ConvertWishes
@@ -16,6 +16,7 @@ from ckpttool.ops.planning import Plan, model_of, more, plan
 from ckpttool.ops.scanned import checksum_findings
 from ckpttool.ops.written import mismatches
 from ckpttool.report import Finding, Severity
+from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, scan
 from ckpttool.wire.sink import Written
 from ckpttool.wire.staged import Staged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckpttool.checkpoint import Checkpoint, Span
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.comparing.comparing import Comparison, Outcome, Side
 from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.difference import Broken
@@ -12,6 +12,7 @@ from ckpttool.ops.scanned import checksum_findings
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.pairing import Pair
 from ckpttool.report import Severity
+from ckpttool.tensor import Span
 from ckpttool.wire.scan import scan
 
 _FEW = 0.1

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.comparing import EXACT, Side, Statistics, Tolerance
 from ckpttool.dtypes import DType
+from ckpttool.tensor import Role
 
 Kind = Literal["values", "shape", "dtype"]
 How = Literal["name", "convention", "map", "content", "shape"]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.readable import aligned
 from ckpttool.wire.source import Source

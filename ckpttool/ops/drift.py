@@ -8,11 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.diff import DiffWishes, diff_opened
 from ckpttool.ops.difference import Change, Difference
+from ckpttool.tensor import Role, Tensor
 from ckpttool.work import Advance
 
 if TYPE_CHECKING:

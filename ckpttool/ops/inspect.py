@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import BLOCK_BYTES, Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
 from ckpttool.report import Finding
+from ckpttool.tensor import BLOCK_BYTES, Tensor
 
 if TYPE_CHECKING:
     import numpy as np

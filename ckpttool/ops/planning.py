@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.carried import ENTRY
@@ -17,6 +17,7 @@ from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.left import left_behind
 from ckpttool.ops.placing import check_place, check_space, format_for
 from ckpttool.report import Finding, Severity, counted
+from ckpttool.tensor import Tensor
 from ckpttool.wire.strided import Strided, reach
 from ckpttool.writing import writer_of
 from ckpttool.writing.content import Content

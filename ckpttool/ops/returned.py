@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.content.carried import encoded
 from ckpttool.formats.content.carried_training import carried_training
 from ckpttool.formats.content.digests import RECORDS
@@ -17,6 +17,7 @@ from ckpttool.formats.content.likeness import are_alike
 from ckpttool.formats.content.objects import carried
 from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
+from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import Writer
 

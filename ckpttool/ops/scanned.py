@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.report import Finding, counted, error, warning
+from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, Specials
 
 

@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.ops.conversion import Dropped
 from ckpttool.report import Finding, Severity
+from ckpttool.tensor import Tensor
 
 _TOLD_BY_WARNINGS = frozenset({"shard-total-size", "trainer-missing"})
 """Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckpttool.checkpoint import Checkpoint, Extent, Span, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.ops.returned import unreturned
 from ckpttool.report import Severity
+from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.scan import scan
 from ckpttool.wire.sink import Written

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Pair, Unpaired
 from ckpttool.pairing.renames import in_order
 from ckpttool.pairing.words import Words, leaf
+from ckpttool.tensor import Role, Tensor
 
 Layers = dict[Steps, dict[str, Item]]
 Order = Mapping[str, int]

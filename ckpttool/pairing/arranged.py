@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.checkpoint import Path, Tensor, Values
 from ckpttool.pairing.arranged_values import Added, Following, Piece, Zeros, values_of
+from ckpttool.tensor import Path, Tensor, Values
 
 
 class Unfit(ValueError):

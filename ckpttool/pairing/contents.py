@@ -6,10 +6,10 @@ from collections.abc import Hashable, Iterable
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.pairing.arranged_values import elements
 from ckpttool.pairing.layouts import Item
+from ckpttool.tensor import Tensor
 
 _SAMPLES = 16
 _SMALL = 1 << 12

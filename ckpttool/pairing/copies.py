@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.pairing.contents import alike, equal
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layers import steps_of
 from ckpttool.pairing.layouts import Item, stored
 from ckpttool.pairing.matching import Unpaired
+from ckpttool.tensor import Role, Tensor
 
 FORMATS = ("tensorflow", "savedmodel")
 _LISTS = ("_all_variables", "keras_api")

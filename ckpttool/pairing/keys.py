@@ -6,9 +6,9 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Path, Role, Tensor
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Steps, steps_of
+from ckpttool.tensor import Path, Role, Tensor
 
 INSIDE = {
     "_orig_mod",

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.shapes import kind_of_names, kind_of_shapes, recurrent_kind
+from ckpttool.tensor import Path, Role, Tensor
 
 Steps = tuple[str, ...]
 

@@ -14,9 +14,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, lengths_of, pattern
 from ckpttool.pairing.layers import ATTENTION, CELL, Layer, Steps, layers_of, steps_of
+from ckpttool.tensor import Tensor
 
 Back = Callable[[Tensor, int], Tensor]
 

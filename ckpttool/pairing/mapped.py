@@ -99,8 +99,8 @@ class _Pairs:
     def follow(self, rule: TensorRule, flip: bool) -> None:
         """Follow one ``[[tensor]]``."""
         matched = 0
-        is_taken = lambda name: id(self._a[name].tensor) in self.used[0]  # noqa: E731
-        for names, targets in self._names[0].meant(rule, is_taken):  # the first table that means one decides
+        # The first table that means a tensor decides.
+        for names, targets in self._names[0].meant(rule, self._is_taken):
             own = names[0]
             self._require_single(rule.place, names, targets)
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
@@ -119,6 +119,9 @@ class _Pairs:
             matched += 1
         if not matched:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
+
+    def _is_taken(self, name: str) -> bool:
+        return id(self._a[name].tensor) in self.used[0]
 
     def _get(self, place: str, side: dict[str, Item], name: str, which: str) -> Item:
         if name not in side:

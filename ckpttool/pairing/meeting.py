@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.pairing.arranged import Unfit, cut, joined, summed, zeros
 from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import Back, Item
+from ckpttool.tensor import Tensor
 
 SUMMED = "LSTM bias = bias_ih + bias_hh"
 JOINED = "query, key and value = in_proj"

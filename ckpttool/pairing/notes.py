@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.keys import INSIDE
 from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Clash, Pair, Unpaired
 from ckpttool.report import counted
+from ckpttool.tensor import Role
 
 _SHOWN = 3
 

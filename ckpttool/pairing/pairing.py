@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Literal
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.alike import by_layers, order_of
 from ckpttool.pairing.copies import copies_among, pair_copies
 from ckpttool.pairing.families import family_of
@@ -29,6 +29,7 @@ from ckpttool.pairing.renames import by_optimizer_order, find_renames, in_order
 from ckpttool.pairing.ties import take_ties
 from ckpttool.pairing.words import crossed
 from ckpttool.report import counted
+from ckpttool.tensor import Role, Tensor
 
 __all__ = ["How", "Layout", "Pair", "Pairing", "PairingWishes", "pair_up"]
 

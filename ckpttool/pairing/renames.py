@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable
 
-from ckpttool.checkpoint import Role
 from ckpttool.pairing.contents import checksum, sample
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Pair, Unpaired
 from ckpttool.pairing.words import Words, leaf
+from ckpttool.tensor import Role
 
 Kind = tuple[Role, str, tuple[int, ...]]
 

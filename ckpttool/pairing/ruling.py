@@ -6,10 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, transposed
 from ckpttool.pairing.layouts import CONVOLUTIONS, FLATTEN
 from ckpttool.pairing.mapping import TensorRule
+from ckpttool.tensor import Path, Tensor
 
 
 class Names:

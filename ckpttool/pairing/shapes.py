@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 
 Shape = tuple[int, ...]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Mapping
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.pairing.contents import same_content
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Unpaired
+from ckpttool.tensor import Tensor
 
 _CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
 _SHOWN = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable
 
-from ckpttool.checkpoint import Role
 from ckpttool.pairing.keys import bare
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.tensor import Role
 
 Class = tuple[Role, str, tuple[int, ...]]
 

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.predict.request import Job, Request
+from ckpttool.tensor import Path, Role
 
 
 class NotPredictable(Exception):

@@ -289,8 +289,8 @@ def _shapes_of(model: Any, job: Job) -> _Shapes:
 
 
 def _shapes(path: str) -> _Shapes:
-    from ckpttool.checkpoint import Role
     from ckpttool.formats import open_checkpoint
+    from ckpttool.tensor import Role
 
     with open_checkpoint(path) as checkpoint:
         return {one.name: one.shape for one in checkpoint.tensors if one.role is Role.WEIGHTS}

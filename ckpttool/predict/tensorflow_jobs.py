@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.predict.jobs import job, require_model
 from ckpttool.predict.request import Job, Request
+from ckpttool.tensor import Role
 
 
 def savedmodel_job(checkpoint: Checkpoint, request: Request) -> Job:

@@ -7,9 +7,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.predict.jobs import NotPredictable, job, optimizer_path, require_model, state_path
 from ckpttool.predict.request import Job, Request
+from ckpttool.tensor import Path, Role
 
 _MODEL_STATES = "_model_states.pt"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.statistics import Tolerance
 from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
 from ckpttool.render.amounts import amount, change_text
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
+from ckpttool.tensor import Role
 
 _MOST_VALUES = 3
 _LONGEST_VALUE = 60

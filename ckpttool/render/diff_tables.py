@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.ops.difference import Change
 from ckpttool.render.aligned import Aligned, aligned
 from ckpttool.render.amounts import amount, index_text, shape_text, share, two_values
 from ckpttool.render.escape import printable
+from ckpttool.tensor import Role
 
 _KINDS = ("shape", "dtype", "values")
 _HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ|", "relative", "L2", "cosine")

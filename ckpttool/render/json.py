@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.render.escape import is_printable
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint, FileEntry, Tensor, TrainingState
+    from ckpttool.checkpoint import Checkpoint, FileEntry, TrainingState
     from ckpttool.ops.inspect import Inspection, Statistics
     from ckpttool.ops.sealing import Sealed
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
+    from ckpttool.tensor import Tensor
 
 
 def dumps(document: Any) -> str:

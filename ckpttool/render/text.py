@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 
-from ckpttool.checkpoint import Role, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.ops.inspect import Inspection
 from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
 from ckpttool.render.escape import printable
@@ -13,6 +13,7 @@ from ckpttool.render.text_findings import finding_lines, styled
 from ckpttool.render.text_numbers import file_size, number
 from ckpttool.render.text_tensors import tensor_table
 from ckpttool.report import counted
+from ckpttool.tensor import Role
 
 MAX_ROWS = 40
 _MAX_VALUE = 60

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.ops.inspect import Inspection, Statistics
 from ckpttool.render.aligned import shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size
+from ckpttool.tensor import Tensor
 
 if TYPE_CHECKING:
     from rich.table import Table

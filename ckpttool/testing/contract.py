@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, Extent, TrainingState
+from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
@@ -21,6 +21,7 @@ from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.render.json import dumps, finite, inspect_document
+from ckpttool.tensor import Extent
 from ckpttool.testing.damage import (
     DAMAGES,
     copied,

@@ -16,8 +16,8 @@ from typing import Any
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME, DType
+from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink, Written
 
 Parts = tuple[str, ...]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.wire.opcode_text import (
     APPENDS,
     BUILD,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Span, Values
 from ckpttool.dtypes import DType, FloatCode
 from ckpttool.errors import CheckpointError
+from ckpttool.tensor import Span, Values
 from ckpttool.wire.crc import crc32c
 from ckpttool.wire.readable import aligned
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ckpttool.checkpoint import Values
 from ckpttool.dtypes import DType
+from ckpttool.tensor import Values
 
 
 @dataclass(frozen=True, slots=True)

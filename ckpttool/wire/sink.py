@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import crc32c
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.scan import combined_crc

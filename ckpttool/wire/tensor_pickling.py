@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import DType
 from ckpttool.errors import Unsupported
+from ckpttool.tensor import Tensor
 from ckpttool.wire.opcode_text import (
     BINPERSID,
     BUILD,

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 
 from isal import isal_zlib
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.zip_directory import LOCAL_MAGIC, SATURATED32, ZIP64_EXTRA
 

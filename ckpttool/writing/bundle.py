@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
+from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import masked
 from ckpttool.wire.protobuf_writing import bytes_field, fixed32_field, number_field
 from ckpttool.wire.sink import Sink, Written

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import crc32c, masked
 from ckpttool.wire.protobuf_writing import encoded_varint
 from ckpttool.wire.sink import Sink

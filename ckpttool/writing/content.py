@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ckpttool.checkpoint import Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
+from ckpttool.tensor import Tensor
 
 T = TypeVar("T")
 

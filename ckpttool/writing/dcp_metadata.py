@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Path, Tensor
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Global
 
 _MODULE = "torch.distributed.checkpoint.metadata"

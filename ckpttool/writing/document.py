@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.carried import ENTRY, MAX_DOCUMENT, SCHEMA
 from ckpttool.formats.content.carried_training import carried_training
 from ckpttool.formats.content.tree_encoding import encoded
 from ckpttool.formats.content.tree_reading import read_out
 from ckpttool.roles import role_of, role_of_module
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import MAX_VALUES
 from ckpttool.writing.content import Content
 

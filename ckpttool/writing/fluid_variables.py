@@ -7,11 +7,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.paddle.fluid_native import LEVELS, heights_of
 from ckpttool.formats.paddle.fluid_parts import MARKER, MAX_SLASHES, MODEL, TABLES, unlike_parameters
 from ckpttool.formats.paddle.fluid_tables import SHARD
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.lodtensor import MAX_AXES, lod_bytes, read_lod_tensor
 from ckpttool.wire.lodtensor_writing import NO_LEVELS, NUMBERS, lod_tensor_header
 from ckpttool.wire.source import Buffer

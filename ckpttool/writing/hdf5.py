@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.hdf5.entry import parts_of
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

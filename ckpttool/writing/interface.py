@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.native import ASSET, CONFIG, METADATA, object_of
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import draw
 from ckpttool.wire.staged import Staged
 from ckpttool.wire.zip_writing import NumpyZip

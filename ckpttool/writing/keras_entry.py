@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ckpttool.checkpoint import Path, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.digests import RECORDS
 from ckpttool.formats.keras.native import ASSET, STORED
+from ckpttool.tensor import Path
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.hdf5 import renamed

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.layout import Groups, top_of
 from ckpttool.formats.keras.native import ASSET, CONFIGS, h5_native, object_of
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import Plan, draw
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

@@ -5,12 +5,12 @@ Source: Keras ``src/saving/saving_lib.py``.
 
 from __future__ import annotations
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.keras.compare import grouped
 from ckpttool.formats.keras.layers import RULES, Layer
 from ckpttool.formats.keras.layout import TOP_LEVEL, names_in, top_of
 from ckpttool.formats.keras.names import WITHOUT
 from ckpttool.formats.keras.native import Stored, stored_of
+from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 from ckpttool.writing.keras_order import LAYERS, VARS, Slot, Unknown, made, require_known, slots_of, sublayers
 from ckpttool.writing.keras_places import (

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.called import called
 from ckpttool.formats.keras.layers import Layer, layer_of
 from ckpttool.formats.keras.layout import named
 from ckpttool.formats.keras.native import CONFIG, METADATA, object_of
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.writing.hdf5 import name_refusals
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.content.carried import ENTRY
+from ckpttool.tensor import Tensor
 from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES
 from ckpttool.wire.staged import Staged

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.objects import dropped
+from ckpttool.tensor import Tensor
 from ckpttool.wire.staged import Staged
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content

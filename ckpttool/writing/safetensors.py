@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeGuard
 
-from ckpttool.checkpoint import Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_SAFETENSORS
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
+from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

@@ -15,10 +15,10 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.formats.savedmodel.paths import BINARY, CONTENT, VARIABLES
 from ckpttool.formats.tensorflow.graph import Objects, graph_of, key_of, objects_of
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, steps_of
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.bundle import NUMBERS, shape_message, strange, write_bundle

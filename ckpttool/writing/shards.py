@@ -9,8 +9,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
+from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.telling import plain
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call
 from ckpttool.wire.staged import Shape, Staged
 from ckpttool.wire.zip_writing import TorchZip

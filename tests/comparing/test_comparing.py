@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttool.checkpoint import Extent, Tensor, Values
 from ckpttool.comparing import crew, elements, strings
 from ckpttool.comparing.comparing import (
     Comparison,
@@ -31,6 +30,7 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Truncated
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
+from ckpttool.tensor import Extent, Tensor, Values
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Source
 from tests.comparing.tensors import Array, compared, measured, tensor_of

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ckpttool.checkpoint import Role
 from ckpttool.converting.casting import TARGETS, cast
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
+from ckpttool.tensor import Role
 from ckpttool.writing.content import Content
 from tests.comparing.tensors import tensor_of
 from tests.converting.contents import content_of

@@ -13,13 +13,13 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from ckpttool.checkpoint import Role
 from ckpttool.converting.following import following
 from ckpttool.converting.renaming import renamed
 from ckpttool.converting.selecting import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.mapping import parse_map
+from ckpttool.tensor import Role
 from ckpttool.wire.tomltext import parse_toml
 from tests.comparing.tensors import Array
 from tests.converting.contents import arrays, content_of

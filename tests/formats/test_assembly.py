@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import pytest
 
-from ckpttool.checkpoint import Extent, Path, Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.assembly import named, training_of
 from ckpttool.formats.content.belonging import guesser
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.tensor import Extent, Path, Role, Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.source import Buffer
 

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content import carried, tree_decoding
 from ckpttool.formats.content.carried import ENTRY, decoded, encoded, restored
 from ckpttool.formats.content.objects import dropped
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import UINT8
 from ckpttool.formats.content import content_entry
 from ckpttool.formats.content.carried import ENTRY, SCHEMA
 from ckpttool.report import Severity
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

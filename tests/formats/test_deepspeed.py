@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.series.surveying.survey import survey
+from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZERO = FILES / "deepspeed"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, Granularity, Role
+from ckpttool.checkpoint import Checkpoint, Granularity
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.hf_trainer import HfTrainer
@@ -17,6 +17,7 @@ from ckpttool.formats.hf_training import training_of
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity
+from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 REAL = [

@@ -12,11 +12,11 @@ import h5py
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.keras.config import judge
 from ckpttool.ops.verdict import Safety, Status, Verification
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role
 
 Config = dict[str, object]
 

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.ops.diff import diff
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role
 
 pytestmark = pytest.mark.framework
 

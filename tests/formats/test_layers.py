@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.keras.kinds import kinds_grouped, kinds_in, kinds_listed
@@ -22,6 +21,7 @@ from ckpttool.formats.keras.layers import layer_of
 from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
 from ckpttool.formats.paddle.pir import read_pir
 from ckpttool.formats.paddle.program import read_program
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.source import Buffer, Source
 from tests.twins import unpacked
 

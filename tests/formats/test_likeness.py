@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.likeness import are_alike
 from ckpttool.formats.content.objects import call_of, mapped_of
 from ckpttool.formats.content.tree_encoding import encoded
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Global, Opaque
 
 A, B = (Tensor((name,), BY_NAME["float32"], (2,)) for name in "ab")

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.carried import restored
 from ckpttool.formats.content.objects import (
@@ -29,6 +29,7 @@ from ckpttool.formats.content.objects import (
     tensors_in,
     walk,
 )
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Mapped
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document

@@ -11,12 +11,12 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Role
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content import trees
 from ckpttool.formats.torch import modules as torch_modules
 from ckpttool.formats.torch import objects as torch_objects
+from ckpttool.tensor import Role
 
 STORAGE = b"(X\7\0\0\0storagectorch\n%sStorage\nX\1\0\0\x000X\3\0\0\0cpuK%stQ"
 FLOATS = bytes.fromhex("0000803f000000400000404000008040")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Role
 from ckpttool.dtypes import BY_SAFETENSORS
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.formats import detect, open_checkpoint
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.safetensors import MAX_AXES, MAX_HEADER, Safetensors
 from ckpttool.report import Severity
+from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 TRUTHS = sorted((FILES / "safetensors").glob("*.safetensors.expected.json"))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.savedmodel import walk as savedmodel_walk
@@ -22,6 +21,7 @@ from ckpttool.formats.savedmodel.types import type_name
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role
 from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Buffer

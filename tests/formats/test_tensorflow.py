@@ -15,13 +15,13 @@ from types import ModuleType
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tensorflow.bundle import slice_key
 from ckpttool.formats.tensorflow.objects import read_graph
 from ckpttool.ops.verify import verify
 from ckpttool.series.changing.state_file import rewritten
+from ckpttool.tensor import Role
 
 DATA = "data-00000-of-00001"
 FLIPS = 1000

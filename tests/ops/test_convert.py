@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.cli.diffing import chosen
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
@@ -24,6 +24,7 @@ from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
 from ckpttool.ops.planning import content_of
 from ckpttool.ops.written import mismatches
+from ckpttool.tensor import Role
 from ckpttool.writing import writer_of
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError
@@ -20,6 +19,7 @@ from ckpttool.ops.diff import DiffWishes
 from ckpttool.ops.difference import Change, Difference, Facts
 from ckpttool.ops.drift import drift
 from ckpttool.render.text_drift import drift_text
+from ckpttool.tensor import Role
 
 Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 

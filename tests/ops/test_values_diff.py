@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.telling import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.ops.values_diff import compare_values, not_compared
+from ckpttool.tensor import Role, Tensor
 from ckpttool.training import training_state
 
 NAN = float("nan")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor, Values
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.tensor import Path, Role, Tensor, Values
 from tests.comparing.tensors import Array, tensor_of
 
 FORMATS = {"torch": "pytorch", "keras": "keras-h5", "paddle": "fluid"}

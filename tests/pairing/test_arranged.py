@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
@@ -21,6 +20,7 @@ from ckpttool.formats.torch import chunks
 from ckpttool.pairing import arranged_values
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed, transposed
 from ckpttool.pairing.arranged_values import Reordered, elements
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.strided import Strided
 from tests.comparing.tensors import Array, tensor_of

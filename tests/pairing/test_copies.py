@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ckpttool.checkpoint import Checkpoint, Role
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.pairing import pair_up
+from ckpttool.tensor import Role
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers, of_tensors, tensor
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, Extent, Path, Role, Values
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import Truncated
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.mapping import TensorMap
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.tensor import Extent, Path, Role, Values
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
 from tests.twins import FIXTURES

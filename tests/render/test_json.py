@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, FileEntry, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.inspect import Inspection, Statistics
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.json import dumps, finite, inspect_document, verify_document
 from ckpttool.report import error, note, warning
+from ckpttool.tensor import Extent, Role, Tensor
 
 INFINITY = float("inf")
 PLAIN = st.recursive(

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from typing import Any
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.comparing import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
@@ -14,6 +13,7 @@ from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Differenc
 from ckpttool.ops.drift import Drift, Point, Step
 from ckpttool.render.json import dumps
 from ckpttool.render.json_diff import diff_document, drift_document
+from ckpttool.tensor import Role
 
 F32, F64 = BY_NAME["float32"], BY_NAME["float64"]
 A = Described("a.pth", "pytorch", "zip", "pytorch", 4000, 5, 22)

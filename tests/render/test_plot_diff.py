@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import Change, Described, Difference, Facts
 from ckpttool.ops.drift import Drift, Point, Step
 from ckpttool.render import plot_diff
 from ckpttool.render.plot import Bars, Heat, Lines, Numbers
+from ckpttool.tensor import Role
 
 F32 = BY_NAME["float32"]
 SIDE = Described("a.pth", "pytorch", None, None, 1, 1, 1)

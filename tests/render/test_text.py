@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.inspect import Inspection, Statistics
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.text import file_size, inspect_text, number, verify_text
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Role, Tensor
 
 F32, I64 = BY_NAME["float32"], BY_NAME["int64"]
 GUIDE = (

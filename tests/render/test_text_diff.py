@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Role
 from ckpttool.comparing.comparing import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
@@ -15,6 +14,7 @@ from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Differenc
 from ckpttool.render.amounts import amount, share, two_values
 from ckpttool.render.diff_summary import changed_modules, common_module, moved_line, summary_line
 from ckpttool.render.text_diff import diff_text, name_only_text
+from ckpttool.tensor import Role
 
 F32, BF16 = BY_NAME["float32"], BY_NAME["bfloat16"]
 NAN, INF = float("nan"), float("inf")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Role
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import Change, Described, Difference, Facts
 from ckpttool.ops.drift import Drift, Point, Step
 from ckpttool.render.text_drift import drift_text, short_names
+from ckpttool.tensor import Role
 
 F32 = BY_NAME["float32"]
 HOSTILE = "\x1b[2Ja\nb\u202e"

@@ -54,3 +54,23 @@ def test_a_pin_that_went_with_its_checkpoint_is_not(short: Path) -> None:
     renamed(short)
     assert undo(str(short), dry_run=True).problems == ()
     assert undo(str(short)).problems == ()
+
+
+def test_a_pin_in_a_list_above_is_told_too(short: Path) -> None:
+    renamed(short)
+    new = max(path.name for path in short.glob("*.pth"))
+    above = short.parent / ".ckpttool.toml"
+    above.write_text(f'pinned = ["{short.name}/{new}"]\n')
+    for dry_run in (True, False):
+        (problem,) = undo(str(short), dry_run=dry_run).problems
+        assert os.path.samefile(problem.path, above)
+        assert problem.message.startswith(f"it names {new}, which is called model_epoch_10.pth again")
+
+
+def test_a_list_above_that_follows_is_not(short: Path) -> None:
+    above = short.parent / ".ckpttool.toml"
+    above.write_text(f'pinned = ["{short.name}/model_epoch_9.pth"]\n')
+    renamed(short)
+    assert undo(str(short), dry_run=True).problems == ()
+    assert undo(str(short)).problems == ()
+    assert "model_epoch_9.pth" in above.read_text()

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Unsupported
+from ckpttool.tensor import Tensor
 from ckpttool.wire import opcode_text
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global, Mapped, Opaque
 from ckpttool.wire.pickler import Storages, pickle_into, pickled

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Extent, Span
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import Truncated
+from ckpttool.tensor import Extent, Span
 from ckpttool.wire import scan as under_test
 from ckpttool.wire.readable import InMemory, reader_from
 from ckpttool.wire.scan import combined_crc32, count_specials, scan

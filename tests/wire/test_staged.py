@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError
+from ckpttool.tensor import Tensor
 from ckpttool.wire import area, staged
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.recovering import clear

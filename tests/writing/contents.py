@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError
+from ckpttool.tensor import Tensor
 from ckpttool.wire import sink
 from ckpttool.wire.readable import InMemory
 from ckpttool.writing.content import Content

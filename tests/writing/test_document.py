@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool.checkpoint import Role, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.carried import encoded
+from ckpttool.tensor import Role
 from ckpttool.wire.staged import Staged
 from ckpttool.writing import document as module
 from ckpttool.writing.content import Content

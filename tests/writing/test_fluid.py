@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from ckpttool.checkpoint import Role, Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.planning import content_of
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Global, Mapped
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged

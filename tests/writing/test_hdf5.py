@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged import Staged

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.staged import Staged
 from ckpttool.writing import writer_of
 from ckpttool.writing.content import Content

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated, Unsupported
 from ckpttool.formats.content.carried import ENTRY, encoded
 from ckpttool.formats.content.objects import dropped
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Call, Global
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged

@@ -18,12 +18,13 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save
 
 import ckpttool.writing.safetensors as under_test
-from ckpttool.checkpoint import Role, Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import safetensors as formats_safetensors
 from ckpttool.ops.planning import content_of
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
 from ckpttool.writing import shards

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role
 from ckpttool.formats.tensorflow.bundle import DTYPES
+from ckpttool.tensor import Role
 from ckpttool.writing.content import Content
 from ckpttool.writing.savedmodel import NO_VARIABLES, OWN_ATTRIBUTES, SavedModel
 from ckpttool.writing.tensorflow import TensorFlow

@@ -11,9 +11,9 @@ from huggingface_hub.serialization._base import split_state_dict_into_shards_fac
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats import open_checkpoint
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Role
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.graph import key_of
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role
 from ckpttool.writing.content import Content
 from ckpttool.writing.safetensors import Safetensors
 from ckpttool.writing.tensorflow import TensorFlow

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
 from ckpttool.formats.content.carried import ENTRY, encoded
 from ckpttool.ops.verify import verify
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickler import pickled
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Path, Producer, Role, Span, Values
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
@@ -24,6 +24,7 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.roles import role_of
+from ckpttool.tensor import Extent, Path, Role, Span, Values
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.npy import MAGIC, Header, itemsize, read_npy_header
 from ckpttool.wire.pickled import Payload

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.checkpoint import Extent, Values
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.types import ByteOrder, element_type, spelled
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.formats.content.telling import Sums, described_bytes, plain
 from ckpttool.formats.content.trees import Leaf
+from ckpttool.tensor import Extent, Values
 from ckpttool.wire.pickled import Call, Global, Payload
 from ckpttool.wire.readable import Contiguous, InMemory, swap_width, swapped
 from ckpttool.wire.source import Source

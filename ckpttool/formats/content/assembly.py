@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role, Span, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.formats.content.belonging import guesser
 from ckpttool.formats.content.digests import told_below
 from ckpttool.formats.content.objects import told_apart
@@ -15,6 +15,7 @@ from ckpttool.formats.content.trees import Flat
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding
+from ckpttool.tensor import Path, Role, Span, Tensor
 from ckpttool.training import training_state
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Path, Role
 from ckpttool.roles import WHOLE_WEIGHTS, is_beside_weights, role_below, role_of, role_of_module
+from ckpttool.tensor import Path, Role
 from ckpttool.training import is_training_scalar
 from ckpttool.wire.pickled import Mapped
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.carried_training import check_training, with_training
@@ -22,6 +22,7 @@ from ckpttool.formats.content.tree_encoding import encoded
 from ckpttool.formats.content.tree_reading import metadata_of
 from ckpttool.formats.content.trees import flatten
 from ckpttool.report import warning
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
 
 __all__ = ["ENTRY", "MAX_DOCUMENT", "SCHEMA", "decoded", "encoded", "restored"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.keeping_notes import OPAQUE, TENSOR, Noting
 from ckpttool.formats.content.keeping_rules import (
@@ -24,6 +23,7 @@ from ckpttool.formats.content.objects import call_of, mapped_of
 from ckpttool.formats.content.telling import plain
 from ckpttool.formats.content.trees import Leaf, members
 from ckpttool.formats.torch.modules import is_module
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import (
     NDARRAY,
     REQUIRES_GRAD,

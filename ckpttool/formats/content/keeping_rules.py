@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.objects import call_of
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Global, views_memory
 from ckpttool.wire.tensor_pickling import FROM_TYPE
 from ckpttool.wire.trust import Trust, trust

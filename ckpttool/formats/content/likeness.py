@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Global, Mapped
 
 _COMPARE: dict[type, Callable[[Any, Any], bool]] = {

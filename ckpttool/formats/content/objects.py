@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.trees import Leaf, members
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Mapped, Opaque, is_gone
 
 __all__ = [

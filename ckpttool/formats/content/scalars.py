@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 
-from ckpttool.checkpoint import Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.training import Scalar
 
 _SCALARS = {"float64": "<d", "float32": "<f", "float16": "<e"}

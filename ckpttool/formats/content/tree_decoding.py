@@ -9,11 +9,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.objects import call_of, mapped_of
 from ckpttool.formats.content.tree_encoding import SAFE_INTEGER
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import (
     MAPPINGS,
     NDARRAY,

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.telling import KeyText, in_order
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Global, Mapped, Opaque
 
 MAX_NESTED = 40

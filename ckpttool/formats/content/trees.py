@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ckpttool.checkpoint import Path
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.belonging import is_of_module, is_of_optimizer
 from ckpttool.formats.content.telling import KeyText, Teller, in_order, inner
+from ckpttool.tensor import Path
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
 
 MAX_VISITS = 2_000_000

@@ -6,9 +6,9 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Path, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.carried import MAX_DOCUMENT
+from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5 import Dataset
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.readable import Readable

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Role, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.roles import role_of
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.h5worker import WORKER
 from ckpttool.wire.hdf5 import SIGNATURE, Location
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.checkpoint import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.telling import MAX_SUMMED
 from ckpttool.formats.hdf5.entry import is_text, reader_of
 from ckpttool.formats.hdf5.types import dtype_of
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
 from ckpttool.wire.hdf5 import (
     FLETCHER32,

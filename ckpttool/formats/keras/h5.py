@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, looked_at, with_entry
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Tensor
 from ckpttool.wire.h5worker import WORKER
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.formats.keras.compare import LAYERS, Group, grouped, snake_case
 from ckpttool.formats.keras.flattened import orders_in
 from ckpttool.formats.keras.layers import RULES, Layer, layer_of, listed, weights_of
 from ckpttool.formats.keras.orders import BEFORE, UNLIKE
+from ckpttool.tensor import Role, Tensor
 
 _WRAPPERS = {"TimeDistributed": "layer", "Bidirectional": "layer", "RNN": "cell"}
 """Layers around a layer, and what their configuration calls it."""

@@ -15,11 +15,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.scalars import lazy_scalar, shortest
 from ckpttool.formats.hdf5.tensors import Opened
 from ckpttool.formats.interface import natural
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.hdf5 import Attributes
 

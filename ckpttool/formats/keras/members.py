@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.content.carried import ENTRY
@@ -21,6 +20,7 @@ from ckpttool.formats.keras.config import judge, read_config
 from ckpttool.formats.keras.layout import named_tensors
 from ckpttool.formats.parts import placed
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.readable import Readable, reader_from

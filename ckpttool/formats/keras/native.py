@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
 
 CONFIG, TRAINING_CONFIG, METADATA = "keras.config", "keras.training_config", "keras.metadata"

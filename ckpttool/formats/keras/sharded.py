@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Tensor
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
 SHARD = re.compile(r"(?P<stem>.+)_(?P<part>\d{5})\.weights\.h5")

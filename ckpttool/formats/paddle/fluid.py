@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.carried import ENTRY, MAX_DOCUMENT, restored
 from ckpttool.formats.content.scalars import lazy_scalar
@@ -40,6 +40,7 @@ from ckpttool.formats.paddle.fluid_trainers import add_trainer, check_trainers
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.report import note, warning
+from ckpttool.tensor import Tensor
 from ckpttool.wire.source import Source
 
 _RATE = "learning_rate_0"

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from ckpttool.checkpoint import Extent, FileEntry, Path, Role, Span, Tensor
+from ckpttool.checkpoint import FileEntry
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import scan
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Path, Role, Span, Tensor
 from ckpttool.wire.lodtensor import Stream, lod_fault, read_file, starts_like_stream
 from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.source import Source

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Role
 from ckpttool.formats.paddle.fluid_parts import MARKER, TABLES, Parts
 from ckpttool.report import error, note, warning
+from ckpttool.tensor import Role
 from ckpttool.wire.lodtensor import Stream, integers
 from ckpttool.wire.source import Source
 

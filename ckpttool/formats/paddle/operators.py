@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Role, Tensor
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf import BYTES, Field, fields
 from ckpttool.wire.readable import Readable
 

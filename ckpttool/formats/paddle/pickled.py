@@ -10,18 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import (
-    Checkpoint,
-    Extent,
-    FileEntry,
-    Path,
-    Producer,
-    Role,
-    Span,
-    Tensor,
-    TrainingState,
-    Values,
-)
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
@@ -34,6 +23,7 @@ from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.pickles import PaddlePickle, PlainPickle
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call
 from ckpttool.wire.readable import Readable, reader_from

@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras.kinds import Orders, kind_along, plain
 from ckpttool.formats.keras.layers import Layer, layer_of
@@ -17,6 +16,7 @@ from ckpttool.formats.savedmodel.objects import MAX_METADATA, Object
 from ckpttool.formats.savedmodel.paths import require_inside
 from ckpttool.formats.savedmodel.variables import nodes_along, raw_key
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import chain
 from zlib import crc32
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.carried import restored
 from ckpttool.formats.content.digests import described
@@ -39,6 +39,7 @@ from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.tensorflow.training import training_of
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.source import Source
 
 MAX_ASSETS = 1 << 26

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpttool.checkpoint import Role, Tensor
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.formats.savedmodel.objects import Object, Variable
 from ckpttool.formats.savedmodel.paths import require_inside
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.farmhash import fingerprint64
 from ckpttool.wire.source import Source
 

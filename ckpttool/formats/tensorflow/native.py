@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.tensorflow.graph import graph_of
 from ckpttool.formats.tensorflow.objects import name_of, read_graph
+from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
 
 GRAPH, KEYS = "tensorflow.object_graph", "tensorflow.keys"

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Path, Role, Tensor
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.roles import role_of
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.wire.protobuf import fields
 
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, Role, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.formats.content.carried import ENTRY, restored
 from ckpttool.formats.interface import natural, scan
 from ckpttool.formats.parts import file_entry
@@ -17,6 +17,7 @@ from ckpttool.formats.tensorflow.prefix import META, PART, TEMPORARY, bundles, s
 from ckpttool.formats.tensorflow.reader import Bundle
 from ckpttool.formats.tensorflow.training import training_of
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Role, Tensor
 
 _ALL, _PUBLIC = "_all_variables", ("variables", "trainable_variables")
 

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
-from ckpttool.checkpoint import Extent, Span, Tensor
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, Known, name_of, read_graph, role_of_key
@@ -21,6 +20,7 @@ from ckpttool.formats.tensorflow.prefix import INDEX, MOST_NAMED, shard_name
 from ckpttool.formats.tensorflow.slices import Part, tile
 from ckpttool.formats.tensorflow.values import Sliced, Summed, decoded_strings, summed
 from ckpttool.report import Finding, counted, error, note, warning
+from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.crc import crc32c
 from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
 from ckpttool.wire.source import Source

@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ckpttool.checkpoint import Path, Role, Tensor, TrainingState
+from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.training import Scalar, training_state
 
 _NUMBERED = re.compile(r".*-(\d{1,18})")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span, Tensor
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.parts import file_entry
@@ -36,6 +36,7 @@ from ckpttool.formats.tensorflow.slices import Part, tile
 from ckpttool.formats.tensorflow.training import training_of
 from ckpttool.formats.tensorflow.values import Sliced
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.source import Buffer, Source

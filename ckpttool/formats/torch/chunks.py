@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Extent, Tensor, Values
+from ckpttool.tensor import Extent, Tensor, Values
 from ckpttool.wire.gathering import filled
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.strided import Strided

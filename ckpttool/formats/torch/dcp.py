@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Extent, Path, Producer, Span, Tensor
+from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import named, training_of
 from ckpttool.formats.content.carried import ENTRY
@@ -31,6 +31,7 @@ from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Pla
 from ckpttool.formats.torch.dcp_tree import tree_of_items
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import counted, error, warning
+from ckpttool.tensor import Extent, Path, Span, Tensor
 from ckpttool.wire.source import Source
 
 METADATA = ".metadata"

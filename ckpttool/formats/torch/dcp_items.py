@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.checkpoint import Extent, Path, Span, Tensor, Values
 from ckpttool.formats.content.objects import kept
 from ckpttool.formats.content.trees import flatten
 from ckpttool.formats.torch.dcp_metadata import Place
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records, StorageRecords, trailing
 from ckpttool.report import Finding
+from ckpttool.tensor import Extent, Path, Span, Tensor, Values
 from ckpttool.wire.judgement import Judged, keeping, read_pickles
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Part, Source

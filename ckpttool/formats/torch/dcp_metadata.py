@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Path
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.telling import plain
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Path
 from ckpttool.wire.judgement import keeping, read_pickles
 from ckpttool.wire.pickled import Call
 from ckpttool.wire.source import Source

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Producer, Tensor
+from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.interface import Format, Probe, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
@@ -25,6 +25,7 @@ from ckpttool.formats.sharded import open_set
 from ckpttool.formats.torch.chunks import put_together
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
 from ckpttool.report import counted, error, note, warning
+from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.jsontext import Doubled, parse_json
 

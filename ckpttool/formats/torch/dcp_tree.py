@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.objects import replaced
 from ckpttool.formats.torch.dcp_items import Item
 from ckpttool.formats.torch.dcp_metadata import Entry, Key
+from ckpttool.tensor import Path, Tensor
 
 
 def tree_of_items(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Producer, Role, Tensor, TrainingState
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_saves import check_model_states, check_optimizers
@@ -27,6 +27,7 @@ from ckpttool.formats.torch.deepspeed_zero import (
     stage_of,
 )
 from ckpttool.report import error, warning
+from ckpttool.tensor import Role, Tensor
 from ckpttool.training import training_state
 
 MODEL_STATES = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.torch.chunks import Joined
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.report import Finding, error, note
+from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous
 
 STATES = "optimizer_state_dict"

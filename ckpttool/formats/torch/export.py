@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Path, Producer, Role, Span
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described_members, told_below
@@ -31,6 +31,7 @@ from ckpttool.formats.torch.expressions import judge_expressions
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Path, Role, Span
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.readable import Readable, reader_from

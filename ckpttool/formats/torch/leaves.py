@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.checkpoint import Path, Role
 from ckpttool.formats.content.trees import Leaf
+from ckpttool.tensor import Path, Role
 from ckpttool.wire.signs import SignFlipped
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer, Span
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
@@ -26,6 +26,7 @@ from ckpttool.formats.pickles import MAGIC
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.records import element_types, parse_persistent_id
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge
 from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.checkpoint import Path, Role
 from ckpttool.formats.content.telling import plain
 from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.tensor import Path, Role
 from ckpttool.wire.pickled import Call
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ckpttool.checkpoint import Extent, Path, Role, Values
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
@@ -20,6 +19,7 @@ from ckpttool.formats.content.trees import Budget, Leaf, references
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
+from ckpttool.tensor import Extent, Path, Role, Values
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
-from ckpttool.checkpoint import Extent, Span
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.digests import described_member
 from ckpttool.formats.torch.objects import Storage, TensorParts
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Span
 from ckpttool.wire.judgement import Judged, read_pickles
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.zip_directory import STORED, Member

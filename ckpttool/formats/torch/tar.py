@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from ckpttool.checkpoint import Checkpoint, Extent, FileEntry, Producer
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.objects import kept
@@ -30,6 +30,7 @@ from ckpttool.formats.torch.legacy import (
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, error
+from ckpttool.tensor import Extent
 from ckpttool.wire.pickled import Persistent
 from ckpttool.wire.source import Source
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import ClassVar
 from zlib import crc32
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Path, Producer, Role
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described, told_below
@@ -27,6 +27,7 @@ from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records, StorageRecords
 from ckpttool.formats.torch.torchscript_code import told_code, without_mangles
 from ckpttool.report import Finding, error, warning
+from ckpttool.tensor import Path, Role
 from ckpttool.wire.judgement import Judged, judge
 from ckpttool.wire.pickled import Call, Global, Pickle
 from ckpttool.wire.zip_directory import Member

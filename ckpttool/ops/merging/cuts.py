@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Path, Role, Tensor
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.torch.chunks import Joined
 from ckpttool.formats.torch.deepspeed_zero import run_of
 from ckpttool.ops.merging.ranks import Job, Rank, Stage
+from ckpttool.tensor import Path, Role, Tensor
 
 _EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d{1,9})(\..*)", re.DOTALL)
 """The name of an expert's parameter, as the rank that has it numbers its own."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.paddle.fluid_native import HEIGHTS, heights_of
 from ckpttool.formats.paddle.fluid_parts import TABLES
@@ -17,6 +17,7 @@ from ckpttool.formats.paddle.fluid_tables import SHARD
 from ckpttool.formats.torch.chunks import Joined
 from ckpttool.ops.whole import Whole, changed
 from ckpttool.report import counted
+from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint, Span, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.formats.parts import placed
 from ckpttool.ops.merging.uniting import Conflict, united
 from ckpttool.report import counted
+from ckpttool.tensor import Span, Tensor
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
 from ckpttool.formats.torch.deepspeed_zero import STATES, shapes_of, stage_told
+from ckpttool.tensor import Path, Tensor
 
 BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
 """Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ckpttool.checkpoint import Tensor
 from ckpttool.formats.content.carried import encoded
 from ckpttool.formats.content.likeness import are_alike
 from ckpttool.formats.content.objects import mapped_of
+from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Mapped
 
 _MAX_DEPTH = 100

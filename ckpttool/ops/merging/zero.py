@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.checkpoint import Checkpoint, Path, Role, Tensor
+from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.objects import replaced, tensors_in
 from ckpttool.formats.parts import open_file
@@ -24,6 +24,7 @@ from ckpttool.ops.merging.left import OF_OPTIMIZER, OF_PARTITIONS, left_out
 from ckpttool.ops.merging.ranks import BASE, INNER, Job, Rank, groups_told, job_of
 from ckpttool.ops.whole import Whole, changed
 from ckpttool.report import counted
+from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.wire.pickled import Call, Global
 
 MODULE, OPTIMIZER = "module", "optimizer"

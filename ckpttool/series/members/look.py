@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
-from ckpttool.checkpoint import Checkpoint, Role, TrainingState
+from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -25,6 +25,7 @@ from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.needs import needs_of
 from ckpttool.series.paths import shown
+from ckpttool.tensor import Role
 
 
 def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:

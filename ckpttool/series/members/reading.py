@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from ckpttool.checkpoint import Role
 from ckpttool.errors import CheckpointError
 from ckpttool.report import Finding, Severity
 from ckpttool.series.members.entry import Entry
+from ckpttool.tensor import Role
 
 FULL_CHECKS = ("structure", "checksum", "values")
 """What intact means; what loading a checkpoint could run has no say in it."""

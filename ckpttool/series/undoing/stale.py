@@ -11,7 +11,8 @@ from typing import NamedTuple
 from ckpttool.errors import CheckpointError
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.notes import is_note, said, words
-from ckpttool.series.pointers.pin_files import file_for, pins_in, read
+from ckpttool.series.pointers.pin_files import pins_in, read
+from ckpttool.series.pointers.pin_search import files_for
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.problem import Problem
 
@@ -60,15 +61,15 @@ def _pinned(
     directory: str, moved: Mapping[str, str], passed: Collection[str], known: Mapping[str, Taken]
 ) -> Iterator[Problem]:
     """Yield the pins of checkpoints that were set since these got the names that they lose."""
-    file = file_for(directory)
-    try:
-        pins = list(pins_in(file, read(file)))
-    except CheckpointError:  # whoever goes by them says so
-        return
-    for pin in pins:
-        path = os.path.abspath(pin.path)
-        if path in moved and (os.path.abspath(file) not in passed or not os.path.lexists(path)):
-            yield Problem(shown(os.path.normpath(file)), _message(known[os.path.basename(path)]))
+    for file in files_for(directory):
+        try:
+            pins = list(pins_in(file, read(file)))
+        except CheckpointError:  # whoever goes by them says so
+            continue
+        for pin in pins:
+            path = os.path.abspath(pin.path)
+            if path in moved and (os.path.abspath(file) not in passed or not os.path.lexists(path)):
+                yield Problem(shown(os.path.normpath(file)), _message(known[os.path.basename(path)]))
 
 
 def _message(one: Taken) -> str:
