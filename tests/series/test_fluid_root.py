@@ -16,6 +16,8 @@ from ckpttool.series.changing.lock import locked
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.pruning import prune
 from ckpttool.series.retention.policy import Policy
+from ckpttool.series.surveying.survey import survey
+from ckpttool.series.undoing.undo import undo
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
 KEEP_2 = Policy(keep_last=2)
@@ -114,6 +116,35 @@ def test_a_kill_at_any_point_loses_nothing(files: Path, tmp_path: Path, fault) -
         assert serials(root) == SERIALS[3:], number
         assert [name for name in os.listdir(root.parent) if "lock" not in name] == ["run"], number
         shutil.rmtree(root.parent)
+    pytest.fail("no end")
+
+
+@pytest.mark.parametrize("called", ["run", "./run", "link", "run/."])
+def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
+    root: Path, fault, monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    """A stage beside the root says nothing of how somebody called that."""
+    monkeypatch.chdir(root.parent)
+    Path("link").symlink_to("run")
+    for number in range(2, 100, 3):
+        fault.at(number, SystemExit())
+        try:
+            prune(Request(directory=called, policy=KEEP_2), trash=True)
+        except SystemExit:
+            fault.none()
+        else:
+            fault.none()
+            assert number > 20
+            return
+        shown = {os.path.basename(entry.path) for entry in survey(called).entries}
+        put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
+        assert shown | put_away >= set(SERIALS), number
+        settled = prune(Request(directory=called, policy=Policy(keep_last=9)))
+        assert (settled.problems, waiting(called)) == ((), []), number
+        put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
+        assert sorted([*serials(root), *put_away]) == SERIALS, number
+        undo(called)
+        assert serials(root) == SERIALS
     pytest.fail("no end")
 
 

@@ -43,7 +43,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None
     journal = Journal(tuple(told), tuple(rewrites))
     path = tmp_path_factory.getbasetemp() / "journal.json"
     path.write_bytes(dumps(journal))
-    assert read(str(path)) == journal
+    assert read(str(path), str(path.parent)) == journal
 
 
 BAD = {
@@ -60,7 +60,7 @@ def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
     path = tmp_path / "journal.json"
     path.write_text(text)
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
-        read(str(path))
+        read(str(path), str(path.parent))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_paths_that_lead_out_are_refused(tmp_path: Path, key: str, value: object
     path = tmp_path / "journal.json"
     path.write_text(json.dumps(document))
     with pytest.raises(DamagedCheckpoint):
-        read(str(path))
+        read(str(path), str(path.parent))
 
 
 def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     stage.mkdir()
     moves = trashed(str(tmp_path))
     (stage / JOURNAL).write_bytes(dumps(moves, str(tmp_path)))
-    assert read(str(stage / JOURNAL)) == moves
+    assert read(str(stage / JOURNAL), str(tmp_path)) == moves
 
 
 @pytest.mark.parametrize(

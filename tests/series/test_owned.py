@@ -385,7 +385,7 @@ def test_what_is_no_plain_file_is_no_journal(run: Path, make: Callable[[Path], N
     stage.mkdir(mode=0o700)
     make(stage / "journal.json")
     with pytest.raises(CheckpointError, match=found):
-        read(str(stage / "journal.json"))
+        read(str(stage / "journal.json"), str(run))
     assert half_removed(str(run)) == frozenset()
 
 

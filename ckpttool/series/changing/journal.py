@@ -148,7 +148,7 @@ def half_removed(directory: str) -> frozenset[str]:
     for path in waiting(directory):
         stage = os.path.dirname(path)
         try:
-            found = read(path)
+            found = read(path, directory)
         except CheckpointError:
             continue
         if isinstance(found, Moves):
@@ -169,14 +169,17 @@ def _has_begun(place: str) -> bool:
         return False
 
 
-def read(path: str) -> Journal | Moves:
+def read(path: str, directory: str) -> Journal | Moves:
     """Return a journal; every name in it was checked to stay inside its directory.
+
+    Args:
+        path: Where it lies.
+        directory: The directory that it is for, as it is to be called in what is returned.
 
     Raises:
         CheckpointError: It can't be read, or isn't one of ours.
     """
     stage = os.path.dirname(path)
-    directory = owner_of(stage)
     require_own(stage, directory)
     try:
         text = own_data(path, directory, "a journal")

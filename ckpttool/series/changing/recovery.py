@@ -103,7 +103,7 @@ def settle(directory: str, path: str) -> Settled:
     journal_path = os.path.join(path, JOURNAL)
     require_own(path, directory)
     try:
-        found = read(journal_path) if os.path.lexists(journal_path) else Journal(())
+        found = read(journal_path, directory) if os.path.lexists(journal_path) else Journal(())
         found = called_here(directory, found)
         if isinstance(found, Moves):
             if not _settle_moves(directory, path, found, settled):
