@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 from bisect import bisect_right
@@ -81,26 +80,24 @@ def is_same(file: str, other: Path) -> bool:
 
 @contextmanager
 def no_file_left_open() -> Iterator[None]:
-    """Require that as many files are open afterwards as before, where the system tells."""
-    gc.collect()  # what others left open and forgot is closed now, not meanwhile
+    """Require that no file is open afterwards that was not before, where the system tells."""
     before = open_files()
     yield
-    assert open_files() == before
+    assert not open_files() - before
 
 
-def open_files() -> int:
-    """Return how many regular files this process has open; 0 where the system doesn't tell.
+def open_files() -> frozenset[tuple[int, int, int]]:
+    """Return the regular files that this process has open: descriptor, device, inode, where the system tells.
 
     Pipes don't count: the process that reads HDF5 stays for the next file.
     """
-    if not _DESCRIPTORS.exists():
-        return 0
-    return sum(is_regular(int(descriptor)) for descriptor in os.listdir(_DESCRIPTORS))
+    names = os.listdir(_DESCRIPTORS) if _DESCRIPTORS.exists() else ()
+    return frozenset(file for name in names if (file := _regular_file(int(name))) is not None)
 
 
-def is_regular(descriptor: int) -> bool:
-    """Tell whether a descriptor is that of a regular file."""
+def _regular_file(descriptor: int) -> tuple[int, int, int] | None:
     try:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode)
+        status = os.fstat(descriptor)
     except OSError:  # that of the listing itself, closed again
-        return False
+        return None
+    return (descriptor, status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
