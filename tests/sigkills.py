@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -26,6 +27,8 @@ from tests.series.renamings import content
 FILES = Path(__file__).parents[1] / "fixtures" / "files"
 NUMBERS = range(1, 9)
 KEPT = 3
+POINTERS = {"checkpoint": r'paths?: "(.*)"', ".ckpttool.toml": r'"(.*)"', "latest": r"(.+)"}
+"""Files that name checkpoints, and how."""
 AT_ANY_TIME = 0.2
 """How many of the kills don't wait until the command has begun to change something."""
 
@@ -57,6 +60,45 @@ def sharded_bin(run: Path) -> None:
 def prefixes(run: Path) -> None:
     """A tf.train.CheckpointManager's own directory, with its state file."""
     shutil.copytree(FILES / "tensorflow" / "manager", run, dirs_exist_ok=True)
+
+
+def sharded_keras(run: Path) -> None:
+    """Weights that Keras cut into shards."""
+    for number in NUMBERS:
+        for file in (FILES / "keras" / "sharded").iterdir():
+            target = run / file.name.replace("model", f"net-{number}")
+            if file.suffix == ".json":
+                target.write_text(file.read_text().replace("model_0", f"net-{number}_0"))
+            else:
+                shutil.copy2(file, target)
+
+
+def paddle(run: Path) -> None:
+    """Paddle's static models: a program, its parameters and its optimizer."""
+    for number in NUMBERS:
+        for file in (FILES / "paddle").glob("static.pd*"):
+            if file.suffix != ".json":
+                shutil.copy2(file, run / f"net-{number}{file.suffix}")
+
+
+def old_prefixes(run: Path) -> None:
+    """What TensorFlow 1 wrote in shards, with its state file."""
+    for number in NUMBERS:
+        for file in (FILES / "tensorflow" / "v1-sharded").glob("model.ckpt-7*"):
+            shutil.copy2(file, run / file.name.replace("ckpt-7", f"ckpt-{number}"))
+    named = [f'"model.ckpt-{number}-?????-of-00003"\n' for number in NUMBERS]
+    lines = [f"all_model_checkpoint_paths: {one}" for one in named]
+    (run / "checkpoint").write_text("".join([f"model_checkpoint_path: {named[-1]}", *lines]))
+
+
+def accelerate(run: Path) -> None:
+    """What Accelerate saved where it names checkpoints itself."""
+    for number in NUMBERS:
+        place = run / f"checkpoint_{number}"
+        place.mkdir()
+        shutil.copy2(FILES / "safetensors" / "metadata.safetensors", place / "model.safetensors")
+        shutil.copy2(FILES / "pytorch" / "bare_state_dict.pth", place / "optimizer.bin")
+        (place / "random_states_0.pkl").write_bytes(pickle.dumps({"step": number}))
 
 
 def directories(source: str, name: str) -> Callable[[Path], None]:
@@ -97,15 +139,20 @@ KINDS: dict[str, tuple[Callable[[Path], None], str | None]] = {
     "safetensors, sharded": (sharded, "number"),
     "PyTorch, sharded": (sharded_bin, "number"),
     "TensorFlow": (prefixes, "number"),
+    "TensorFlow 1": (old_prefixes, "number"),
+    "Keras, sharded": (sharded_keras, "number"),
+    "Paddle": (paddle, "number"),
     "SavedModel": (directories("savedmodel/module", "model-{}"), "number"),
     "DCP": (directories("torch-dcp/two-ranks", "model-{}"), "number"),
+    "DCP in safetensors": (directories("torch-dcp/in-safetensors", "model-{}"), "number"),
+    "Accelerate": (accelerate, None),
     "Trainer": (trainer, "step"),
     "DeepSpeed": (deepspeed, None),
     "Fluid": (serials, None),
 }
 """What makes a directory, and the field that tells its checkpoints apart under new names.
 
-Paddle finds serials by their names alone, which are not changed; DeepSpeed's copies all say the same step.
+Paddle and Accelerate find theirs by names alone, which are not changed; DeepSpeed's copies all say one step.
 """
 
 PRUNE = ("prune", "--min-age", "0", "--yes", "--series", "*", "--keep")
@@ -143,7 +190,7 @@ class Way:
     places: Sequence[Tree]
     going: frozenset[int]
     seconds: float
-    start: float
+    changing: float
 
 
 def ways(directory: Path) -> Iterator[Way]:
@@ -173,13 +220,14 @@ def _way(name: str, arguments: Sequence[str], before: Path, made: Path) -> Way:
     after = _copied(before, before.parent.parent / "after")
     begun = time.monotonic()
     process = _started(after, arguments)
-    start = _until_it_begins(process, after) - begun
+    start = _until(process, lambda: bool(stages(after)))
+    changing = _until(process, lambda: not stages(after)) - start
     if process.wait():
         _require_success(ckpttool(_copied(before, after.parent), arguments))
     seconds = time.monotonic() - begun
     places = [content(made), content(before), content(after), trashed(before), trashed(after)]
     left = {*_units(content(after)), *_units(trashed(after))}
-    return Way(name, arguments, before, places, frozenset(_units(content(before))) - left, seconds, start)
+    return Way(name, arguments, before, places, frozenset(_units(content(before))) - left, seconds, changing)
 
 
 def _started(run: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -194,18 +242,17 @@ def _copied(run: Path, place: Path) -> Path:
     return place / "run"
 
 
-def _until_it_begins(process: subprocess.Popen[bytes], run: Path) -> float:
-    """Return when a command has begun to change a directory, or ended."""
-    known = _ours(run)
-    while process.poll() is None and _ours(run) == known:
-        time.sleep(0.001)
+def _until(process: subprocess.Popen[bytes], has_come: Callable[[], bool]) -> float:
+    """Return when something has come, or a command has ended."""
+    while process.poll() is None and not has_come():
+        time.sleep(0.0005)
     return time.monotonic()
 
 
-def _ours(run: Path) -> set[str]:
-    return {
-        name for place in (run, run.parent) for name in os.listdir(place) if name.startswith(".ckpttool-")
-    }
+def stages(run: Path) -> list[str]:
+    """Return the names of the directories in which commands are at work."""
+    names = [name for place in (run, run.parent) for name in os.listdir(place)]
+    return [name for name in names if re.match(r"\.ckpttool-[0-9a-f]{8}", name)]
 
 
 def trashed(run: Path) -> Tree:
@@ -234,8 +281,8 @@ def killed(way: Way, place: Path, random: Random, seen: Counter[str]) -> str | N
     if random.random() < AT_ANY_TIME:
         time.sleep(random.uniform(0, way.seconds))
     else:
-        _until_it_begins(process, run)
-        time.sleep(random.uniform(0, way.seconds - way.start))
+        _until(process, lambda: bool(stages(run)))
+        time.sleep(random.uniform(0, way.changing))
     process.kill()
     process.wait()
     done = ckpttool(run, NEXT)
@@ -265,9 +312,7 @@ def wrong(way: Way, run: Path) -> Iterator[str]:
         elif found and not set(found[0].values()) <= digests and "Trainer" not in way.name:
             yield f"checkpoint {number} has other bytes"
     yield from (f"{name} leads nowhere" for name in dangling(run))
-    yield from (
-        f"{name} was left behind" for name in _ours(run) if "trash" not in name and "lock" not in name
-    )
+    yield from (f"{name} was left behind" for name in stages(run))
 
 
 def dangling(run: Path) -> Iterator[str]:
@@ -281,13 +326,9 @@ def dangling(run: Path) -> Iterator[str]:
         elif path.name.endswith(".index.json") and ".ckpttool" not in str(path.relative_to(run)):
             shards = set(json.loads(path.read_text())["weight_map"].values())
             yield from (f"{path.name}: {name}" for name in shards if not (path.parent / name).is_file())
-    for name, pattern, ending in (
-        ("checkpoint", r'paths?: "(.*)"', ".index"),
-        (".ckpttool.toml", r'"(.*)"', ""),
-        ("latest", r"(.+)", ""),
-    ):
+    for name, pattern in POINTERS.items():
         for named in re.findall(pattern, (run / name).read_text()) if (run / name).is_file() else ():
-            if not (run / f"{named}{ending}").exists():
+            if not any(any(run.glob(named + ending)) for ending in ("", ".index")):
                 yield f"{name}: {named}"
 
 

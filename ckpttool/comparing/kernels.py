@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-BLOCK_ELEMENTS = 8 * BLAS_LENGTH
+BLOCK_ELEMENTS = 4 * BLAS_LENGTH
 """Elements of a block: few enough for the caches, and so many that calling NumPy takes little of the time."""
 
 _MAX_ITEM_BYTES = 16

@@ -41,6 +41,11 @@ class Row:
     is_met: bool | None = None
     note: str | None = None
 
+    @property
+    def is_unmeasured(self) -> bool:
+        """Tell whether there is a bar, and nobody knows whether it is met."""
+        return bool(self.bars) and self.is_met is None
+
 
 def row(claim: Claim, measured: Mapping[str, Measurement], skipped: str | None = None) -> Row:
     """Return the verdict on a claim. What failed is not met; what was skipped is neither."""
@@ -57,7 +62,8 @@ def row(claim: Claim, measured: Mapping[str, Measurement], skipped: str | None =
     pairs = ((ratio, claim.ratio), (each, claim.each), (resident, claim.resident))
     kept = [value <= limit for value, limit in pairs if value is not None and limit is not None]
     note = f"{claim.peer}: {peer.failure}" if peer is not None and peer.failure is not None else None
-    is_met = all(kept) if kept else None
+    is_known = ratio is not None or claim.ratio is None
+    is_met = all(kept) if kept and (is_known or not all(kept)) else None
     return Row(claim.job, ours.best, claim.peer, theirs, ratio, each, resident, bars, is_met, note)
 
 
