@@ -1,0 +1,321 @@
+"""Opens exported programs, in the layout since PyTorch 2.8 and in the old one.
+
+Source: PyTorch ``torch/export/pt2_archive/_package.py``, ``torch/_export/serde/schema.py``; the old layout,
+of 2.1 to 2.7, ``torch/export/__init__.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
+from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.digests import described_members, told_below
+from ckpttool.formats.content.trees import Flat
+from ckpttool.formats.interface import Probe
+from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
+from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.formats.torch.export import OLD_PROGRAM
+from ckpttool.formats.torch.export_graph import (
+    dtype,
+    integer,
+    judge_operators,
+    needed,
+    told_graph,
+    user_inputs,
+)
+from ckpttool.formats.torch.expressions import judge_expressions
+from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.records import Records
+from ckpttool.report import Finding, error, note, warning
+from ckpttool.tensor import Extent, Path, Role, Span
+from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.readable import Readable, reader_from
+from ckpttool.wire.zip_directory import LOCAL_MAGIC, STORED, Member
+from ckpttool.wire.zipped import Archive
+
+MAX_JSON = 1 << 27
+"""The most bytes of one program that are parsed."""
+
+_STRIDED = 7
+_CONFIG = re.compile(r"data/(?P<kind>weights|constants)/(?P<model>.+?)_(model_)?\w+_config\.json")
+_OLD_PARTS = {"serialized_state_dict": (), "serialized_constants": ("constants",)}
+_NATIVE = re.compile(r"\.(so|dylib|dll|pyd|o|a|cubin|ptx|fatbin|hsaco|spv|metallib|exe)$")
+_NATIVE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+
+
+Found = list[tuple[Path, TensorParts]]
+
+
+def opened(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
+    """Return the checkpoint that an archive holds.
+
+    Raises:
+        CheckpointError: What describes it can't be understood.
+    """
+    program = (_OldProgram if is_old else _Program)(probe.archive, probe.path)
+    program.read()
+    return assemble(
+        probe=probe,
+        format=format,
+        variant=program.variant,
+        flat=Flat(program.tensors, program.told),
+        files=(FileEntry(probe.path, probe.source.size),),
+        spans=program.spans,
+        producer=Producer("pytorch", program.torch_version),
+        findings=tuple(program.findings),
+        safety=tuple(dict.fromkeys(program.safety)),
+    )
+
+
+class _Program:
+    """An archive in the layout since 2.8."""
+
+    variant: str | None = None
+
+    def __init__(self, archive: Archive, path: str) -> None:
+        self._archive, self._path = archive, path
+        self.tensors: Found = []
+        self.told: dict[str, Any] = {}
+        self.findings: list[Finding] = []
+        self.safety: list[Finding] = []
+        self.torch_version: str | None = None
+        self._raw: set[str] = set()  # records that are nothing but elements
+
+    def read(self) -> None:
+        """Read all that is described, and judge the rest.
+
+        Raises:
+            DamagedCheckpoint: What describes it contradicts itself.
+        """
+        self._records = Records(self._archive, self._path)
+        self.findings += self._records.findings()
+        format = self._records.text("archive_format")
+        if format is not None and format != "pt2":
+            self.findings.append(error("archive-format", f"archive format {format!r}, not pt2"))
+        named = self._weights()
+        for name, member in self._records.by_name.items():
+            if name.startswith("models/") and name.endswith(".json"):
+                self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
+        self._others()
+        self.told |= told_below(self._records.unknown(self._is_told), self.told)
+        self._safety()
+
+    def _is_told(self, name: str) -> bool:
+        """Tell whether a record is told by itself: as a tensor, or as a graph."""
+        is_graph = name.startswith("models/") and name.endswith(".json")
+        return (
+            is_graph or _CONFIG.fullmatch(name) is not None or self._records.by_name[name].name in self._raw
+        )
+
+    def spans(self) -> Iterator[Span]:
+        """Iterate over all records with their checksums."""
+        return self._records.spans(self.tensors)
+
+    # The graph -------------------------------------------------------------------------------------
+
+    def _json(self, member: Member) -> dict[str, Any]:
+        if member.size > MAX_JSON:
+            found = f"{member.size:,} bytes of JSON"
+            raise LimitExceeded(self._path, found, expected=f"at most {MAX_JSON:,}", where=member.name)
+        told = parse_json(self._path, self._archive.read(member), "program", constants=True)
+        if not isinstance(told, dict):
+            found = f"JSON of type {type(told).__name__}"
+            raise DamagedCheckpoint(self._path, found, where=member.name, code="program-not-object")
+        if isinstance(told, Doubled):
+            message = f"{told.key!r} stands twice"
+            raise DamagedCheckpoint(self._path, message, where=member.name, code="duplicate-key")
+        return told
+
+    def _model(self, model: str, member: Member, named: set[str]) -> None:
+        """Read a graph: what it takes, what it needs, what it calls."""
+        program = self._json(member)
+        version = program.get("torch_version")
+        self.torch_version = version if isinstance(version, str) else self.torch_version
+        for key in ("schema_version", "opset_version"):
+            if key in program:
+                self.told.setdefault(key, program[key])
+        self.safety += judge_expressions(program, member.name)
+        self.safety += judge_operators(program, member.name)
+        needs = set(needed(program))
+        if lacking := sorted(needs - named):
+            message = (
+                f"the graph of {model} needs {len(lacking):,} tensors that are not here, like {lacking[0]!r}"
+            )
+            self.findings.append(error("weight-missing", message, member.name))
+        inputs = user_inputs(program)
+        told = {"inputs": inputs, "tensors": len(needs), **told_graph(program)}
+        self.told.setdefault("models", {})[model] = told
+
+    # The tensors -----------------------------------------------------------------------------------
+
+    def _weights(self) -> set[str]:
+        """Read what the configurations describe, and return the names."""
+        names: set[str] = set()
+        models = {m["model"] for n in self._records.by_name if (m := _CONFIG.fullmatch(n))}
+        for name, member in self._records.by_name.items():
+            match = _CONFIG.fullmatch(name)
+            if match is None:
+                continue
+            config = self._json(member).get("config")
+            if not isinstance(config, dict):
+                found = "no config from names to tensors"
+                raise DamagedCheckpoint(self._path, found, where=member.name, code="program-malformed")
+            above: Path = ("constants",) if match["kind"] == "constants" else ()
+            above = (match["model"], *above) if len(models) > 1 else above
+            for fqn, entry in config.items():
+                names.add(fqn)
+                directory = f"data/{match['kind']}"
+                self.tensors += (((*above, fqn, *p), one) for p, one in self._tensor(directory, fqn, entry))
+        return names
+
+    def _tensor(self, directory: str, fqn: str, entry: Any) -> Iterator[tuple[Path, TensorParts]]:
+        """Yield the tensors that one entry describes.
+
+        Raises:
+            DamagedCheckpoint: It makes no sense, or its record is missing or too small.
+        """
+        try:
+            name, meta = entry["path_name"], entry["tensor_meta"]
+            member = self._records.by_name.get(f"{directory}/{name}".casefold())
+            if member is None:
+                found = "a tensor's record is missing"
+                raise DamagedCheckpoint(
+                    self._path, found, where=f"{directory}/{name}", code="storage-missing"
+                )
+            role = Role.OTHER if directory.endswith("constants") else Role.WEIGHTS
+            if entry.get("use_pickle"):
+                item = self._nested(member)
+                self.safety += (replace(one, where=f"{member.name}: {one.where}") for one in item.safety)
+                yield from ((path, replace(parts, role=role)) for path, parts in item.tensors)
+            elif meta is not None:
+                yield (), replace(self._view(member, meta), role=role)
+        except (KeyError, TypeError, AttributeError) as failure:
+            found = f"an entry that describes no tensor: {failure!r:.100}"
+            raise DamagedCheckpoint(self._path, found, where=fqn, code="tensor-damaged") from failure
+
+    def _view(self, member: Member, meta: Mapping[str, Any]) -> TensorParts:
+        element = dtype(self._path, member.name, meta["dtype"])
+        shape, strides = (tuple(map(integer, meta[key])) for key in ("sizes", "strides"))
+        if meta.get("layout", _STRIDED) != _STRIDED:
+            message = f"a tensor of layout {meta['layout']!r:.20}, whose values are not read"
+            self.findings.append(warning("layout-not-read", message, member.name))
+            return TensorParts(element, shape)
+        self._raw.add(member.name)
+        extent = Extent(self._path, member.payload, member.stored) if member.method == STORED else None
+        content, start = self._archive.content(member), self._archive.offset(member)
+        order = self._records.byteorder
+        storage = Storage(member.name, element, member.size, content, start, extent, order)
+        objects = TorchObjects(self._path, lambda _: storage)
+        return objects.view(storage, element, integer(meta["storage_offset"]), shape, strides)
+
+    def _nested(self, member: Member) -> Item:
+        """Return what a whole file of ``torch.save`` inside a record holds.
+
+        Raises:
+            DamagedCheckpoint: It is none.
+            Unsupported: It is compressed once more.
+        """
+        if member.method != STORED:
+            raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
+        place = Place(member.name, member.payload, member.size)
+        return open_item(self._archive.source, place, member.name, Pickles())
+
+    # What loading and running it could do -----------------------------------------------------------
+
+    def _safety(self) -> None:
+        """Judge every record, whatever its name says."""
+        self.safety += self._records.judged_others()
+        self.safety += self._judged_members(self._archive.members)
+
+    def _judged_members(self, members: Iterable[Member]) -> Iterator[Finding]:
+        for member in members:
+            if member.name in self._raw:
+                continue
+            try:
+                content, start = self._archive.content(member), self._archive.offset(member)
+                head = content.read(start, min(4, member.size), member.name)
+            except CheckpointError:  # what can't be inflated fails its checksum
+                continue
+            if _NATIVE.search(member.name) or head.startswith(_NATIVE_MAGIC):
+                yield error("native-code", "compiled code, which loading it runs", member.name)
+            elif head == LOCAL_MAGIC:
+                yield from self._judged_archive(member)
+            elif "/data/" in member.name and head.startswith(_PICKLE_STARTS):
+                yield from _judged_pickle(content, start, member)
+
+    def _judged_archive(self, member: Member) -> Iterator[Finding]:
+        try:
+            item = self._nested(member)
+        except CheckpointError as failure:
+            yield from getattr(failure, "safety", ())
+            yield warning(
+                "not-scanned", f"an archive inside that can't be read: {failure.reason}", member.name
+            )
+            return
+        yield from (replace(one, where=f"{member.name}: {one.where}") for one in item.safety)
+
+    def _others(self) -> None:
+        """Note what lies in the archive besides tensors and graphs."""
+        names = list(self._records.by_name)
+        for key in ("sample_inputs", "aotinductor"):
+            found = [name.partition(f"data/{key}/")[2] for name in names if name.startswith(f"data/{key}/")]
+            if found:
+                self.told[key] = found
+        extra = [name.partition("/")[2] for name in names if name.startswith("extra/")]
+        if extra:
+            self.told["extra_files"] = extra
+        if "aotinductor" in self.told and not self.tensors:
+            message = "weights of compiled models are not listed"
+            self.findings.append(note("compiled-only", message, "data/aotinductor"))
+
+
+class _OldProgram(_Program):
+    """An archive in the layout of 2.1 to 2.7: files of ``torch.save`` in a plain zip."""
+
+    variant = "old"
+
+    def read(self) -> None:
+        self._members = {member.name: member for member in self._archive.members}
+        self.findings += self._archive.findings
+        if len(self._members) != len(self._archive.members):
+            raise DamagedCheckpoint(self._path, "two records with one name", code="zip-duplicate")
+        self.safety += self._judged_members(self._archive.members)
+        named: set[str] = set()
+        for stem, above in _OLD_PARTS.items():
+            member = self._members.get(f"{stem}.pt") or self._members.get(f"{stem}.json")
+            if member is not None and member.size:
+                item = self._nested(member)
+                self.findings += (replace(one, where=f"{member.name}: {one.where}") for one in item.findings)
+                for path, parts in item.tensors:
+                    role = Role.OTHER if above else Role.WEIGHTS
+                    named.add(str(path[0]) if path else "")
+                    self.tensors.append((above + path, replace(parts, role=role)))
+        self._model("model", self._members[OLD_PROGRAM], named)
+        read = {OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
+        others = described_members(self._archive, lambda name: name in read)
+        self.told |= told_below(others, self.told)
+        version = self._members.get("version")
+        if version is not None and version.size < 100:
+            self.told["version"] = self._archive.read(version).decode("ascii", "replace")
+
+    def spans(self) -> Iterator[Span]:
+        for member in self._archive.members:
+            extent = Extent(self._path, member.payload, member.stored)
+            read = reader_from(self._archive.content(member), self._archive.offset(member))
+            inflated = None if member.method == STORED else member.size
+            yield Span(extent, member.name, read, member.crc32, inflated=inflated)
+
+
+def _judged_pickle(content: Readable, start: int, member: Member) -> Iterator[Finding]:
+    try:
+        yield from read_pickles(content, start, start + member.size, member.name).safety
+    except DamagedCheckpoint as failure:
+        yield from failure.safety
+        yield warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
