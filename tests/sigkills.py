@@ -182,7 +182,13 @@ def _command(run: Path, arguments: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A command on a kind of directory: what is there before, and after when nobody kills it."""
+    """A command on a kind of directory: what is there before, and after when nobody kills it.
+
+    Attributes:
+        places: What lies there as it was made, before and after, and in the trash before and after.
+        going: The checkpoints that it removes for good.
+        seconds, changing: How long it takes, and how long of that it changes something.
+    """
 
     name: str
     arguments: Sequence[str]
@@ -225,6 +231,8 @@ def _way(name: str, arguments: Sequence[str], before: Path, made: Path) -> Way:
     if process.wait():
         _require_success(ckpttool(_copied(before, after.parent), arguments))
     seconds = time.monotonic() - begun
+    if content(after) == content(before):
+        sys.exit(f"{name}: it changes nothing, so that no kill can do harm")
     places = [content(made), content(before), content(after), trashed(before), trashed(after)]
     left = {*_units(content(after)), *_units(trashed(after))}
     return Way(name, arguments, before, places, frozenset(_units(content(before))) - left, seconds, changing)
@@ -274,6 +282,11 @@ def _units(tree: Tree) -> dict[int, Tree]:
     return units
 
 
+def _beside(tree: Tree) -> Tree:
+    """Return what belongs to no checkpoint: what points at some."""
+    return {name: digest for name, digest in tree.items() if not re.search(r"\d", name.split("/")[0])}
+
+
 def killed(way: Way, place: Path, random: Random, seen: Counter[str]) -> str | None:
     """Kill a command at a random moment; return what is wrong after the next one, or None."""
     run = _copied(way.before, place)
@@ -295,22 +308,24 @@ def killed(way: Way, place: Path, random: Random, seen: Counter[str]) -> str | N
 
 def wrong(way: Way, run: Path) -> Iterator[str]:
     """Yield what is wrong in a directory once the next command has run."""
-    here, away = _units(content(run)), _units(trashed(run))
+    now = content(run)
+    here, away = _units(now), _units(trashed(run))
     known: dict[int, list[Tree]] = defaultdict(list)
     for place in way.places:
         for number, files in _units(place).items():
             known[number].append(files)
-    digests = {digest for place in way.places for digest in place.values()}
     for number, trees in known.items():
         found = [tree[number] for tree in (here, away) if number in tree]
         if not found and number not in way.going:
             yield f"checkpoint {number} is gone"
         elif len(found) > 1:
             yield f"checkpoint {number} is in two places: {found}"
-        elif found and not any(found[0].keys() == tree.keys() for tree in trees):
-            yield f"checkpoint {number} is not whole: {sorted(found[0])}"
-        elif found and not set(found[0].values()) <= digests and "Trainer" not in way.name:
-            yield f"checkpoint {number} has other bytes"
+        elif found and found[0] not in trees:
+            yield f"checkpoint {number} is not whole, or has other bytes: {sorted(found[0])}"
+    before, after = _beside(way.places[1]), _beside(way.places[2])
+    for name in before.keys() | after.keys():
+        if _beside(now).get(name) not in (before.get(name), after.get(name)):
+            yield f"{name} says neither what it said nor what it was to say"
     yield from (f"{name} leads nowhere" for name in dangling(run))
     yield from (f"{name} was left behind" for name in stages(run))
 

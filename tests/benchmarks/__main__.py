@@ -42,7 +42,9 @@ def main() -> int:
         options.json.write_text(dumps(rows), encoding="utf-8")
     missed, unmeasured = sum(row.is_met is False for row in rows), sum(row.is_unmeasured for row in rows)
     untold = f", {unmeasured} not measured" if unmeasured else ""
-    notes.print(f"{missed} of {sum(bool(row.bars) for row in rows)} bars missed{untold}")
+    notes.print(
+        f"{missed} of {sum(row.is_met is not None or row.is_unmeasured for row in rows)} bars missed{untold}"
+    )
     if options.quick:
         notes.print("the bars are for the whole size: --quick never fails")
         return 0

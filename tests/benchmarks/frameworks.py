@@ -146,7 +146,7 @@ def _listed(listing: Listing, folder: Path, scale: Scale) -> Group:
     """Return ``inspect`` against the framework's own listing; skipped where that is not installed."""
     job = f"inspect {listing.kind} of {size_of(scale.mebibytes)}, {_TENSORS} tensors"
     claim = Claim(job, "inspect", listing.peer, ratio=listing.ratio, resident=150)
-    skipped = _lacking(listing)
+    skipped = lacking(listing)
     if skipped is not None:
         return Group((), (claim,), skipped)
     path = folder / listing.name
@@ -158,7 +158,8 @@ def _listed(listing: Listing, folder: Path, scale: Scale) -> Group:
     return Group(commands, (claim,))
 
 
-def _lacking(listing: Listing) -> str | None:
+def lacking(listing: Listing) -> str | None:
+    """Return why a listing can't be measured, or None."""
     absent = [package for package in listing.packages if importlib.util.find_spec(package) is None]
     return f"not installed: {', '.join(absent)}" if absent else None
 

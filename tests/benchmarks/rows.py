@@ -62,8 +62,8 @@ def row(claim: Claim, measured: Mapping[str, Measurement], skipped: str | None =
     pairs = ((ratio, claim.ratio), (each, claim.each), (resident, claim.resident))
     kept = [value <= limit for value, limit in pairs if value is not None and limit is not None]
     note = f"{claim.peer}: {peer.failure}" if peer is not None and peer.failure is not None else None
-    is_known = ratio is not None or claim.ratio is None
-    is_met = all(kept) if kept and (is_known or not all(kept)) else None
+    is_untold = claim.ratio is not None and ratio is None
+    is_met = None if all(kept) and (is_untold or not kept) else all(kept)
     return Row(claim.job, ours.best, claim.peer, theirs, ratio, each, resident, bars, is_met, note)
 
 

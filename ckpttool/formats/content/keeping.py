@@ -19,9 +19,10 @@ from ckpttool.formats.content.keeping_rules import (
     plain_value,
     without_reconstructor,
 )
+from ckpttool.formats.content.object_parts import members
 from ckpttool.formats.content.objects import call_of, mapped_of
 from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf, members
+from ckpttool.formats.content.trees import Leaf
 from ckpttool.formats.torch.modules import is_module
 from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import (

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckpttool.formats.content.folding import Parts, fold
-from ckpttool.formats.content.trees import Leaf, members
+from ckpttool.formats.content.object_parts import members
+from ckpttool.formats.content.trees import Leaf
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Mapped, Opaque, is_gone
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.belonging import is_of_module, is_of_optimizer
+from ckpttool.formats.content.object_parts import apart, is_object_array, is_size, members, merged, own_state
 from ckpttool.formats.content.telling import KeyText, Teller, in_order, inner
 from ckpttool.tensor import Path
-from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
+from ckpttool.wire.pickled import Call, Mapped, Persistent
 
 MAX_VISITS = 2_000_000
 MAX_DEPTH = 500
@@ -197,8 +198,8 @@ class _Flattening(Generic[T]):
 
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
         """Return the keyed parts of a container, or None where a node is none."""
-        if isinstance(node, Mapped) and (state := _own_state(node.state)):
-            return iter(_apart(list(node.items()), [("<state>", state)]))
+        if isinstance(node, Mapped) and (state := own_state(node.state)):
+            return iter(apart(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
             return iter(list(node.items()))
         if isinstance(node, list | tuple):
@@ -211,8 +212,8 @@ class _Flattening(Generic[T]):
 
     def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
         """Return what an object holds: its state, its items, or the arguments that it is made of."""
-        is_special = _is_object_array(call) or _is_size(call)
-        is_open = is_special or isinstance(_merged(call.state), dict) or bool(call.pairs or call.items)
+        is_special = is_object_array(call) or is_size(call)
+        is_open = is_special or isinstance(merged(call.state), dict) or bool(call.pairs or call.items)
         if not is_open and self._is_line(call):
             return None
         return iter(members(call))
@@ -250,102 +251,3 @@ class _Flattening(Generic[T]):
                 text = KeyText(f"[{text}]")
             told[text] = form
         return told
-
-
-def _merged(state: object) -> object:
-    """Return the attributes of an object as one dictionary, where it has some in slots."""
-    if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
-        return state
-    if state[0] is None or isinstance(state[0], dict):
-        return {**(state[0] or {}), **state[1]}
-    return state
-
-
-def _own_state(state: object) -> object:
-    """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
-    state = _merged(state)
-    return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
-
-
-def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-    """Return the keyed parts of an object that lie in it, and those that have no keys of their own."""
-    rest: list[tuple[Any, Any]] = []
-    if not isinstance(call.function, Global):
-        rest.append(("<function>", call.function))
-    rest += [("<args>", call.args)] if call.args else []
-    rest += [("<kwargs>", call.kwargs)] if call.kwargs else []
-    if isinstance(state, dict):
-        keyed = [*state.items(), *call.pairs, *enumerate(call.items)]
-        if len({key for key, _ in keyed}) == len(keyed):
-            return keyed, rest
-        rest += [("<items>", call.items)] if call.items else []
-        rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
-        return list(state.items()), rest
-    rest += [("<state>", state)] if state is not None else []
-    return [*call.pairs, *enumerate(call.items)], rest
-
-
-def _apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return all parts, those in angle brackets under keys that no other has."""
-    taken = {key for key, _ in keyed}
-    for key, part in rest:
-        while key in taken:
-            key = f"<{key}>"
-        keyed.append((key, part))
-    return keyed
-
-
-def members(call: Call) -> list[tuple[Any, Any]]:
-    """Return the parts of an object with the keys under which ``flatten`` finds them."""
-    if _is_object_array(call):
-        shape = [] if len(call.state[1]) == 1 else [("<shape>", call.state[1])]
-        return [*enumerate(call.state[4]), *shape]
-    if _is_size(call):
-        return list(enumerate(call.args[0]))
-    return _apart(*_parts_of(call, _merged(call.state)))
-
-
-def _is_size(call: Call) -> bool:
-    return call.is_of("torch", "Size") and len(call.args) == 1 and isinstance(call.args[0], list | tuple)
-
-
-def _is_object_array(call: Call) -> bool:
-    """Tell whether a call is a NumPy array of Python objects, which are a list at the end of its state."""
-    if not isinstance(call.function, Global) or call.function.name != "_reconstruct":
-        return False
-    return isinstance(call.state, tuple) and len(call.state) == 5 and isinstance(call.state[4], list)
-
-
-def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
-    """Yield every node that can hold others in what the interpreter built, each once.
-
-    ``visited`` keeps the addresses of the nodes seen, for several walks over what one pickle holds.
-    """
-    seen = set() if visited is None else visited
-    pending: list[object] = [root]
-    while pending:
-        node = pending.pop()
-        parts = _parts(node)
-        if parts is not None and id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            pending.extend(parts)
-
-
-def references(root: object, visited: set[int] | None = None) -> Iterator[Persistent]:
-    """Yield every reference in what the interpreter built, as ``nodes`` does."""
-    return (node for node in nodes(root, visited) if isinstance(node, Persistent))
-
-
-def _parts(node: object) -> Iterable[object] | None:
-    """Return all that a node holds, or None where it can't hold anything."""
-    if isinstance(node, Call):
-        pairs = [part for pair in node.pairs for part in pair]
-        return [node.function, node.args, node.kwargs, node.state, *node.items, *pairs]
-    if isinstance(node, Mapped):
-        return [node.state, *node.keys(), *node.values()]
-    if isinstance(node, dict):
-        return [*node.keys(), *node.values()]
-    if isinstance(node, list | tuple | set | frozenset):
-        return node
-    return (node.id,) if isinstance(node, Persistent) else None

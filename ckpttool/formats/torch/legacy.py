@@ -18,9 +18,10 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.objects import kept
 from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Flat, Leaf, flatten, references
+from ckpttool.formats.content.trees import Flat, Leaf, flatten
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import MAGIC
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects

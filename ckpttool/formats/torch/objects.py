@@ -14,8 +14,9 @@ from typing import Any, Literal
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
+from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.telling import Sums, plain
-from ckpttool.formats.content.trees import Budget, Leaf, references
+from ckpttool.formats.content.trees import Budget, Leaf
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype

@@ -19,7 +19,8 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described, told_below
-from ckpttool.formats.content.trees import Flat, Leaf, flatten, nodes
+from ckpttool.formats.content.object_parts import nodes
+from ckpttool.formats.content.trees import Flat, Leaf, flatten
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import told_by_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
