@@ -19,8 +19,6 @@ from ckpttool.wire.readable import Readable
 
 MAGIC = 0x1950A86A20F9469CFC6C
 """The first of the pickles that PyTorch wrote before the zip."""
-MAX_TRIED = 1 << 26
-"""The most bytes of a file that are interpreted to see whether they are a pickle without a header."""
 MAX_TAIL = 1 << 22
 """The most bytes at a pickle's end that are searched for Paddle's own keys, which are written last."""
 
@@ -30,8 +28,6 @@ _MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
 
 _PROTO = 0x80
 _PROTOCOLS = range(2, 6)
-# How pickles of containers and objects start in protocols 0 and 1.
-_FIRST_OPCODES = frozenset(b"(]})c")
 
 _PADDLE_NAMES = re.compile(
     rb"StructuredToParameterName@@|UnpackBigParamInfor@@|LR_Scheduler|_(?:moment[12]?|velocity|beta1_pow_acc)_\d"
@@ -65,9 +61,7 @@ class PlainPickle(Format):
         head = probe.head
         if not head or _has_legacy_magic(head):
             return False
-        if head[0] == _PROTO:
-            return _is_header(head)
-        return head[0] in _FIRST_OPCODES and _is_headless(probe.source)
+        return _is_header(head) or (TABLE[head[0]] is not None and _runs(probe.source))
 
     def open(self, probe: Probe) -> Checkpoint:
         from ckpttool.formats.plain_pickle import open_plain
@@ -107,21 +101,28 @@ def _has_legacy_magic(head: bytes) -> bool:
 
 def _is_header(head: bytes) -> bool:
     """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
-    if len(head) < 3 or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
+    if len(head) < 3 or head[0] != _PROTO or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
         return False
     return head[4:9] != b"\0\0\0\0{"
 
 
-def _is_headless(source: Readable) -> bool:
-    """Tell whether a whole file is pickles of containers or objects, in protocols that have no header."""
-    if source.size > MAX_TRIED:
-        return False
-    from ckpttool.wire.judgement import read_pickles
-    from ckpttool.wire.pickled import Call
+def _runs(source: Readable) -> bool:
+    """Tell whether a file without a header is pickles of containers or objects, or calls something.
 
-    try:
-        judged = read_pickles(source, 0, source.size)
-    except CheckpointError:
-        return False
-    root = judged.pickles[0].root
-    return not judged.trailing and isinstance(root, dict | list | tuple | set | Call)
+    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then.
+    """
+    from ckpttool.wire.interpreter import Budget, Interpreter
+
+    at, budget = 0, Budget(source, source.size)
+    while at < source.size:
+        interpreter = Interpreter(source, at, source.size, budget=budget)
+        try:
+            pickle = interpreter.run()
+        except CheckpointError:
+            return interpreter.pickle.calls > 0
+        if pickle.calls:
+            return True
+        if not isinstance(pickle.root, dict | list | tuple | set):
+            return False
+        at = pickle.end
+    return True

@@ -31,6 +31,10 @@ class Inflated(Readable):
         self._lock = threading.Lock()
         self._restart()
 
+    @property
+    def stored(self) -> int:
+        return self._extent[1] - self._extent[0]
+
     def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
         super().check(offset, nbytes, where or self._where)
 

@@ -14,21 +14,28 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ckpttool.wire.calls import judge, takes_items
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
 from ckpttool.wire.readable import Readable
-from ckpttool.wire.trust import Trust, modern, trust
+from ckpttool.wire.trust import Trust, kind_of, modern
 from ckpttool.wire.window import Window
 
 MAX_OPCODES = 10_000_000
-MAX_NODES = 3_000_000
-MAX_MEMO = 4_000_000
-MAX_MEMORY = 1 << 28
-"""The most bytes that decoded strings may take."""
+MAX_MADE = 1 << 29
+"""The most opcodes of a pickle, and the most bytes of memory that what it makes may take."""
+
+_FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
+"""How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
+
+_ENTRY = 64
+"""About what an object, or an entry of a dictionary, takes in bytes; a set and a call take more."""
+_COSTS: dict[type, int] = {set: 4 * _ENTRY, Call: 4 * _ENTRY, Mapped: 2 * _ENTRY}
+
 
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
@@ -37,25 +44,42 @@ _HASH_MODULUS = (1 << 61) - 1
 _MAPPINGS = frozenset(
     {("collections", "OrderedDict"), ("collections", "defaultdict"), ("collections", "Counter")}
 )
-_MASKED = Global("numpy.ma.core", "_mareconstruct")
+
+
+class Budget:
+    """What the pickles of one place may take together: a few bytes that make gigabytes are no checkpoint.
+
+    Attributes:
+        opcodes: How many are left.
+        made: Bytes of memory that what was made takes, about, and the most that it may.
+    """
+
+    __slots__ = ("made", "most", "opcodes")
+
+    def __init__(self, source: Readable, nbytes: int) -> None:
+        """Allow what is fit for so many bytes of a source."""
+        stored = nbytes if source.stored >= source.size else min(nbytes, source.stored)
+        opcodes, made = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
+        self.opcodes, self.most = min(opcodes, MAX_OPCODES), min(made, MAX_MADE)
+        self.made = 0
 
 
 class Interpreter(Window):
     """Reads one pickle. ``pickle`` holds what was seen so far, also after an error."""
 
-    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
+    def __init__(
+        self, source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
+    ) -> None:
         """Prepare to read a pickle that starts at ``offset`` and lies before ``end``, in bytes."""
         super().__init__(source, offset, end, where)
+        self.budget = budget or Budget(source, end - offset)
         self.pickle = Pickle()
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
-        self._nodes = 0
-        self._memory = 0
         self._hashes: dict[int, tuple[object, int]] = {}
-        self._shaped: dict[Global, int] = {}  # how often each lies on the stack or in an object
-        self.frame_end = 0
+        self.frame_is_cut = False
 
     def run(self) -> Pickle:
         """Return the pickle, once its STOP has been reached.
@@ -65,10 +89,11 @@ class Interpreter(Window):
             Truncated: It ends before STOP.
             LimitExceeded: It asks for more than the budgets allow.
         """
-        operations = _OPERATIONS
+        operations, most = _OPERATIONS, self.budget.opcodes
+        count = 0
         self._refill()
         try:
-            for _ in range(MAX_OPCODES):
+            for count in range(1, most + 1):  # noqa: B007  # the budget is told in the end
                 at = self.at
                 if at > self._refill_at:
                     self._refill()
@@ -83,28 +108,27 @@ class Interpreter(Window):
             raise self.damaged("an opcode takes more from the stack than lies there") from error
         except struct.error as error:
             raise self.truncated() from error
-        raise self.exceeded(f"more than {MAX_OPCODES:,} pickle opcodes")
+        finally:
+            self.budget.opcodes = most - count
+        raise self.exceeded("more pickle opcodes than bytes of this size hold")
 
     # The stack ------------------------------------------------------------------------------------
 
     def grow(self, node: object) -> None:
         """Push something that takes memory of its own."""
-        self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise self.exceeded(f"more than {MAX_NODES:,} objects in a pickle")
+        self.charge(_COSTS.get(type(node), _ENTRY))
         self.stack.append(node)
 
     def charge(self, nbytes: int) -> None:
-        """Count memory that strings or copies take, against the budget."""
-        self._memory += nbytes
-        if self._memory > MAX_MEMORY:
-            raise self.exceeded(f"strings and copies of more than {MAX_MEMORY:,} bytes in a pickle")
+        """Count memory that is taken against the budget."""
+        budget = self.budget
+        budget.made += nbytes
+        if budget.made > budget.most:
+            raise self.exceeded(f"more than {budget.most:,} bytes of memory for what a pickle makes")
 
     def push_text(self, text: str | bytes) -> None:
         """Push a string or byte string that is held in memory."""
-        self._memory += sys.getsizeof(text)
-        if self._memory > MAX_MEMORY:
-            self.charge(0)
+        self.charge(sys.getsizeof(text))
         self.stack.append(text)
 
     def push_payload(self, nbytes: int, kind: str) -> None:
@@ -119,10 +143,8 @@ class Interpreter(Window):
         """
         if index > MAX_OPCODES:
             raise self.exceeded(f"entry {index:,} of a pickle's memo")
-        memo = self.memo
-        memo[index] = self.stack[-1]
-        if len(memo) > MAX_MEMO:
-            raise self.exceeded(f"more than {MAX_MEMO:,} entries in a pickle's memo")
+        self.memo[index] = self.stack[-1]
+        self.charge(_ENTRY)
 
     def recall(self, index: int) -> None:
         """Push what the memo holds."""
@@ -130,8 +152,6 @@ class Interpreter(Window):
             node = self.memo[index]
         except KeyError:
             raise self.damaged(f"the memo has no entry {index}") from None
-        if self._shaped and isinstance(node, Global) and node in self._shaped:
-            self._shaped[node] += 1
         self.stack.append(node)
 
     def to_mark(self) -> list[Any]:
@@ -155,8 +175,6 @@ class Interpreter(Window):
         elif isinstance(key, list | dict | set | bytearray):
             raise self.damaged(f"a {type(key).__name__} as a key")
         elif key is None or isinstance(key, bool | Global | Call | Persistent | Payload):
-            if isinstance(key, Global) and key in self._shaped:
-                self._shaped[key] -= 1  # a class as a key is called by nobody
             return key
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
@@ -179,23 +197,27 @@ class Interpreter(Window):
                 elif isinstance(part, list | dict | set | bytearray):
                     raise self.damaged(f"a {type(part).__name__} in a key")
 
-    def set_items(self, target: object, pairs: Iterable[tuple[Any, Any]]) -> None:
+    def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
+            self.charge(_ENTRY * len(pairs))
             for key, value in pairs:
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
+            self._filled(target)
             target.pairs.extend(pairs)
-        else:
+        elif pairs:
             self._unfit(target, "set on")
 
     def extend(self, target: object, items: list[Any]) -> None:
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, Call):
+            self._filled(target)
             target.items.extend(items)
         elif isinstance(target, set):
+            self.charge(_ENTRY * len(items))
             target.update(map(self.hashable, items))
-        else:
+        elif items:
             self._unfit(target, "appended to")
 
     # Names and calls ------------------------------------------------------------------------------
@@ -206,30 +228,27 @@ class Interpreter(Window):
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
-            if trust(module, name) is Trust.SHAPED:
-                self._shaped[found] = 0
-        if found in self._shaped:
-            self._shaped[found] += 1
         self.grow(found)
 
-    def call(self, function: object, args: object, kwargs: object = None) -> None:
+    def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
+        """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
         if not isinstance(args, tuple):
             raise self.damaged(f"a call with {_kind(args)} in place of arguments")
+        call = Call(function, args, kwargs)
+        call.is_new = is_new
+        self.pickle.calls += 1
         if not isinstance(function, Global):
             self.misused(f"{_kind(function)} is called")
-        call = Call(function, args, kwargs)
-        if self._shaped:
-            self._used_up(call)
+        elif judge(call, self.charge) is Trust.DANGEROUS:
+            self.pickle.unsafe.append((self.position, call))
+        elif kind_of(function.module, function.name) == "storage_bytes":
+            self.pickle.stored.append(call)
         self.grow(self._plain(call))
 
-    def _used_up(self, call: Call) -> None:
-        """Note that a name is called whose harm depends on its arguments."""
-        function, args = call.function, call.args
-        if isinstance(function, Global) and function in self._shaped:
-            self._shaped[function] -= 1
-            self.pickle.watched.append((self.position, call))
-        if function == _MASKED and args and isinstance(args[0], Global) and args[0] in self._shaped:
-            self._shaped[args[0]] -= 1  # it only makes an empty one
+    def _filled(self, call: Call) -> None:
+        """Note items for what is no container: it would run a method of its own to take them."""
+        if not takes_items(call):
+            self.misused(f"items are given to what {call.function} makes")
 
     def _plain(self, call: Call) -> object:
         """Return the data that a harmless constructor makes, or the call itself."""
@@ -293,9 +312,8 @@ class Interpreter(Window):
         self.pickle.misuse.append((self.position, sentence))
 
     def _finished(self) -> Pickle:
-        for name, uses in self._shaped.items():
-            if uses > 0:
-                self.misused(f"{name} is handed on instead of called")
+        if self.frame_is_cut:
+            raise self.damaged("a frame of more bytes than there are")
         self.pickle.root = self.stack.pop()
         self.pickle.end = self.position
         return self.pickle

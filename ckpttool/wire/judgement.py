@@ -1,22 +1,36 @@
-"""What loading a pickle could run: the interpreter's record, judged by the trust lists."""
+"""What loading pickles could run: the interpreter's record of names and calls, told as findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
-from ckpttool.wire.interpreter import Interpreter
-from ckpttool.wire.pickled import Call, Global, Payload, Pickle
+from ckpttool.wire.interpreter import Budget, Interpreter
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Pickle
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern, stranger
 
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
+
+_SEARCHED = 1 << 22
+"""How many bytes behind the place where a pickle broke off are searched for names."""
+_BACK = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
+_NAMED_BY_LINES = re.compile(rb"[ci]([A-Za-z_][\w.]{0,254})\n([A-Za-z_][\w.]{0,254})\n")
+_STACK_GLOBAL, _SHORT_TEXTS = b"\x93", (0x8C, 0x55)
+_NAME = re.compile(rb"[A-Za-z_][\w.]*")
+
+_STORAGE_HEAD = re.compile(
+    rb"\x80[\x02-\x05](?:\x95.{8})?\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", re.DOTALL
+)
+"""The magic number of PyTorch's old serialization, behind its protocol: ``torch.load`` takes nothing else for
+that, and what begins otherwise for a zip."""
+_PICKLES_OF_A_STORAGE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +52,74 @@ def read_pickles(source: Readable, offset: int, end: int, where: str | None = No
         DamagedCheckpoint: The first is not a whole pickle; ``safety`` says what was seen before.
         LimitExceeded: One asks for more than the budgets allow.
     """
-    first = read_pickle(source, offset, end, where)
-    pickles, safety = [first], list(judge(first, where))
-    while pickles[-1].end < end and len(pickles) < MAX_PICKLES:
-        interpreter = Interpreter(source, pickles[-1].end, end, where)
+    budget = Budget(source, end - offset)
+    pickles: list[Pickle] = []
+    safety: dict[Finding, None] = {}
+    at = offset
+    while not pickles or at < end:
+        if len(pickles) == MAX_PICKLES:
+            found = f"more than {MAX_PICKLES:,} pickles one behind the other"
+            failure = LimitExceeded(source.path, found, where=where)
+            failure.safety = tuple(safety)
+            raise failure
         try:
-            pickles.append(interpreter.run())
-        except DamagedCheckpoint:
-            safety += judge(interpreter.pickle, where)
+            pickle = read_pickle(source, at, end, where, budget)
+        except DamagedCheckpoint as failure:
+            safety |= dict.fromkeys(failure.safety)
+            if not pickles or isinstance(failure, LimitExceeded):
+                failure.safety = tuple(safety)
+                raise
             break
-        safety += judge(pickles[-1], where)
-    if len(pickles) == MAX_PICKLES and pickles[-1].end < end:
-        found = f"more than {MAX_PICKLES:,} pickles one behind the other"
-        failure = LimitExceeded(source.path, found, where=where)
-        failure.safety = tuple(dict.fromkeys(safety))
-        raise failure
-    return Judged(tuple(pickles), tuple(dict.fromkeys(safety)), end - pickles[-1].end)
+        safety |= dict.fromkeys(judge(pickle, where))
+        pickles.append(pickle)
+        at = pickle.end
+    return Judged(tuple(pickles), tuple(safety), end - at)
 
 
-def read_pickle(source: Readable, offset: int, end: int, where: str | None = None) -> Pickle:
+def read_pickle(
+    source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
+) -> Pickle:
     """Interpret the one pickle that starts at an offset, in bytes.
 
     Raises:
-        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before.
+        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before and behind.
     """
-    interpreter = Interpreter(source, offset, end, where)
+    return run(Interpreter(source, offset, end, where, budget), end, where)
+
+
+def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
+    """Run an interpreter, and say what it saw, should it break off.
+
+    Raises:
+        DamagedCheckpoint: It is not a whole pickle; ``safety`` says what was seen before and behind.
+    """
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:
-        failure.safety = judge(interpreter.pickle, where)
+        at = interpreter.position
+        behind = _names_behind(interpreter.source, at, end)
+        found = (_judge_name(name, where) for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
+        failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
         raise
 
 
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
-    findings = [found for name in pickle.names if (found := _judge_name(name, where))]
-    for _, call in pickle.watched:
-        if not _is_harmless(call):
-            findings.append(
-                error("unsafe-call", f"calls {call.function} with arguments that it should not have", where)
-            )
+    called = {call.function for _, call in pickle.unsafe if _meaning(call.function) is not Trust.DANGEROUS}
+    findings = [
+        found
+        for name in pickle.names
+        if name not in called and (found := _judge_name((name.module, name.name), where))
+    ]
+    for name in called:
+        how = "" if _meaning(name) is Trust.KNOWN else " with arguments that it should not have"
+        findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
+    if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
+        findings.append(error("unsafe-call", "loading it would load bytes that hold no mere storage", where))
+    for name in _kept_callers(pickle):
+        findings.append(
+            error("unsafe-pickle", f"{name} is kept instead of called, which no honest pickle does", where)
+        )
     for position, sentence in pickle.misuse:
         place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
         findings.append(error("unsafe-pickle", f"{sentence}, which no honest pickle does", place))
@@ -94,108 +136,109 @@ def keeping(safety: tuple[Finding, ...]) -> Iterator[None]:
         raise
 
 
-def _judge_name(name: Global, where: str | None) -> Finding | None:
-    verdict = trust(name.module, name.name)
-    if verdict is Trust.DANGEROUS:
-        return error("unsafe-import", f"loading it would import {name}", where)
-    if verdict is Trust.UNKNOWN:
-        return warning(
-            "unknown-class", f"loading it would import {name}, which is not known to be harmless", where
-        )
-    return None
+def _judge_name(name: tuple[str, str], where: str | None) -> Finding | None:
+    module, attribute = modern(*name)
+    meaning = _meaning(Global(module, attribute))
+    if meaning is Trust.PLAIN:
+        return None
+    message = f"loading it would import {module}.{attribute}"
+    if meaning is Trust.DANGEROUS:
+        return error("unsafe-import", message, where)
+    return warning("unknown-class", f"{message}, which is not known to be harmless", where)
 
 
-def _is_harmless(call: Call) -> bool:
-    """Tell whether a watched call has exactly the arguments that make it plain data."""
-    args = call.args
-    if call.kwargs or not isinstance(call.function, Global):
-        return False
-    shape = _HARMLESS_ARGUMENTS.get((call.function.module, call.function.name))
-    return shape is not None and shape(args)
+def _meaning(name: object) -> Trust:
+    """Return what it means that loading imports a name, whatever is done with it then."""
+    if not isinstance(name, Global):
+        return Trust.DANGEROUS
+    return Trust.PLAIN if kind_of(name.module, name.name) else stranger(name.module, name.name)
 
 
-def _is_latin1(args: tuple[Any, ...]) -> bool:
-    return len(args) == 2 and isinstance(args[0], str | Payload) and args[1] == "latin1"
+def _kept_callers(pickle: Pickle) -> list[Global]:
+    """Return the names that are only to be called, and are kept as data, which its users may call."""
+    callers = [name for name in pickle.names if kind_of(name.module, name.name) in CALLED_ONLY]
+    if not callers:
+        return []
+    pending, seen, kept = [pickle.root], set[int](), dict[Global, None]()
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Global):
+            kept |= {node: None} if node in callers else {}
+        elif isinstance(node, list | tuple | set | frozenset | dict | Call) and id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, Call):
+                pending += (node.state, node.items, node.pairs)  # arguments were judged with the call
+            else:
+                pending += node
+            if isinstance(node, dict):
+                pending += node.values()
+            if isinstance(node, Mapped):
+                pending.append(node.state)
+    return list(kept)
 
 
-def _is_bare_object(args: tuple[Any, ...]) -> bool:
-    return (
-        len(args) == 3
-        and isinstance(args[0], Global)
-        and args[1] == Global("builtins", "object")
-        and args[2] is None
-    )
+# Storages within pickles --------------------------------------------------------------------------------
 
 
-def _is_attribute(args: tuple[Any, ...]) -> bool:
-    return len(args) == 2 and _is_plain_attribute(args[0], args[1])
+def _distinct_contents(calls: list[Call]) -> list[bytes | Payload]:
+    """Return what calls load, each once: one text may be loaded any number of times."""
+    found: dict[object, bytes | Payload] = {}
+    for call in calls:
+        content = call.args[0]
+        found[(content.offset, content.kind) if isinstance(content, Payload) else content] = content
+    return list(found.values())
 
 
-def _is_paddle_eval(args: tuple[Any, ...]) -> bool:
-    return len(args) == 2 and args[0] == "data" and _is_paddle_tensor(args[1])
-
-
-def _is_stored_tensor(args: tuple[Any, ...]) -> bool:
-    """Accept a storage that was pickled without ``torch.save``, if the pickles inside are harmless too.
-
-    It is a whole file of the old serialization: five pickles, then the values.
-    """
-    if len(args) != 1 or not isinstance(args[0], bytes | Payload):
-        return False
-    inner: Readable
-    if isinstance(args[0], bytes):
-        inner, at, end = Buffer("", args[0]), 0, len(args[0])
+def _is_storage(content: bytes | Payload) -> bool:
+    """Tell whether bytes are one storage in PyTorch's old serialization, whose pickles are harmless, too."""
+    if isinstance(content, bytes) or content.kind == "latin1":
+        data = content if isinstance(content, bytes) else content.read()
+        inner: Readable = Buffer("", data)
+        at, end = 0, len(data)
     else:
-        inner, at, end = args[0].source, args[0].offset, args[0].offset + args[0].nbytes
+        inner, at, end = content.source, content.offset, content.offset + content.nbytes
+    if content_is_other(inner, at, end):
+        return False
+    budget = Budget(inner, end - at)
     try:
         for _ in range(_PICKLES_OF_A_STORAGE):
-            pickle = Interpreter(inner, at, end).run()
-            if _loads_more(pickle) or judge(pickle):
+            pickle = Interpreter(inner, at, end, budget=budget).run()
+            if pickle.stored or judge(pickle):
                 return False
             at = pickle.end
-    except CheckpointError:
+    except DamagedCheckpoint:
         return False
     return True
 
 
-def _loads_more(pickle: Pickle) -> bool:
-    """Tell whether a pickle inside a storage holds storages itself, which no honest one does."""
-    return any(call.is_of("torch.storage", "_load_from_bytes") for _, call in pickle.watched)
+def content_is_other(source: Readable, at: int, end: int) -> bool:
+    """Tell whether ``torch.load`` would take bytes for something else than its old serialization."""
+    return _STORAGE_HEAD.match(source.read(at, min(32, end - at))) is None
 
 
-_HARMLESS_ARGUMENTS: dict[tuple[str, str], Callable[[tuple[Any, ...]], bool]] = {
-    ("_codecs", "encode"): _is_latin1,
-    ("builtins", "getattr"): _is_attribute,
-    ("builtins", "eval"): _is_paddle_eval,
-    ("builtins", "type"): lambda args: args == (None,),
-    ("copyreg", "_reconstructor"): _is_bare_object,
-    ("torch.storage", "_load_from_bytes"): _is_stored_tensor,
-}
-
-_PICKLES_OF_A_STORAGE = 5
-_READS_FILES = frozenset({"from_file", "frombuffer"})
+# Behind the place where a pickle broke off ----------------------------------------------------------------
 
 
-def _is_plain_attribute(target: object, attribute: object) -> bool:
-    """Accept ``getattr(torch._C._VariableFunctionsClass, "relu")`` and members of known enumerations."""
-    if not isinstance(target, Global) or not isinstance(attribute, str) or not attribute.isidentifier():
-        return False
-    is_torch_function = target.module == "torch._C" and target.name in (
-        "_VariableFunctionsClass",
-        "_VariableFunctions",
-    )
-    return not attribute.startswith("_") and (
-        is_torch_function or trust(target.module, target.name) is Trust.PLAIN
-    )
+def _names_behind(source: Readable, at: int, end: int) -> Iterator[tuple[str, str]]:
+    """Yield the names that opcodes behind an offset import: another reader may come so far."""
+    nbytes = min(end - at, _SEARCHED)
+    data = source.read(at, nbytes) if nbytes > 0 else b""
+    for match in _NAMED_BY_LINES.finditer(data):
+        yield match[1].decode(), match[2].decode()
+    found = data.find(_STACK_GLOBAL)
+    while found >= 0:
+        texts = _short_texts(data[max(0, found - _BACK) : found])
+        if len(texts) >= 2:
+            yield texts[-2], texts[-1]
+        found = data.find(_STACK_GLOBAL, found + 1)
 
 
-def _is_paddle_tensor(names: object) -> bool:
-    """Accept Paddle's ``eval("data", {"data": array})``, which gives the array back."""
-    if not isinstance(names, dict) or list(names) != ["data"]:
-        return False
-    array = names["data"]
-    return (
-        isinstance(array, Call)
-        and isinstance(array.function, Global)
-        and array.function.name == "_reconstruct"
-    )
+def _short_texts(data: bytes) -> list[str]:
+    """Return the short strings that could be names, in their order."""
+    found = []
+    for at, byte in enumerate(data[:-1]):
+        if byte in _SHORT_TEXTS:
+            text = data[at + 2 : at + 2 + data[at + 1]]
+            if len(text) == data[at + 1] and _NAME.fullmatch(text):
+                found.append(text.decode())
+    return found

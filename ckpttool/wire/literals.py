@@ -23,13 +23,12 @@ LITERALS: dict[int, Operation] = {}
 PAYLOAD_BYTES = 1 << 16
 """Strings and byte strings above this stay in the file, as a ``Payload``."""
 
-MAX_INTEGER_BYTES = 1 << 16
+_MAX_DIGITS = 4300  # more decimal ones no Python takes since 3.11
 _BYTEARRAY = Global("builtins", "bytearray")
 
 U1, U2, U4, U8 = (struct.Struct(layout) for layout in ("<B", "<H", "<I", "<Q"))
 _I4 = struct.Struct("<i")
 _DOUBLE = struct.Struct(">d")
-_DECIMAL = re.compile(rb"\s*[-+]?[0-9]{1,4000}L?\s*")
 
 
 def _opcode(code: int) -> Callable[[Operation], Operation]:
@@ -79,19 +78,27 @@ def _binfloat(vm: Interpreter) -> None:
 @_opcode(0x49)  # I
 def _int(vm: Interpreter) -> None:
     line = vm.line()
-    vm.stack.append({b"00": False, b"01": True}[line] if line in (b"00", b"01") else decimal(vm, line))
+    if line in (b"00", b"01"):
+        vm.stack.append(line == b"01")
+    else:
+        # CPython's C code reads leading zeros as octal numbers, as C does.
+        is_octal = line[:1] == b"0" and line.isdigit() and len(line) > 1
+        vm.stack.append(integer(vm, line, 8 if is_octal else 0))
 
 
 @_opcode(0x4C)  # L
 def _long(vm: Interpreter) -> None:
-    vm.stack.append(decimal(vm, vm.line()))
+    vm.stack.append(integer(vm, vm.line().removesuffix(b"L"), 0))
 
 
-def decimal(vm: Interpreter, line: bytes) -> int:
+def integer(vm: Interpreter, line: bytes, base: int = 10) -> int:
     """Return the number that a line spells."""
-    if not _DECIMAL.fullmatch(line):
-        raise vm.damaged(f"{line[:40]!r} is no integer of at most 4,000 digits")
-    return int(line.strip().removesuffix(b"L"))
+    if len(line) > _MAX_DIGITS:
+        raise vm.damaged(f"an integer of {len(line):,} digits")
+    try:
+        return int(line, base)
+    except ValueError:
+        raise vm.damaged(f"{line[:40]!r} is no integer") from None
 
 
 @_opcode(0x46)  # F
@@ -104,8 +111,8 @@ def _float(vm: Interpreter) -> None:
 
 
 def _little_endian(vm: Interpreter, nbytes: int) -> None:
-    if not 0 <= nbytes <= MAX_INTEGER_BYTES:
-        raise vm.exceeded(f"an integer of {nbytes:,} bytes")
+    if nbytes < 0:
+        raise vm.damaged(f"an integer of {nbytes:,} bytes")
     vm.push_text(vm.take(nbytes))
     vm.stack[-1] = int.from_bytes(vm.stack[-1], "little", signed=True)
 

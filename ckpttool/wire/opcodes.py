@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.literals import LITERALS, U4, U8, Operation, decimal
-from ckpttool.wire.pickled import Call, Global, Mapped, Persistent, views_memory
+from ckpttool.wire.literals import LITERALS, U4, U8, Operation, integer
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, views_memory
 
 if TYPE_CHECKING:
     from ckpttool.wire.interpreter import Interpreter
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 TABLE: list[Operation | None] = [LITERALS.get(code) for code in range(256)]
 
 _NEWEST_PROTOCOL = 5
-_ENTRIES_OF_A_BYTE = 256
 
 
 def _opcode(code: int) -> Callable[[Operation], Operation]:
@@ -120,7 +119,7 @@ def _setitems(vm: Interpreter) -> None:
 def _set_all(vm: Interpreter, items: list[Any]) -> None:
     if len(items) % 2:
         raise vm.damaged("a key without a value")
-    vm.set_items(vm.stack[-1], zip(items[::2], items[1::2], strict=True))
+    vm.set_items(vm.stack[-1], list(zip(items[::2], items[1::2], strict=True)))
 
 
 # Stack and memo -----------------------------------------------------------------------------------
@@ -148,8 +147,7 @@ def _pop_mark(vm: Interpreter) -> None:
 
 @_opcode(0x32)  # 2
 def _dup(vm: Interpreter) -> None:
-    vm.remember(-1)
-    vm.recall(-1)
+    vm.stack.append(vm.stack[-1])
 
 
 @_opcode(0x71)  # q
@@ -157,10 +155,7 @@ def _binput(vm: Interpreter) -> None:
     # `remember`, written out, since every fifth opcode is this one; a byte names few entries.
     index = vm.data[vm.at]
     vm.at += 1
-    memo = vm.memo
-    memo[index] = vm.stack[-1]
-    if len(memo) > _ENTRIES_OF_A_BYTE:
-        vm.remember(index)
+    vm.memo[index] = vm.stack[-1]
 
 
 @_opcode(0x72)  # r
@@ -170,7 +165,7 @@ def _long_binput(vm: Interpreter) -> None:
 
 @_opcode(0x70)  # p
 def _put(vm: Interpreter) -> None:
-    vm.remember(decimal(vm, vm.line()))
+    vm.remember(integer(vm, vm.line()))
 
 
 @_opcode(0x94)
@@ -180,9 +175,9 @@ def _memoize(vm: Interpreter) -> None:
 
 @_opcode(0x68)  # h
 def _binget(vm: Interpreter) -> None:
-    # `recall`, written out for what is no name: every tenth opcode is this one.
+    # `recall`, written out for what is not None: every tenth opcode is this one.
     node = vm.memo.get(vm.data[vm.at])
-    if node is None or type(node) is Global:
+    if node is None:
         vm.recall(vm.byte())
     else:
         vm.at += 1
@@ -196,7 +191,7 @@ def _long_binget(vm: Interpreter) -> None:
 
 @_opcode(0x67)  # g
 def _get(vm: Interpreter) -> None:
-    vm.recall(decimal(vm, vm.line()))
+    vm.recall(integer(vm, vm.line()))
 
 
 # Names, calls, state ------------------------------------------------------------------------------
@@ -224,9 +219,9 @@ def _stack_global(vm: Interpreter) -> None:
 def _inst(vm: Interpreter) -> None:
     module = _name(vm.line())
     name = _name(vm.line())
-    args = tuple(vm.to_mark())
     vm.import_name(module, name)
-    vm.call(vm.stack.pop(), args)
+    function = vm.stack.pop()
+    vm.call(function, tuple(vm.to_mark()))
 
 
 @_opcode(0x6F)  # o
@@ -245,21 +240,14 @@ def _reduce(vm: Interpreter) -> None:
 
 @_opcode(0x81)
 def _newobj(vm: Interpreter) -> None:
-    _reduce(vm)
-    _mark_new(vm)
+    args, function = vm.stack.pop(), vm.stack.pop()
+    vm.call(function, args, is_new=True)
 
 
 @_opcode(0x92)
 def _newobj_ex(vm: Interpreter) -> None:
     kwargs, args, function = vm.stack.pop(), vm.stack.pop(), vm.stack.pop()
-    vm.call(function, args, kwargs)
-    _mark_new(vm)
-
-
-def _mark_new(vm: Interpreter) -> None:
-    made = vm.stack[-1]
-    if isinstance(made, Call):
-        made.is_new = True
+    vm.call(function, args, kwargs, is_new=True)
 
 
 @_opcode(0x62)  # b
@@ -301,10 +289,10 @@ def _proto(vm: Interpreter) -> None:
 @_opcode(0x95)
 def _frame(vm: Interpreter) -> None:
     nbytes = vm.fixed(U8)
-    vm.require(nbytes)
-    if vm.position < vm.frame_end:
-        raise vm.damaged("a frame inside a frame")
-    vm.frame_end = vm.position + nbytes
+    # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Where frames begin
+    # neither asks.
+    if vm.position + nbytes > vm.end:
+        vm.frame_is_cut = True
 
 
 def _unused(code: int, what: str) -> None:
@@ -318,4 +306,10 @@ _unused(0x82, "an extension code")
 _unused(0x83, "an extension code")
 _unused(0x84, "an extension code")
 _unused(0x97, "an out-of-band buffer")
-_unused(0x98, "an out-of-band buffer")
+
+
+@_opcode(0x98)
+def _readonly_buffer(vm: Interpreter) -> None:
+    """Leave bytes as they are, as CPython does; a view of anything else no checkpoint asks for."""
+    if not isinstance(vm.stack[-1], bytes | Payload):
+        raise vm.damaged("a view of what is no bytes")

@@ -141,14 +141,18 @@ class Pickle:
         root: The object.
         end: Offset behind STOP, in the pickle's source.
         names: Every name that would be imported, with the offset where it first was.
-        watched: Calls of names whose harm depends on their arguments, with offsets.
+        unsafe: Calls of what is not on the list, or with arguments that it should not have, with offsets.
+        stored: Calls that load a storage out of the bytes that they are given.
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
+        calls: How many calls it makes.
     """
 
     root: object = None
     end: int = 0
     names: dict[Global, int] = field(default_factory=dict)
-    watched: list[tuple[int, Call]] = field(default_factory=list)
+    unsafe: list[tuple[int, Call]] = field(default_factory=list)
+    stored: list[Call] = field(default_factory=list)
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
+    calls: int = 0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ckpttool.tensor import Tensor
+from ckpttool.wire.calls import is_plain
 from ckpttool.wire.opcode_text import (
     APPENDS,
     BUILD,
@@ -228,8 +229,8 @@ class _Pickling:
             return [*special, *self._kept(call)]
         if call.function == NOTHING and not call.args:
             return [NONE]
-        if call.kwargs or not isinstance(call.function, Global):
-            raise ValueError("a call with named arguments, or of what is no name, can't be pickled as data")
+        if not isinstance(call.function, Global) or not is_plain(call):
+            raise ValueError(f"a call of {call.function} that is not known to be harmless is no data")
         function = self._global(call.function)
         made = [*function, call.args, NEWOBJ if call.is_new else REDUCE, *self._kept(call)]
         return [*made, *_appended(call.items), *_set_by_key(call.pairs), *self._built(call.state)]

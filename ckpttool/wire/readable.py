@@ -62,6 +62,11 @@ class Readable(ABC):
             found = f"bytes {offset}..{offset + nbytes} lie outside the {self._called}"
             raise Truncated(self.path, found, expected=f"{self.size} bytes", where=where)
 
+    @property
+    def stored(self) -> int:
+        """Return how many bytes of the file it takes: fewer than ``size`` if it is compressed."""
+        return self.size
+
     @abstractmethod
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         """Fill a buffer from ``offset``.

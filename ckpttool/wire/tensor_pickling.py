@@ -121,6 +121,18 @@ def spelled_call(call: Call, storage_of: Callable[[Tensor], str]) -> list[Any] |
     return None
 
 
+def is_rewritten(call: Call) -> bool:
+    """Tell whether ``spelled_call`` takes a call for what stands for another."""
+    args = call.args
+    if call.function == FROM_TYPE:
+        return len(args) == 3
+    if not args or not isinstance(args[0], Tensor) or not isinstance(call.function, Global):
+        return False
+    if call.function in (QUANTIZED, MASKED):
+        return len(args) == 3
+    return call.function in (REQUIRES_GRAD, NDARRAY) or call.function.name.endswith("Storage")
+
+
 def _quantized(tensor: Tensor, key: str, params: object, grad: object) -> list[Any]:
     made = [*_view(tensor, key), params, bool(grad), *_no_hooks()]
     return [Named("torch._utils", "_rebuild_qtensor"), MARK, *made, TUPLE, REDUCE]

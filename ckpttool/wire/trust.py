@@ -1,13 +1,13 @@
 """What a pickle's global means: plain data, code that a pickle has no business with, or nobody knows.
 
-The lists lie beside this module in ``names/``, one entry a line, ``#`` starting a comment. The fixtures'
-``make_names.py`` writes their generated parts.
+The lists lie beside this module in ``names/``, ``#`` starting a comment. ``allowed.txt`` is the only one that
+makes anything safe; the others tell what is known to be dangerous from what nobody knows.
 """
 
 from __future__ import annotations
 
 import enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,75 +16,30 @@ Global: TypeAlias = tuple[str, str]
 
 
 class Trust(enum.Enum):
-    """What loading a pickle that resolves a global would do."""
+    """What a name, or a call, of a pickle means to whoever loads it."""
 
     PLAIN = "plain"
-    """Data: to resolve it, to call it with plain arguments, or to set an instance's state does no harm."""
-
-    SHAPED = "shaped"
-    """Harmless to resolve, but only certain exact calls of it are harmless, or none.
-
-    The caller checks the arguments of each call. A call that it has no shape for is dangerous, and so is
-    to hand the global to another callable, even a plain one, which could call it unchecked.
-    """
-
-    DANGEROUS = "dangerous"
-    """Another name of the standard library or of a widely installed package."""
+    """It is on the list: data, whatever the pickle does with it."""
 
     UNKNOWN = "unknown"
-    """A module that nobody knows: ``__main__``, or the user's own."""
+    """Nobody knows it: ``__main__``, or the user's own."""
 
+    KNOWN = "known"
+    """A name of a widely installed package that is on no list: to import it runs nothing that the pickle
+    chose, to call it could do anything."""
+
+    DANGEROUS = "dangerous"
+    """Another name of the standard library, or one that is shaped to reach behind what it names."""
+
+
+CALLED_ONLY = frozenset({"eval", "attribute", "none_type", "latin1", "reconstructor", "storage_bytes"})
+"""The kinds of names that honest pickles call, with the very arguments of these calls, and never keep."""
 
 _NAMES = Path(__file__).with_name("names")
-
-_COMMON: frozenset[Global] = frozenset(
-    {
-        ("collections", "OrderedDict"),
-        ("collections", "defaultdict"),
-        ("builtins", "dict"),
-        ("builtins", "set"),
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy._core.multiarray", "_reconstruct"),
-        ("numpy._core.multiarray", "scalar"),
-        ("numpy.core.multiarray", "_reconstruct"),
-        ("numpy.core.multiarray", "scalar"),
-        ("torch", "BFloat16Storage"),
-        ("torch", "BoolStorage"),
-        ("torch", "ByteStorage"),
-        ("torch", "CharStorage"),
-        ("torch", "DoubleStorage"),
-        ("torch", "FloatStorage"),
-        ("torch", "HalfStorage"),
-        ("torch", "IntStorage"),
-        ("torch", "LongStorage"),
-        ("torch", "ShortStorage"),
-        ("torch", "Size"),
-        ("torch", "Tensor"),
-        ("torch", "bfloat16"),
-        ("torch", "device"),
-        ("torch", "float16"),
-        ("torch", "float32"),
-        ("torch._tensor", "_rebuild_from_type_v2"),
-        ("torch._utils", "_rebuild_parameter"),
-        ("torch._utils", "_rebuild_tensor_v2"),
-        ("torch._utils", "_rebuild_tensor_v3"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.storage", "UntypedStorage"),
-        ("torch.torch_version", "TorchVersion"),
-    }
-)
-"""What nearly every checkpoint holds, kept here so that an ordinary one reads no list."""
-
-_COMMON_SHAPED: frozenset[Global] = frozenset(
-    {
-        ("_codecs", "encode"),
-        ("builtins", "eval"),
-        ("builtins", "getattr"),
-        ("copyreg", "_reconstructor"),
-    }
-)
-
+_EVERY_NAME, _AND_BELOW = "*", ".*"
+_SCRIPTS = frozenset({"__main__", "__mp_main__"})
+_OWN_ROOTS = _SCRIPTS | {"__torch__"}
+"""Modules of the user's whose names have underscores: scripts, and what TorchScript makes of classes."""
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 _PYTHON_2_GLOBALS: dict[Global, Global] = {
@@ -98,39 +53,104 @@ _PYTHON_2_GLOBALS: dict[Global, Global] = {
 }
 
 
-def trust(module: str, name: str) -> Trust:
-    """Return what the global `name` of `module` means; any text will do, and only exact names are trusted.
-
-    A dotted name, which protocol 4 looks up attribute by attribute, is never plain, and a module that
-    belongs to a known package is never unknown.
-    """
-    spelled = modern(module, name)
-    if spelled in _COMMON:
-        return Trust.PLAIN
-    if spelled in _COMMON_SHAPED:
-        return Trust.SHAPED
-    if spelled in _pairs("plain.txt"):
-        return Trust.PLAIN
-    if spelled in _pairs("shaped.txt"):
-        return Trust.SHAPED
-    return Trust.DANGEROUS if module.partition(".")[0] in _known_packages() else Trust.UNKNOWN
-
-
 def modern(module: str, name: str) -> Global:
     """Return the global as Python 3 spells it; protocols up to 2 use the names of Python 2."""
     renamed = _PYTHON_2_GLOBALS.get((module, name))
     return renamed or (_PYTHON_2_MODULES.get(module, module), name)
 
 
-@cache
-def _pairs(file: str) -> frozenset[Global]:
-    pairs = (line.partition(" ") for line in _lines(file))
-    return frozenset((module, name) for module, _, name in pairs)
+def trust(module: str, name: str) -> Trust:
+    """Return what the global `name` of `module` means where it is kept as data; any text will do.
+
+    What it means to call it depends on the arguments: see ``calls.judge``.
+    """
+    module, name = modern(module, name)
+    kind = kind_of(module, name)
+    if kind is not None:
+        return Trust.DANGEROUS if kind in CALLED_ONLY else Trust.PLAIN
+    return stranger(module, name)
+
+
+@lru_cache(1 << 12)
+def kind_of(module: str, name: str) -> str | None:
+    """Return the kind under which a global, in Python 3's spelling, stands on the list, or None."""
+    exact, families = _allowed()
+    kind = exact.get((module, name))
+    if kind is not None or not _is_plain(name):
+        return kind
+    for family, found in families:
+        if module == family or (family.endswith(_AND_BELOW) and _lies_below(module, family)):
+            is_class = name.lstrip("_")[:1].isupper()
+            return found if is_class else "name"
+    return None
+
+
+def stranger(module: str, name: str) -> Trust:
+    """Return what a global that is not on the list means."""
+    package = module.partition(".")[0]
+    reaches = "." in name and (
+        module in _SCRIPTS or any(part in _standard_library() for part in name.split("."))
+    )
+    if reaches or package in _standard_library() or _has_dunder(module, name):
+        return Trust.DANGEROUS
+    if package not in _packages():
+        return Trust.UNKNOWN
+    # Old pickles name attributes of a class so, new ones none; and no module of the standard library.
+    return Trust.DANGEROUS if "." in name or name in _standard_library() else Trust.KNOWN
+
+
+def _has_dunder(module: str, name: str) -> bool:
+    """Tell whether a part is ``__so__``, which leads to all that Python has."""
+    root, *below = module.split(".")
+    parts = [*name.split("."), *below, *([] if root in _OWN_ROOTS else [root])]
+    return any(len(part) > 4 and part.startswith("__") and part.endswith("__") for part in parts)
+
+
+def _is_plain(name: str) -> bool:
+    """Tell whether a name may stand for itself in a whole family of names."""
+    return (
+        name.isidentifier()
+        and name.isascii()
+        and not _has_dunder("", name)
+        and name not in _standard_library()
+    )
+
+
+def _lies_below(module: str, family: str) -> bool:
+    above = family.removesuffix(_AND_BELOW)
+    return module == above or (
+        module.startswith(f"{above}.") and all(map(_is_plain_part, module[len(above) + 1 :].split(".")))
+    )
+
+
+def _is_plain_part(part: str) -> bool:
+    """Tell whether a part of a module's path is one: packages spell them in lower case."""
+    return part.isidentifier() and part.isascii() and part.islower() and not _has_dunder("", part)
 
 
 @cache
-def _known_packages() -> frozenset[str]:
-    return frozenset(_lines("stdlib.txt") + _lines("packages.txt"))
+def _allowed() -> tuple[dict[Global, str], list[tuple[str, str]]]:
+    """Return the kinds of names, and those of families of modules."""
+    exact: dict[Global, str] = {}
+    families: list[tuple[str, str]] = []
+    for row in _lines("allowed.txt"):
+        kind, module, *names = row.split()
+        if names == [_EVERY_NAME]:
+            families.append((module, kind))
+        else:
+            for name in names:
+                exact.setdefault((module, name), kind)
+    return exact, families
+
+
+@cache
+def _standard_library() -> frozenset[str]:
+    return frozenset(_lines("stdlib.txt"))
+
+
+@cache
+def _packages() -> frozenset[str]:
+    return frozenset(_lines("packages.txt"))
 
 
 def _lines(file: str) -> list[str]:

@@ -10,6 +10,9 @@ from ckpttool.wire.readable import Readable
 MAX_STREAM = 1 << 28
 """The most bytes of one pickle that are interpreted; large payloads, which are skipped, don't count."""
 
+MAX_LINE = 1 << 26
+"""The most bytes of a text that a line spells, as protocol 0 does; in bytes."""
+
 _FIRST_WINDOW = 1 << 10
 _WINDOW = 1 << 20
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
@@ -28,7 +31,7 @@ class Window:
         self.source = source
         self._where = where
         self._start = self._base = offset
-        self._end = end
+        self.end = end
         self.data = b""
         self.at = 0
         self._refill_at = -1
@@ -40,10 +43,10 @@ class Window:
         self._base = self.position
         self.at = 0
         self._window = min(4 * self._window, _WINDOW)
-        length = min(max(self._window, needed), self._end - self._base)
+        length = min(max(self._window, needed), self.end - self._base)
         self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
-        at_end = self._base + len(self.data) >= self._end
-        self._refill_at = self._end if at_end else len(self.data) - _LONGEST_FIXED
+        at_end = self._base + len(self.data) >= self.end
+        self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
         if self._base - self._start - self._streamed > MAX_STREAM:
             raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
 
@@ -57,17 +60,18 @@ class Window:
         return self.data[begin:end]
 
     def line(self) -> bytes:
-        """Return the bytes before the next line feed."""
-        end = self.data.find(b"\n", self.at)
-        if end < 0:
-            self._refill(_WINDOW)
+        """Return the bytes before the next line feed. At the end CPython takes the last byte for one."""
+        end, length = self.data.find(b"\n", self.at), _WINDOW
+        while end < 0:
+            self._refill(length)
             end = self.data.find(b"\n")
-            if end < 0 and len(self.data) >= _WINDOW:
-                raise self.exceeded(f"a line of more than {_WINDOW:,} bytes")
-            if end < 0:
-                raise self.truncated()
+            if end < 0 and self._base + len(self.data) >= self.end:
+                end = max(self.at, len(self.data) - 1)
+            if end < 0 and length >= MAX_LINE:
+                raise self.exceeded(f"a line of more than {MAX_LINE:,} bytes")
+            length *= 2
         line = self.data[self.at : end]
-        self.at = end + 1
+        self.at = min(end + 1, len(self.data))
         return line
 
     def skip(self, nbytes: int) -> int:
@@ -106,9 +110,9 @@ class Window:
         Raises:
             Truncated: They don't.
         """
-        if nbytes < 0 or self.position + nbytes > self._end:
+        if nbytes < 0 or self.position + nbytes > self.end:
             found = f"{nbytes:,} bytes announced at byte {self.position:,}"
-            available = f"at most {self._end - self.position:,}"
+            available = f"at most {self.end - self.position:,}"
             raise Truncated(self.source.path, found, expected=available, where=self._where)
 
     # Errors ---------------------------------------------------------------------------------------

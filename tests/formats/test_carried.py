@@ -321,7 +321,7 @@ NAMES = [
     ("os", "system"),
     ("builtins", "eval"),
     ("builtins", "getattr"),
-    ("numpy", "float32"),
+    ("numpy", "load"),
     ("my", "Model"),
 ]
 

@@ -304,17 +304,20 @@ def test_long_integers_as_text(digits: bytes) -> None:
 
 
 def test_long_integers_as_bytes() -> None:
-    assert isinstance(refusal(b"\x8b" + struct.pack("<i", 1 << 20) + bytes(1 << 20) + b"."), LimitExceeded)
+    """They are as long as the file says, and no longer; a file that is full of them is refused."""
+    long = b"\x8b" + struct.pack("<i", 1 << 20) + bytes([1]) * (1 << 20)
+    assert root(long + b".") == int.from_bytes(bytes([1]) * (1 << 20), "little")
+    assert isinstance(refusal(long[:-1]), Truncated)
 
 
 @pytest.mark.parametrize(
     ("budget", "value", "pickled"),
     [
         ("MAX_OPCODES", 1000, b"N0" * 1000 + b"N."),
-        ("MAX_NODES", 1000, b"]" * 1001 + b"."),
-        ("MAX_MEMO", 100, b"N" + b"\x94" * 101 + b"."),
-        ("MAX_MEMORY", 10_000, b"(" * 100 + b"."),
-        ("MAX_MEMORY", 10_000, (b"X" + struct.pack("<I", 1000) + bytes(1000)) * 11 + b"."),
+        ("MAX_MADE", 64_000, b"]" * 1001 + b"."),
+        ("MAX_MADE", 64_000, b"N" + b"\x94" * 1001 + b"."),
+        ("MAX_MADE", 10_000, b"(" * 100 + b"."),
+        ("MAX_MADE", 10_000, (b"X" + struct.pack("<I", 1000) + bytes(1000)) * 11 + b"."),
         ("MAX_STREAM", 1 << 20, b"N0" * (1 << 20) + b"N."),
     ],
 )
@@ -325,7 +328,7 @@ def test_budgets(monkeypatch: pytest.MonkeyPatch, budget: str, value: int, pickl
 
 def test_payloads_that_stay_in_the_file_count_for_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "MAX_STREAM", PAYLOAD_BYTES)
-    monkeypatch.setattr(under_test, "MAX_MEMORY", PAYLOAD_BYTES)
+    monkeypatch.setattr(under_test, "MAX_MADE", PAYLOAD_BYTES)
     content = bytes(PAYLOAD_BYTES + 1)
     found = root(pickle.dumps([content] * 3 + [bytes([n]) * (PAYLOAD_BYTES + 1) for n in range(60)], 4))
     assert found[0].read() == content

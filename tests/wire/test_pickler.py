@@ -160,7 +160,7 @@ def test_what_stands_for_something_twice_is_one_object() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [("os", "system"), ("builtins", "eval"), ("numpy", "float32"), ("mine", "Class"), ("torch", "a\nb")],
+    [("os", "system"), ("builtins", "eval"), ("numpy", "load"), ("mine", "Class"), ("torch", "a\nb")],
 )
 def test_no_name_gets_in_that_is_not_known_to_be_harmless(name: tuple[str, str]) -> None:
     found = Global(*name)
@@ -273,3 +273,15 @@ def test_a_text_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     for tree in ("x" * 11, Call(NDARRAY, (tensor(np.full(6, 255, np.uint8)),))):
         with pytest.raises(Unsupported, match=r"\d+ bytes of text"):
             pickled(tree, Storages())
+
+
+def test_no_call_gets_in_that_is_not_known_to_be_harmless() -> None:
+    evaluate = Global("builtins", "eval")
+    for call in (
+        Call(Global("numpy", "float32"), (1,)),
+        Call(Global("torch.nn.modules.linear", "Linear"), (3, 4)),
+        Call(Global("torch._utils", "_rebuild_parameter"), (evaluate, True)),
+        Call(Global("numpy.random._pickle", "__generator_ctor"), ("x", evaluate)),
+    ):
+        with pytest.raises(ValueError, match="not known to be harmless"):
+            pickled(call, Storages())

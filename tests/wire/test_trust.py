@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.wire import trust as under_test
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.wire.calls import judge
+from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.trust import CALLED_ONLY, Trust, trust
 
 NAMES = Path(under_test.__file__).with_name("names")
+NOT_PLAIN = {Trust.DANGEROUS, Trust.KNOWN}
 
 
 def entries(file: str) -> list[str]:
@@ -19,13 +22,18 @@ def entries(file: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def pairs(file: str) -> list[tuple[str, str]]:
-    return [(module, name) for module, name in (line.split(" ") for line in entries(file))]
-
-
-PLAIN = pairs("plain.txt")
-SHAPED = pairs("shaped.txt")
+ROWS = [line.split() for line in entries("allowed.txt")]
+EXACT = [(kind, module, name) for kind, module, *names in ROWS for name in names if name != "*"]
+FAMILIES = [(kind, module) for kind, module, *names in ROWS if names == ["*"]]
+PLAIN = [(module, name) for kind, module, name in EXACT if kind not in CALLED_ONLY]
+SHAPED = [(module, name) for kind, module, name in EXACT if kind in CALLED_ONLY]
 KNOWN = entries("stdlib.txt") + entries("packages.txt")
+
+
+def called(module: str, name: str, *args: object, is_new: bool = False) -> Trust:
+    call = Call(Global(module, name), args)
+    call.is_new = is_new
+    return judge(call)
 
 
 def each(text: str) -> list[tuple[str, str]]:
@@ -413,7 +421,7 @@ DISGUISES_OF_NOBODY = [
 
 STRANGERS = each(
     """
-    __main__ Net Config.helper
+    __main__ Net
     __torch__ Model
     my_project.models.unet UNet
     models.yolo Model
@@ -430,13 +438,22 @@ def test_honest_globals_are_plain(module: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), GADGETS)
-def test_gadgets_are_dangerous(module: str, name: str) -> None:
-    assert trust(module, name) is Trust.DANGEROUS
+def test_gadgets_are_dangerous_to_call(module: str, name: str) -> None:
+    assert called(module, name, "x") is Trust.DANGEROUS
+    assert called(module, name, "x", is_new=True) is Trust.DANGEROUS
+    assert trust(module, name) is not Trust.UNKNOWN
+
+
+@pytest.mark.parametrize("package", entries("stdlib.txt"))
+def test_other_names_of_the_standard_library_are_dangerous_to_name(package: str) -> None:
+    assert trust(package, "no_such_name") is Trust.DANGEROUS
+    assert trust(f"{package}.below", "no_such_name") is Trust.DANGEROUS
 
 
 @pytest.mark.parametrize(("module", "name"), DISGUISES_OF_KNOWN)
 def test_no_spelling_makes_a_known_package_plain(module: str, name: str) -> None:
-    assert trust(module, name) is Trust.DANGEROUS
+    assert trust(module, name) in NOT_PLAIN
+    assert called(module, name, "x") is Trust.DANGEROUS
 
 
 @pytest.mark.parametrize(("module", "name"), DISGUISES_OF_NOBODY, ids=lambda text: ascii(text)[:40])
@@ -458,60 +475,175 @@ def test_modules_that_nobody_knows_are_unknown(module: str, name: str) -> None:
         _codecs encode
         copyreg _reconstructor
         copy_reg _reconstructor
-        numpy bool_ float64 int64 matrix record void
-        numpy.ma MaskedArray
-        numpy.ma.core MaskedArray
-        pytorch_lightning.callbacks.model_checkpoint ModelCheckpoint
+        torch.storage _load_from_bytes
         """
     ),
 )
-def test_calls_of_some_globals_need_a_shape(module: str, name: str) -> None:
-    assert trust(module, name) is Trust.SHAPED
+def test_functions_that_do_anything_are_never_kept(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.DANGEROUS
 
 
-def test_every_known_package_is_dangerous() -> None:
-    assert {trust(package, "no_such_name") for package in KNOWN} == {Trust.DANGEROUS}
-    assert {trust(f"{package}.sub.module", "no_such_name") for package in KNOWN} == {Trust.DANGEROUS}
+@pytest.mark.parametrize(
+    ("module", "name"),
+    each(
+        """
+        numpy bool_ float64 int64 matrix record void ndarray memmap
+        numpy.ma MaskedArray
+        numpy.ma.core MaskedArray
+        pytorch_lightning.callbacks.model_checkpoint ModelCheckpoint
+        torch float32 FloatStorage relu
+        torch.nn.functional relu
+        torch.nn.init normal_
+        """
+    ),
+)
+def test_what_is_only_named_is_never_called(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.PLAIN
+    for args in ((), ("x",), ({"__array_interface__": 1},)):
+        assert called(module, name, *args) is Trust.DANGEROUS
+        assert called(module, name, *args, is_new=True) is Trust.DANGEROUS
 
 
-def test_every_entry_of_a_list_means_what_the_list_says() -> None:
+def test_modules_are_made_and_not_called() -> None:
+    linear = ("torch.nn.modules.linear", "Linear")
+    assert called(*linear, is_new=True) is Trust.PLAIN
+    assert called(*linear) is Trust.DANGEROUS
+    assert called(*linear, 3, 4) is Trust.DANGEROUS
+    assert called(*linear, 3, is_new=True) is Trust.DANGEROUS
+
+
+def test_objects_of_unlisted_classes_of_packages_are_unknown_and_calls_are_not() -> None:
+    forest = ("sklearn.ensemble._forest", "RandomForestClassifier")
+    assert trust(*forest) is Trust.KNOWN
+    assert called(*forest, is_new=True) is Trust.KNOWN
+    assert (
+        called("copyreg", "_reconstructor", Global(*forest), Global("builtins", "object"), None)
+        is Trust.KNOWN
+    )
+    assert called(*forest) is Trust.DANGEROUS
+    assert called("numpy", "memmap", "path", is_new=True) is Trust.DANGEROUS
+
+
+EVAL = Global("builtins", "eval")
+GETATTR = Call(Global("builtins", "getattr"), (Global("torch._C", "_VariableFunctionsClass"), "relu"))
+TENSOR = Global("torch", "Tensor")
+REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "args"),
+    [
+        ("numpy.random._pickle", "__generator_ctor", ("x", EVAL)),
+        ("numpy.random._pickle", "__generator_ctor", ("x", GETATTR)),
+        ("numpy.random._pickle", "__bit_generator_ctor", (Global("pathlib", "Path"),)),
+        ("torch._tensor", "_rebuild_from_type_v2", (EVAL, TENSOR, ("x",), {})),
+        ("torch._tensor", "_rebuild_from_type_v2", (GETATTR, TENSOR, ("x",), {})),
+        ("torch._tensor", "_rebuild_from_type_v2", (Global("builtins", "dict"), TENSOR, ("x",), {})),
+        ("torch._tensor", "_rebuild_from_type_v2", (REBUILD, EVAL, (1,), {})),
+        ("torch._tensor", "_rebuild_from_type_v2", (REBUILD, TENSOR, (EVAL,), {})),
+        ("torch._tensor", "_rebuild_from_type_v2", (REBUILD, TENSOR, [1], {})),
+        ("torch._utils", "_rebuild_wrapper_subclass", (EVAL, "float32")),
+        ("torch._utils", "_rebuild_parameter", ([[EVAL]], True)),
+        ("torch._utils", "_rebuild_parameter", ({"a": {"b": (EVAL,)}}, True)),
+        ("jax._src.array", "_reconstruct_array", (EVAL, ("x",), (), {})),
+        ("collections", "defaultdict", (EVAL,)),
+        ("collections", "defaultdict", (GETATTR,)),
+        ("collections", "defaultdict", (Global("torch.nn.modules.linear", "Linear"),)),
+        ("builtins", "list", (Global("torch", "float32"),)),
+        ("builtins", "getattr", (Global("pathlib", "PosixPath"), "write_text")),
+        ("builtins", "getattr", (Global("numpy", "ndarray"), "tofile")),
+        ("builtins", "getattr", (Global("torch._C", "_VariableFunctionsClass"), "from_file")),
+        ("builtins", "getattr", (Global("my", "Class"), "__globals__")),
+        ("builtins", "getattr", ([], "append")),
+        ("builtins", "type", ("Name", (), {})),
+        ("builtins", "eval", ("data", {"data": "x"})),
+        ("builtins", "eval", ("data", {"data": Call(EVAL, ("x",)), "y": 1})),
+        ("_codecs", "encode", ("text", "zlib")),
+        ("copyreg", "_reconstructor", (EVAL, Global("builtins", "object"), None)),
+        ("copyreg", "_reconstructor", (TENSOR, Global("os", "PathLike"), None)),
+        ("copyreg", "_reconstructor", (Global("torch.hub", "load"), Global("builtins", "tuple"), ("x",))),
+        ("array", "_array_reconstructor", (EVAL, "d", 1, b"")),
+        ("my.module", "function", (EVAL, "x")),
+        ("my.module", "function", ([{"a": Global("os", "system")}], "x")),
+        ("torch.storage", "_load_from_bytes", ("text",)),
+    ],
+)
+def test_no_name_reaches_a_call_that_has_no_place_for_it(module: str, name: str, args: tuple) -> None:
+    assert called(module, name, *args) is Trust.DANGEROUS
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "args"),
+    [
+        (
+            "numpy.random._pickle",
+            "__generator_ctor",
+            ("PCG64", Global("numpy.random._pickle", "__bit_generator_ctor")),
+        ),
+        ("numpy.random._pickle", "__bit_generator_ctor", (Global("numpy.random._pcg64", "PCG64"),)),
+        ("torch._tensor", "_rebuild_from_type_v2", (REBUILD, TENSOR, (1, (2,), (1,)), {"a": GETATTR})),
+        ("collections", "defaultdict", (Global("builtins", "list"),)),
+        ("collections", "OrderedDict", ([("a", Global("torch", "float32")), ("b", GETATTR)],)),
+        ("numpy.core.multiarray", "_reconstruct", (Global("numpy", "ndarray"), (0,), b"b")),
+        ("builtins", "getattr", (Global("torch._C", "_VariableFunctionsClass"), "relu")),
+        ("builtins", "type", (None,)),
+        ("_codecs", "encode", ("text", "latin1")),
+    ],
+)
+def test_honest_calls_are_plain(module: str, name: str, args: tuple) -> None:
+    assert called(module, name, *args) is Trust.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("my", "os.system"),
+        ("my.module", "Class.__init__"),
+        ("my.module", "__builtins__"),
+        ("my.__main__", "Class"),
+        ("my.__init__", "Class"),
+        ("__main__", "Class.method"),
+        ("__mp_main__", "sys.modules"),
+        ("my", "a.subprocess.b"),
+    ],
+)
+def test_names_that_reach_behind_an_unknown_module_are_dangerous(module: str, name: str) -> None:
+    assert trust(module, name) is Trust.DANGEROUS
+
+
+def test_known_packages_are_never_plain_or_unknown() -> None:
+    assert {trust(package, "no_such_name") for package in KNOWN} <= NOT_PLAIN
+    assert {trust(f"{package}.sub.module", "no_such_name") for package in KNOWN} <= NOT_PLAIN
+
+
+def test_every_entry_of_the_list_means_what_it_says() -> None:
     assert {trust(*pair) for pair in PLAIN} == {Trust.PLAIN}
-    assert {trust(*pair) for pair in SHAPED} == {Trust.SHAPED}
+    assert {trust(*pair) for pair in SHAPED} == {Trust.DANGEROUS}
 
 
-@pytest.mark.parametrize("file", ["packages.txt", "plain.txt", "shaped.txt", "stdlib.txt"])
+@pytest.mark.parametrize("file", ["packages.txt", "allowed.txt", "stdlib.txt"])
 def test_lists_are_ascii_and_hold_nothing_twice(file: str) -> None:
     lines = entries(file)
     assert all(line.isascii() and line == line.strip() for line in lines)
     assert sorted(set(lines)) == sorted(lines)
 
 
-def test_plain_names_are_undotted_and_stand_in_no_other_list() -> None:
-    assert not [pair for pair in PLAIN if "." in pair[1]]
-    assert not set(PLAIN) & set(SHAPED)
+def test_no_name_stands_in_the_list_twice() -> None:
+    pairs = [(module, name) for _, module, name in EXACT]
+    assert [pair for pair in pairs if pairs.count(pair) > 1] == []
+    assert not [name for _, name in pairs if "." in name]
+
+
+@pytest.mark.parametrize(
+    "name", ["os", "sys", "partial.func", "__builtins__", "__loader__", "a b", "", "\u043es"]
+)
+def test_a_family_has_no_place_for_what_is_no_plain_name(name: str) -> None:
+    for _, module in FAMILIES:
+        assert trust(module.removesuffix(".*"), name) in NOT_PLAIN
 
 
 def test_top_level_names_have_no_dots() -> None:
     assert not [name for name in KNOWN if not name.isidentifier()]
-
-
-def test_the_common_globals_stand_in_the_lists_too() -> None:
-    assert set(PLAIN) >= under_test._COMMON
-    assert set(SHAPED) >= under_test._COMMON_SHAPED
-
-
-def test_an_ordinary_checkpoint_reads_no_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(under_test, "_NAMES", tmp_path / "absent")
-    under_test._pairs.cache_clear()
-    ordinary = each(
-        """
-        collections OrderedDict
-        torch FloatStorage HalfStorage LongStorage
-        torch._utils _rebuild_parameter _rebuild_tensor_v2
-        """
-    )
-    assert {trust(*pair) for pair in ordinary} == {Trust.PLAIN}
-    assert trust("_codecs", "encode") is Trust.SHAPED
 
 
 modules_of_known = st.builds(
@@ -531,18 +663,22 @@ def test_any_text_has_a_meaning(module: str, name: str) -> None:
     assert isinstance(trust(module, name), Trust)
 
 
-@given(st.sampled_from(PLAIN), st.text(min_size=1), st.sampled_from(["module", "name"]), st.booleans())
-def test_a_plain_pair_with_anything_added_is_not_plain(
-    pair: tuple[str, str], extra: str, where: str, in_front: bool
+@given(st.sampled_from(PLAIN), st.text(min_size=1), st.booleans())
+def test_a_plain_module_with_anything_added_is_another(
+    pair: tuple[str, str], extra: str, in_front: bool
 ) -> None:
     module, name = pair
-    old = module if where == "module" else name
-    new = extra + old if in_front else old + extra
-    changed = (new, name) if where == "module" else (module, new)
-    assert (trust(*changed) is Trust.PLAIN) == (changed in PLAIN)
+    changed = extra + module if in_front else module + extra
+    is_listed = (changed, name) in PLAIN or any(_has(family, changed) for _, family in FAMILIES)
+    assert (trust(changed, name) is Trust.PLAIN) <= is_listed
+
+
+def _has(family: str, module: str) -> bool:
+    above = family.removesuffix(".*")
+    return module == above or (family != above and module.startswith(f"{above}."))
 
 
 @given(st.sampled_from([*PLAIN, *SHAPED]), st.text())
-def test_dotted_names_are_dangerous_or_unknown(pair: tuple[str, str], attribute: str) -> None:
+def test_dotted_names_are_never_plain(pair: tuple[str, str], attribute: str) -> None:
     module, name = pair
-    assert trust(module, f"{name}.{attribute}") in {Trust.DANGEROUS, Trust.UNKNOWN}
+    assert trust(module, f"{name}.{attribute}") is not Trust.PLAIN

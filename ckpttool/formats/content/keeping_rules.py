@@ -7,9 +7,9 @@ from typing import Any
 
 from ckpttool.formats.content.objects import call_of
 from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickled import Call, Global, views_memory
 from ckpttool.wire.tensor_pickling import FROM_TYPE
-from ckpttool.wire.trust import Trust, trust
 
 _RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
 """Classes of which any attribute may be missing."""
@@ -40,12 +40,7 @@ def nested(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> o
 
 def is_data(call: Call) -> bool:
     """Tell whether to make an object runs nothing that the file chose."""
-    function, state = call.function, call.state
-    if not isinstance(function, Global) or call.kwargs:
-        return False
-    if views_memory(state):
-        return False
-    return trust(function.module, function.name) is Trust.PLAIN
+    return is_plain(call) and not views_memory(call.state)
 
 
 def is_record(call: Call) -> bool:

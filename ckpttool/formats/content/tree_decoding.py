@@ -14,6 +14,7 @@ from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.objects import call_of, mapped_of
 from ckpttool.formats.content.tree_encoding import SAFE_INTEGER
 from ckpttool.tensor import Tensor
+from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickled import (
     MAPPINGS,
     NDARRAY,
@@ -24,6 +25,7 @@ from ckpttool.wire.pickled import (
     Opaque,
     views_memory,
 )
+from ckpttool.wire.tensor_pickling import is_rewritten
 from ckpttool.wire.trust import Trust, trust
 
 MAX_KEY_PARTS = 1000
@@ -141,7 +143,10 @@ class _Decoding:
             if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
-            return call_of(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+            call = call_of(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+            if function not in _OWN and not is_rewritten(call) and not is_plain(call):
+                raise ValueError(f"a call of {function} that is not known to be harmless")
+            return call
 
         return Parts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
 

@@ -28,8 +28,8 @@ from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.records import element_types, parse_persistent_id
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
-from ckpttool.wire.interpreter import Interpreter
-from ckpttool.wire.judgement import judge
+from ckpttool.wire.interpreter import Budget, Interpreter
+from ckpttool.wire.judgement import judge, run
 from ckpttool.wire.pickled import Global, Payload, Persistent, Pickle
 from ckpttool.wire.readable import Readable, reader_from
 from ckpttool.wire.source import Source
@@ -78,11 +78,13 @@ class ContainerInterpreter(Interpreter):
     ``sources`` says which classes were made into objects and came with their text.
     """
 
-    def __init__(self, source: Readable, offset: int, end: int, where: str | None = None) -> None:
-        super().__init__(source, offset, end, where)
+    def __init__(
+        self, source: Readable, offset: int, end: int, where: str | None = None, budget: Budget | None = None
+    ) -> None:
+        super().__init__(source, offset, end, where, budget)
         self.sources: dict[str, str] = {}
 
-    def call(self, function: object, args: object, kwargs: object = None) -> None:
+    def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
         module = module_fields(function.id) if isinstance(function, Persistent) else None
         if module is not None:
             # Its name was judged when the persistent id was built.
@@ -90,7 +92,7 @@ class ContainerInterpreter(Interpreter):
             if isinstance(text, str | Payload) and text:
                 length = len(text) if isinstance(text, str) else text.nbytes
                 self.sources[str(function)] = f"{plain(file)}, {length:,} characters"
-        super().call(function, args, kwargs)
+        super().call(function, args, kwargs, is_new=is_new)
 
 
 def module_fields(persistent_id: object) -> tuple[Global, object, object] | None:
@@ -108,6 +110,7 @@ class Pickles:
 
     def __init__(self, source: Readable) -> None:
         self.source = source
+        self._budget: Budget | None = None
         self.found: dict[Finding, None] = {}
         self.sources: dict[str, str] = {}
 
@@ -122,12 +125,16 @@ class Pickles:
         Raises:
             DamagedCheckpoint: It is not a whole pickle.
         """
-        interpreter = ContainerInterpreter(self.source, offset, end, where)
+        interpreter = ContainerInterpreter(self.source, offset, end, where, self._budget)
+        self._budget = interpreter.budget
         try:
-            return interpreter.run()
-        finally:
-            self.found |= dict.fromkeys(judge(interpreter.pickle, where))
-            self.sources |= interpreter.sources
+            pickle = run(interpreter, end, where)
+        except DamagedCheckpoint as failure:
+            self.found |= dict.fromkeys(failure.safety)
+            raise
+        self.found |= dict.fromkeys(judge(pickle, where))
+        self.sources |= interpreter.sources
+        return pickle
 
 
 @contextmanager

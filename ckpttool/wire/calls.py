@@ -1,0 +1,328 @@
+"""Which calls of a pickle make plain data: each name on the list, with the arguments that it may have.
+
+A name that is kept is data. A name that is *called* runs, and what it is given may run, too: so a call is
+plain only if its function is on the list (``names/allowed.txt``) and its arguments are what the kind of that
+function allows. No other name may be among them.
+
+Source: CPython ``Lib/pickle.py``, ``Lib/copyreg.py``; NumPy ``numpy/_core/_internal.py``,
+``numpy/random/_pickle.py``, ``numpy/ma/core.py``; PyTorch ``torch/_utils.py``, ``torch/_tensor.py``,
+``torch/_weights_only_unpickler.py``; Paddle ``python/paddle/framework/io.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
+from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, stranger
+
+Charge = Callable[[int], None]
+
+_COST_OF_A_PART = 4
+"""What to look at one argument costs, in bytes of the budget for what is made."""
+_SCALARS = frozenset({int, str, float, bool, bytes, type(None), Payload})
+_SHORT = 64
+_WORST = (Trust.PLAIN, Trust.UNKNOWN, Trust.KNOWN, Trust.DANGEROUS)
+
+_OBJECT = Global("builtins", "object")
+_GETATTR = Global("builtins", "getattr")
+_BASES = frozenset(
+    {
+        ("builtins", name)
+        for name in ("bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list")
+    }
+    | {("builtins", name) for name in ("set", "str", "tuple")}
+    | {("collections", "OrderedDict"), ("collections", "defaultdict")}
+)
+"""What an object of a subclass is made from in protocols below 2, besides ``object``."""
+_TENSOR_FUNCTIONS = frozenset(
+    {Global("torch._C", "_VariableFunctionsClass"), Global("torch._C", "_VariableFunctions")}
+)
+_READS_MEMORY = frozenset({"from_file", "frombuffer"})
+_ARRAYS = frozenset({"_reconstruct", "_frombuffer"})
+
+
+def _free(nbytes: int) -> None:
+    """Charge nothing."""
+
+
+def judge(call: Call, charge: Charge = _free) -> Trust:
+    """Return what it means to make a call; those among its arguments are judged by themselves.
+
+    ``charge`` is told what the search of the arguments costs, which may be asked for again and again.
+    """
+    function = call.function
+    if not isinstance(function, Global):
+        return Trust.DANGEROUS
+    kind = kind_of(function.module, function.name)
+    if kind is None:
+        return _judge_stranger(function, call, charge)
+    if call.kwargs:
+        return Trust.DANGEROUS
+    return _KINDS[kind](call, charge)
+
+
+def is_plain(call: Call) -> bool:
+    """Tell whether what a call makes, and is filled with, is data that may be carried elsewhere."""
+    function = call.function
+    if not isinstance(function, Global) or kind_of(function.module, function.name) in CALLED_ONLY:
+        return False
+    return judge(call) is Trust.PLAIN and (not (call.items or call.pairs) or takes_items(call))
+
+
+def takes_items(call: Call) -> bool:
+    """Tell whether what a call makes may be filled; what else takes items runs a method of its own."""
+    function = call.function
+    if not isinstance(function, Global):
+        return False
+    kind = kind_of(function.module, function.name)
+    if kind is None:
+        return stranger(function.module, function.name) is not Trust.DANGEROUS  # the call itself is told
+    if kind == "reconstructor" and len(call.args) == 3:
+        made = call.args[0]
+        return isinstance(made, Global) and takes_items(Call(made, ()))
+    return kind in ("items", "factory")
+
+
+def _judge_stranger(function: Global, call: Call, charge: Charge) -> Trust:
+    """Judge a call of what is not on the list: unknown is what nobody knows, called with data."""
+    meaning = stranger(function.module, function.name)
+    if meaning is Trust.KNOWN:
+        # `__new__` alone makes an empty object; what its class does with a state, nobody looked at.
+        return Trust.KNOWN if call.is_new and not call.args and not call.kwargs else Trust.DANGEROUS
+    if any(_is_caller(name) for name in _names_in((call.args, call.kwargs), charge)):
+        return Trust.DANGEROUS
+    return meaning
+
+
+def _is_caller(name: Global) -> bool:
+    """Tell whether a name must never be handed on: it runs, imports or looks up what it is told."""
+    kind = kind_of(name.module, name.name)
+    return kind in CALLED_ONLY if kind else stranger(name.module, name.name) is Trust.DANGEROUS
+
+
+# Arguments --------------------------------------------------------------------------------------------
+
+
+def _names_in(value: object, charge: Charge) -> Iterator[Global]:
+    """Yield every name in an argument, at any depth of containers; a looked up attribute is ``getattr``.
+
+    A persistent id may give back what it holds: PyTorch's old loaders take classes out of theirs.
+    """
+    pending, seen = [value], set[int]()
+    while pending:
+        charge(_COST_OF_A_PART)
+        node = pending.pop()
+        if isinstance(node, Global):
+            yield node
+        elif isinstance(node, Call):
+            if node.function == _GETATTR:
+                yield _GETATTR
+        elif isinstance(node, Persistent):
+            if not _is_storage_id(node.id):
+                pending.append(node.id)
+        elif isinstance(node, list | tuple | set | frozenset | dict) and id(node) not in seen:
+            seen.add(id(node))
+            pending.extend(node)
+            if isinstance(node, dict):
+                pending.extend(node.values())
+
+
+def _is_storage_id(persistent_id: object) -> bool:
+    """Tell whether a persistent id stands for a storage, or for nothing, with each of PyTorch's loaders."""
+    return isinstance(persistent_id, tuple) and persistent_id[:1] == ("storage",)
+
+
+def _is_flat(args: tuple[Any, ...]) -> bool:
+    """Tell at once what is true of nearly all calls: scalars, storages, and short tuples of numbers."""
+    for arg in args:
+        kind = type(arg)
+        if kind in _SCALARS:
+            continue
+        if kind is tuple:
+            if len(arg) > _SHORT or not all(type(part) in _SCALARS for part in arg):
+                return False
+        elif kind is Persistent:
+            if not _is_storage_id(arg.id):
+                return False
+        elif (kind is not Call or arg.function == _GETATTR) and (kind is not Mapped or arg):
+            return False
+    return True
+
+
+def _data(call: Call, charge: Charge, kinds: Collection[str] = ("value",)) -> Trust:
+    """Judge a call whose arguments may name nothing but what is of these kinds."""
+    if _is_flat(call.args):
+        return Trust.PLAIN
+    return _worst(*(_judge_argument(name, kinds) for name in _names_in(call.args, charge)))
+
+
+def _judge_argument(name: Global, kinds: Collection[str]) -> Trust:
+    kind = kind_of(name.module, name.name)
+    if kind in kinds:
+        return Trust.PLAIN
+    return Trust.DANGEROUS if kind or stranger(name.module, name.name) is not Trust.UNKNOWN else Trust.UNKNOWN
+
+
+def _worst(*found: Trust) -> Trust:
+    return max(found, key=_WORST.index, default=Trust.PLAIN)
+
+
+# One rule for each kind ---------------------------------------------------------------------------------
+
+
+def _never(call: Call, charge: Charge) -> Trust:
+    return Trust.DANGEROUS
+
+
+def _items(call: Call, charge: Charge) -> Trust:
+    """A container calls nothing that it holds; its first argument is what that is."""
+    return Trust.DANGEROUS if any(isinstance(arg, Global) for arg in call.args) else Trust.PLAIN
+
+
+def _new(call: Call, charge: Charge) -> Trust:
+    return Trust.PLAIN if call.is_new and not call.args else Trust.DANGEROUS
+
+
+def _factory(call: Call, charge: Charge) -> Trust:
+    """``defaultdict(factory)``, which calls it for a missing key: a class of plain values."""
+    if not call.args or call.args == (None,):
+        return Trust.PLAIN
+    factory = call.args[0]
+    if len(call.args) > 1 or not isinstance(factory, Global):
+        return Trust.DANGEROUS
+    return _judge_argument(factory, ("items", "data", "factory", "class"))
+
+
+def _array(call: Call, charge: Charge) -> Trust:
+    """``_array_reconstructor(array.array, typecode, code, bytes)``."""
+    args = call.args
+    return (
+        _data(Call(call.function, args[1:]), charge)
+        if args[:1] == (Global("array", "array"),)
+        else Trust.DANGEROUS
+    )
+
+
+def _random(call: Call, charge: Charge) -> Trust:
+    return _data(call, charge, ("random",))
+
+
+def _subclass(call: Call, charge: Charge) -> Trust:
+    """``_rebuild_wrapper_subclass(class, dtype, …)``."""
+    if not call.args:
+        return Trust.DANGEROUS
+    return _worst(_judge_class(call.args[0]), _data(Call(call.function, call.args[1:]), charge))
+
+
+def _from_type(call: Call, charge: Charge) -> Trust:
+    """``_rebuild_from_type_v2(function, class, arguments, state)``, which calls the function."""
+    args = call.args
+    if len(args) not in (3, 4) or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
+        return Trust.DANGEROUS
+    if kind_of(args[0].module, args[0].name) not in ("tensor", "subclass"):
+        return Trust.DANGEROUS
+    return _worst(_judge_class(args[1]), judge(Call(args[0], args[2]), charge))
+
+
+def _from_array(call: Call, charge: Charge) -> Trust:
+    """``_reconstruct_array(function, arguments, state, aval)``, which calls the function."""
+    args = call.args
+    if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
+        return Trust.DANGEROUS
+    if args[0].name not in _ARRAYS or kind_of(args[0].module, args[0].name) != "data":
+        return Trust.DANGEROUS
+    return _worst(judge(Call(args[0], args[1]), charge), _data(Call(call.function, args[2:]), charge))
+
+
+def _judge_class(name: object) -> Trust:
+    """Judge the class that a tensor is turned into: that runs nothing but what the class itself brings."""
+    if not isinstance(name, Global):
+        return Trust.DANGEROUS
+    kind = kind_of(name.module, name.name)
+    if kind is not None:
+        return Trust.PLAIN if kind == "class" else Trust.DANGEROUS
+    return stranger(name.module, name.name)
+
+
+def _reconstructor(call: Call, charge: Charge) -> Trust:
+    """``_reconstructor(class, base, state)``: ``base.__new__(class, state)``."""
+    if len(call.args) != 3 or not isinstance(call.args[1], Global):
+        return Trust.DANGEROUS
+    made, base, state = call.args
+    if base == _OBJECT and state is None:
+        instance = Call(made, ())
+    elif (base.module, base.name) in _BASES:
+        instance = Call(made, (state,))
+    else:
+        return Trust.DANGEROUS
+    instance.is_new = True
+    return judge(instance, charge)
+
+
+def _latin1(call: Call, charge: Charge) -> Trust:
+    args = call.args
+    is_text = len(args) == 2 and isinstance(args[0], str | Payload) and args[1] in ("latin1", "latin-1")
+    return Trust.PLAIN if is_text else Trust.DANGEROUS
+
+
+def _none_type(call: Call, charge: Charge) -> Trust:
+    return Trust.PLAIN if call.args == (None,) else Trust.DANGEROUS
+
+
+def _attribute(call: Call, charge: Charge) -> Trust:
+    """``getattr(torch._C._VariableFunctionsClass, "relu")``; unknown of what nobody knows."""
+    if len(call.args) != 2 or not isinstance(call.args[1], str):
+        return Trust.DANGEROUS
+    target, name = call.args
+    if not name.isidentifier() or name.startswith("_"):
+        return Trust.DANGEROUS
+    if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
+        return Trust.DANGEROUS if name in _READS_MEMORY else Trust.PLAIN
+    owner = target.function if isinstance(target, Call) else target
+    if not isinstance(owner, Global) or kind_of(owner.module, owner.name) is not None:
+        return Trust.DANGEROUS
+    meaning = stranger(owner.module, owner.name)
+    return meaning if meaning is Trust.UNKNOWN else Trust.DANGEROUS
+
+
+def _paddle_eval(call: Call, charge: Charge) -> Trust:
+    """Paddle's ``eval("data", {"data": array})``, which gives the array back."""
+    if len(call.args) != 2 or call.args[0] != "data" or not isinstance(call.args[1], dict):
+        return Trust.DANGEROUS
+    names = call.args[1]
+    array = names.get("data")
+    if list(names) != ["data"] or not isinstance(array, Call) or not isinstance(array.function, Global):
+        return Trust.DANGEROUS
+    return Trust.PLAIN if array.function.name in _ARRAYS else Trust.DANGEROUS
+
+
+def _stored_bytes(call: Call, charge: Charge) -> Trust:
+    """A storage that was pickled without ``torch.save``; what its bytes hold is judged apart."""
+    return (
+        Trust.PLAIN if len(call.args) == 1 and isinstance(call.args[0], bytes | Payload) else Trust.DANGEROUS
+    )
+
+
+_KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
+    "value": _never,
+    "name": _never,
+    "new": _new,
+    "data": _data,
+    "items": _items,
+    "class": _data,
+    "tensor": _data,
+    "factory": _factory,
+    "array": _array,
+    "random": _random,
+    "subclass": _subclass,
+    "from_type": _from_type,
+    "from_array": _from_array,
+    "reconstructor": _reconstructor,
+    "latin1": _latin1,
+    "none_type": _none_type,
+    "attribute": _attribute,
+    "eval": _paddle_eval,
+    "storage_bytes": _stored_bytes,
+}
