@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ckpttool import open_checkpoint
+from ckpttool.ops.predicted import Prediction
 from ckpttool.predict.frameworks import FRAMEWORKS
-from ckpttool.predict.request import Job, to_json
-from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, Attack
+from ckpttool.predict.request import Job, Request, to_json
+from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack
 from tests.predict.conftest import job_of
 
 pytestmark = pytest.mark.framework
@@ -198,3 +200,16 @@ def test_what_takes_the_place_of_a_judged_file_runs_nothing(
 
     watched.run(attack.load, path=hostile, mark=mark)
     assert mark.exists()
+
+
+def test_a_file_that_was_changed_meanwhile_is_not_loaded(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    shutil.copy(files / "pytorch" / "guide.pth", path)
+    with (
+        open_checkpoint(path) as checkpoint,
+        Prediction(checkpoint, Request(model=SIMPLE["model"])) as prediction,
+    ):
+        path.write_bytes(path.read_bytes())
+        answer = prediction.answer(has_failed=False)
+    assert answer.load.is_skipped
+    assert answer.load.detail == "it was changed while it was checked"
