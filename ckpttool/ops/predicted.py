@@ -6,6 +6,8 @@ told what to load only when nothing that was found forbids it.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ class Prediction(AbstractContextManager["Prediction"]):
 
     def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
         self._child: Child | None = None
+        self._checkpoint, self._as_opened = checkpoint, _stamps(checkpoint)
         self.refusal = _refusal(checkpoint, request)
         if self.refusal is None:
             try:
@@ -48,11 +51,29 @@ class Prediction(AbstractContextManager["Prediction"]):
         """
         if self._child is None:
             return _refused(self.refusal or "")
+        if not has_failed and _stamps(self._checkpoint) != self._as_opened:
+            return _refused("it was changed while it was checked")
         return _refused("a check before failed") if has_failed else self._child.ask(self._job)
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
             self._child.stop()
+
+
+def _stamps(checkpoint: Checkpoint) -> Mapping[str, object]:
+    """Return what tells whether files are still those that were opened: no one sets the time of a change.
+
+    The child reads them once more, and what it is told to load is what was judged.
+    """
+    return {entry.path: _stamp(entry.path) for entry in checkpoint.files}
+
+
+def _stamp(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _refused(reason: str) -> Answer:

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import BinaryIO
 
 from ckpttool.predict.failures import lacking, place_of_syntax
+from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed
 from ckpttool.predict.judging import NoInputs, predicted
 from ckpttool.predict.request import Job, from_json
@@ -64,19 +65,26 @@ def _imported(name: str) -> ModuleType:
 
 def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
     """Load and run what a job says, and tell of both."""
-    loaded = _load(module.LOADERS[job.loader], job, answers)
+    request = job.request
+    with plain_data_only(is_trusted=request.trust) as refusals:
+        loaded = _load(module.LOADERS[job.loader], job, answers, refusals)
     if loaded is not None:
-        _predict(loaded, job, answers)
+        # A model of the user's may read what it likes when it runs.
+        with plain_data_only(is_trusted=request.trust or request.model is not None) as refusals:
+            _predict(loaded, job, answers, refusals)
 
 
-def _load(loader: Callable[[Job], Loaded], job: Job, answers: BinaryIO) -> Loaded | None:
+def _load(
+    loader: Callable[[Job], Loaded], job: Job, answers: BinaryIO, refusals: Sequence[str]
+) -> Loaded | None:
     try:
         loaded = loader(job)
     except LoadFailed as failure:
-        _tell_stage(answers, "load", _first(failure.findings), failure.findings)
+        findings = _refused(refusals) or failure.findings
+        _tell_stage(answers, "load", _first(findings), findings)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        finding = _told(failure, "load-failed")
-        _tell_stage(answers, "load", finding.message, [finding])
+        findings = _refused(refusals) or [_told(failure, "load-failed")]
+        _tell_stage(answers, "load", findings[0].message, findings)
     else:
         _tell_stage(answers, "load", loaded.detail, loaded.findings)
         if not has_errors(loaded.findings):
@@ -92,14 +100,19 @@ def _first(findings: Sequence[Finding]) -> str:
     return f"{place}{findings[0].message}{more}"
 
 
-def _predict(loaded: Loaded, job: Job, answers: BinaryIO) -> None:
+def _refused(refusals: Sequence[str]) -> list[Finding]:
+    """Return the first refusal of the guard, which says more than whatever the framework made of it."""
+    return [error("load-refused", refusals[0])] if refusals else []
+
+
+def _predict(loaded: Loaded, job: Job, answers: BinaryIO, refusals: Sequence[str]) -> None:
     try:
         detail, findings = predicted(loaded, job)
     except NoInputs as failure:
         _tell_stage(answers, "predict", str(failure), is_skipped=True)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        finding = _told(failure, "predict-failed")
-        _tell_stage(answers, "predict", finding.message, [finding])
+        findings = _refused(refusals) or [_told(failure, "predict-failed")]
+        _tell_stage(answers, "predict", findings[0].message, findings)
     else:
         _tell_stage(answers, "predict", detail, findings)
 

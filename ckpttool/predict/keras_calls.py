@@ -13,6 +13,7 @@ import numpy as np
 
 from ckpttool.predict.failures import told
 from ckpttool.predict.golden import read_recording
+from ckpttool.predict.guard import code_of_user
 from ckpttool.predict.inputs import made_up, positional, read_arrays
 from ckpttool.predict.interface import Arrays, CannotTrain, LoadFailed
 from ckpttool.predict.request import InputSpec, Request
@@ -105,7 +106,7 @@ def build(model: Any, request: Request) -> None:
     if not given:
         text = "the model makes its weights when it first runs: --input-shape 1,224,224,3 says on what"
         raise LoadFailed(error("model-not-built", text))
-    with told("load-failed"):
+    with told("load-failed"), code_of_user():
         call(model, given)
 
 

@@ -30,7 +30,7 @@ from ckpttool.predict.keras_calls import (
     trained_by_keras,
 )
 from ckpttool.predict.matching import at_most, missing, not_consumed, other_shape
-from ckpttool.predict.models import factory, imported
+from ckpttool.predict.models import imported, made
 from ckpttool.predict.request import InputSpec, Job
 from ckpttool.report import Finding, counted, error, note, warning
 
@@ -167,13 +167,13 @@ def _checked_optimizer(job: Job, model: Any) -> Any:
     Raises:
         LoadFailed: It is another.
     """
-    made = factory(job.request.optimizer or "")(**job.request.optimizer_args)
+    new = made(job.request.optimizer or "", **job.request.optimizer_args)
     own = getattr(model, "optimizer", None)
     if own is None:
-        compile_with(model, made)
+        compile_with(model, new)
         return None
-    if type(own).__name__ != type(made).__name__:
-        text = f"the checkpoint's is {type(own).__name__}, --optimizer says {type(made).__name__}"
+    if type(own).__name__ != type(new).__name__:
+        text = f"the checkpoint's is {type(own).__name__}, --optimizer says {type(new).__name__}"
         raise LoadFailed(error("optimizer-mismatch", text))
     return own
 
@@ -206,7 +206,7 @@ def _not_restored(
 
 def _weights(job: Job) -> Loaded:
     request = job.request
-    model = factory(request.model or "")(**request.model_args)
+    model = made(request.model or "", **request.model_args)
     if not hasattr(model, "load_weights"):
         raise LoadFailed(
             error("no-such-model", f"{request.model} gave a {type(model).__name__}, no Keras model")
@@ -232,9 +232,9 @@ def _optimizer(job: Job, model: Any) -> Any:
     """
     if not job.options["optimizer_tensors"]:
         raise LoadFailed(error("optimizer-mismatch", "the checkpoint holds no optimizer state"))
-    made = factory(job.request.optimizer or "")(**job.request.optimizer_args)
-    compile_with(model, made)
-    return made
+    new = made(job.request.optimizer or "", **job.request.optimizer_args)
+    compile_with(model, new)
+    return new
 
 
 def _require_all_taken(job: Job, model: Any) -> None:

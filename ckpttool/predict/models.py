@@ -11,8 +11,20 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
+from ckpttool.predict.guard import admit, code_of_user
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.report import error
+
+
+def made(reference: str, *args: Any, **kwargs: Any) -> Any:
+    """Return what the user's class or function makes.
+
+    Raises:
+        LoadFailed: There is no such module, or no such name in it.
+    """
+    make = factory(reference)
+    with code_of_user():
+        return make(*args, **kwargs)
 
 
 def factory(reference: str) -> Callable[..., Any]:
@@ -37,6 +49,13 @@ def factory(reference: str) -> Callable[..., Any]:
 @cache
 def imported(place: str) -> ModuleType:
     """Return a module, by its name or its file, which is run just once: its classes stay the same."""
+    with code_of_user():
+        module = _imported(place)
+    admit(module.__name__)
+    return module
+
+
+def _imported(place: str) -> ModuleType:
     if not place.endswith(".py"):
         try:
             return import_module(place)

@@ -1,10 +1,13 @@
 """What Paddle's layers load: a state dict, and beside it the optimizer's.
 
+``paddle.load`` unpickles, so our own reader reads both.
+
 Only the child process imports this module.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,9 +17,11 @@ import paddle
 from ckpttool.predict.inputs import positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
 from ckpttool.predict.matching import at_most, shape_text, unlike_model
-from ckpttool.predict.models import factory
+from ckpttool.predict.models import made
+from ckpttool.predict.own_content import at_path, content_of, require_plain
 from ckpttool.predict.request import Job
 from ckpttool.report import Finding, counted, error
+from ckpttool.tensor import Tensor
 
 _NAMES = "StructuredToParameterName@@"
 """Where ``paddle.save`` keeps the global name of each parameter, which an optimizer's state goes by."""
@@ -116,21 +121,45 @@ def parameters(job: Job) -> Loaded:
     """A state dict in a layer of the user's."""
     paddle.set_device("cpu")
     request = job.request
-    content = paddle.load(job.options["file"], keep_name_table=True)
-    layer = factory(request.model or "")(**request.model_args)
+    content = _content(job.options["file"])
+    layer = made(request.model or "", **request.model_args)
     if not isinstance(layer, paddle.nn.Layer):
         gave = f"{request.model} gave a {type(layer).__name__}, no nn.Layer"
         raise LoadFailed(error("no-such-model", gave))
-    state = content
-    for key in job.options["state_path"]:
-        state = state[key]
-    # A state dict in a dict has no table: its tensors have their names themselves.
-    names = state.get(_NAMES) or {key: getattr(value, "name", key) for key, value in state.items()}
+    place = tuple(job.options["state_path"])
+    state = at_path(content, place)
+    if not isinstance(state, Mapping):
+        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
+    table = state.get(_NAMES)
     state = {key: value for key, value in state.items() if key != _NAMES}
+    require_plain(state, ".".join(map(str, place)), may_trust=False)
     _load_strictly(layer, state)
-    optimizer, told = _optimizer(job, layer, content, names)
+    optimizer, told = _optimizer(job, layer, content, table)
     layer.eval()
     return Layer(layer, f"{type(layer).__name__}, {counted(len(state), 'key')}{told}", optimizer)
+
+
+def _content(path: str) -> Any:
+    """Return what ``paddle.save`` wrote, with Paddle's tensors."""
+    from ckpttool.formats.paddle.pickled import open_pickle
+
+    with open_pickle(path) as checkpoint:
+        return content_of(checkpoint, _read)
+
+
+def _read(tensor: Tensor) -> Any:
+    """Return one of our tensors as one of Paddle's, bit by bit: it knows bfloat16 by the bits of uint16.
+
+    Raises:
+        LoadFailed: It has no such type.
+    """
+    name = "uint16" if tensor.dtype.name == "bfloat16" else tensor.dtype.name
+    try:
+        elements = np.frombuffer(bytearray(tensor.tobytes()), name)
+        return paddle.to_tensor(elements.reshape(tensor.shape))
+    except (TypeError, ValueError) as failure:
+        message = f"no tensor of {tensor.dtype.name} can be made"
+        raise LoadFailed(error("unsupported", message, tensor.name)) from failure
 
 
 def _load_strictly(layer: Any, state: Mapping[str, Any]) -> None:
@@ -146,8 +175,10 @@ def _load_strictly(layer: Any, state: Mapping[str, Any]) -> None:
     layer.set_state_dict(state)
 
 
-def _optimizer(job: Job, layer: Any, content: Any, names: Mapping[str, str]) -> tuple[Any, str]:
+def _optimizer(job: Job, layer: Any, content: Any, table: Mapping[str, str] | None) -> tuple[Any, str]:
     """Return the optimizer with its state, and what was loaded in words; None where none was asked for.
+
+    A state dict in a dict has no ``table`` of names: its tensors have theirs themselves.
 
     Raises:
         LoadFailed: Its state is missing, or doesn't fit the parameters.
@@ -157,24 +188,37 @@ def _optimizer(job: Job, layer: Any, content: Any, names: Mapping[str, str]) -> 
         return None, ""
     state = _optimizer_state(job, content)
     own = {key: value.name for key, value in layer.state_dict().items()}
+    names = table or _names_in(job)
     renamed = _renamed(state, {names[key]: name for key, name in own.items() if key in names})
     findings = list(_unlike_parameters(renamed, layer))
     if findings:
         raise LoadFailed(*at_most(findings))
-    optimizer = factory(request.optimizer)(parameters=layer.parameters(), **request.optimizer_args)
+    optimizer = made(request.optimizer, parameters=layer.parameters(), **request.optimizer_args)
     optimizer.set_state_dict(renamed)
     slots = counted(len(renamed.keys() - _BESIDE), "slot")
     return optimizer, f"; {type(optimizer).__name__}, state of {slots}"
 
 
+def _names_in(job: Job) -> Mapping[str, str]:
+    from ckpttool.formats.paddle.pickled import names_in
+
+    place = tuple(job.options["state_path"])
+    return {str(path[-1]): name for path, name in names_in(job.options["file"]).items() if path[:-1] == place}
+
+
 def _optimizer_state(job: Job, content: Any) -> Mapping[str, Any]:
     beside, key = job.options.get("optimizer_file"), job.options.get("optimizer_key")
     if beside is not None:
-        return paddle.load(beside)  # type: ignore[no-any-return]  # a dict
-    if key is None or key not in content:
+        state, place = _content(beside), os.path.basename(beside)
+    elif key is not None and key in content:
+        state, place = at_path(content, (key,)), key
+    else:
         message = "no .pdopt lies beside it, and the checkpoint holds no optimizer state, or several"
         raise LoadFailed(error("optimizer-mismatch", message))
-    return content[key]  # type: ignore[no-any-return]  # a dict
+    if not isinstance(state, Mapping):
+        raise LoadFailed(error("optimizer-mismatch", "no state of an optimizer lies there", place))
+    found: Mapping[str, Any] = require_plain(state, place, may_trust=False)
+    return found
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

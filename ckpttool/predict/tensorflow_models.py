@@ -22,7 +22,7 @@ from ckpttool.predict.keras_calls import (
     plain_outputs,
     trained_by_keras,
 )
-from ckpttool.predict.models import factory
+from ckpttool.predict.models import made
 from ckpttool.predict.request import InputSpec, Job
 from ckpttool.predict.tensorflow_restore import restored
 from ckpttool.report import counted, error
@@ -163,20 +163,20 @@ def _trained(model: Any, optimizer: Any, inputs: Arrays) -> str:
 
 def _variables(job: Job) -> Loaded:
     request = job.request
-    made = factory(request.model or "")(**request.model_args)
-    if not hasattr(tf.train.TrackableView, "children") or not hasattr(made, "_trackable_children"):
+    whole = made(request.model or "", **request.model_args)
+    if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
         raise LoadFailed(
-            error("no-such-model", f"{request.model} gave a {type(made).__name__}, nothing to restore")
+            error("no-such-model", f"{request.model} gave a {type(whole).__name__}, nothing to restore")
         )
-    model = _runs(made)
+    model = _runs(whole)
     if _is_keras(model):
         build(model, request)
-    optimizer = factory(request.optimizer)(**request.optimizer_args) if request.optimizer else None
+    optimizer = made(request.optimizer, **request.optimizer_args) if request.optimizer else None
     if optimizer is not None and _is_keras(model):
         compile_with(model, optimizer)
     elif optimizer is not None and hasattr(optimizer, "build"):
         optimizer.build(list(model.trainable_variables))
-    detail = restored(job, made, model, optimizer)
+    detail = restored(job, whole, model, optimizer)
     return Restored(job, model, optimizer, detail)
 
 

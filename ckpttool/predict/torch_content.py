@@ -1,7 +1,7 @@
-"""What a checkpoint of PyTorch tensors holds, read by PyTorch itself wherever PyTorch can.
+"""What a checkpoint of PyTorch tensors holds, read by PyTorch itself wherever it can without unpickling.
 
-What it can't read, or only by running it, is read by our own formats: plain pickles, tar files, weights that
-several ranks wrote as safetensors.
+What it can't read, or only by running it, is read by our own formats: plain pickles, tar files, distributed
+checkpoints.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 import torch
 
 from ckpttool.predict.interface import LoadFailed
+from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, require_plain
 from ckpttool.predict.request import Job
 from ckpttool.report import error
+from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.pickled import Global
 
 Content = Mapping[str, Any]
 
@@ -34,11 +37,25 @@ def content(job: Job) -> Any:
     return _READERS[job.options["reader"]](job)
 
 
+def state_dict(job: Job, found: Any) -> Any:
+    """Return the model's state dict in what was read.
+
+    Raises:
+        LoadFailed: There is none, or it is not plain data.
+    """
+    place = job.options["state_path"]
+    return _plain(job, at_path(found, place), place)
+
+
+def _plain(job: Job, value: Any, place: Iterable[str | int]) -> Any:
+    return require_plain(value, ".".join(map(str, place)), may_trust=job.options["format"] == "torch-dcp")
+
+
 def optimizer_state(job: Job, found: Any) -> Any:
     """Return the state of an optimizer in what was read, or in a file of its own.
 
     Raises:
-        LoadFailed: There is none, or PyTorch refuses to read it.
+        LoadFailed: There is none, or it is not plain data.
     """
     if path := job.options.get("optimizer_file"):
         return _loaded(job, path)
@@ -48,23 +65,7 @@ def optimizer_state(job: Job, found: Any) -> Any:
             "optimizer_lacking", "the checkpoint holds no optimizer's state, or several"
         )
         raise LoadFailed(error("optimizer-mismatch", lacking))
-    return found[key]
-
-
-def at_path(content: Any, path: Iterable[str | int]) -> Any:
-    """Return what lies under some keys.
-
-    Raises:
-        LoadFailed: There is no such key.
-    """
-    for key in path:
-        if isinstance(content, Mapping) and key not in content and str(key).isdecimal():
-            key = int(key)
-        try:
-            content = content[int(key) if isinstance(content, (list, tuple)) else key]
-        except (KeyError, IndexError, ValueError, TypeError) as failure:
-            raise LoadFailed(error("no-such-key", f"the checkpoint has no {key!r}", str(key))) from failure
-    return content
+    return _plain(job, at_path(found, (key,)), (key,))
 
 
 def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
@@ -90,7 +91,13 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
 
 
 def trusted(job: Job) -> Any:
-    """Return what a pickle holds that the user trusts, whatever it runs."""
+    """Return what a pickle holds that the user trusts, whatever it runs.
+
+    Raises:
+        LoadFailed: He doesn't.
+    """
+    if not job.request.trust:
+        raise LoadFailed(error("load-refused", "loading a whole-model pickle runs its code"))
     (path,) = job.options["files"]
     if job.options["format"] != "pickle":
         return load_pickle(path, is_trusted=True, in_place=job.options["in_place"])
@@ -115,55 +122,58 @@ def _loaded(job: Job, path: str) -> Any:
     return load_pickle(path, is_trusted=job.request.trust, in_place=job.options["in_place"])
 
 
-def _safetensors(path: str) -> Content:
+def _safetensors(path: str) -> Any:
     try:
         from safetensors.torch import load_file
     except ImportError:
         return _own(path)
-    found: Content = load_file(path)
-    return found
+    return load_file(path)
 
 
-def _by_ckpttool(job: Job) -> Content:
-    return _own(job.path)
+def _by_ckpttool(job: Job) -> Any:
+    wanted = [tuple(job.options["state_path"])]
+    key = job.options.get("optimizer_key")
+    if job.request.optimizer is not None and key is not None and "optimizer_file" not in job.options:
+        wanted.append((key,))
+    return _own(job.path, wanted)
 
 
-def _own(path: str) -> Content:
-    """Return what our own formats read."""
+def _own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
+    """Return what our own formats read; tensors that are not wanted are without values."""
     from ckpttool.formats import open_checkpoint
 
     with open_checkpoint(path) as checkpoint:
-        root: dict[Any, Any] = _changeable(checkpoint.metadata)
-        for tensor in checkpoint.tensors:
-            _put(root, tensor.path, _tensor(tensor))
-        return root
+        return content_of(checkpoint, _tensor, wanted=wanted, stand_in=_unread, named=_named)
 
 
-def _changeable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _changeable(inner) for key, inner in value.items()}
-    return [_changeable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+def _named(name: Global) -> Any:
+    """Return an element type or a layout of PyTorch's by its name."""
+    found = getattr(torch, name.name, None) if name.module == "torch" else None
+    is_data = isinstance(found, (torch.dtype, torch.layout, torch.memory_format))
+    return found if is_data else NotPlain(f"the name {name}, which is no plain data")
 
 
-def _put(root: dict[Any, Any], path: Iterable[str | int], value: Any) -> None:
-    *outer, last = path
-    here = root
-    for key in outer:
-        inner = here.get(key)
-        if not isinstance(inner, dict):
-            inner = here[key] = {}
-        here = inner
-    here[last] = value
+def _unread(tensor: Tensor) -> Any:
+    """Return what stands for a tensor that nobody needs."""
+    dtype = _dtype(tensor)
+    if dtype is None:
+        return NotPlain(f"a tensor of {tensor.dtype.name}")
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
 
 
-def _tensor(tensor: Any) -> torch.Tensor:
+def _dtype(tensor: Tensor) -> torch.dtype | None:
+    dtype = getattr(torch, tensor.dtype.name, None)
+    return dtype if isinstance(dtype, torch.dtype) and tensor.dtype.bits >= 8 else None
+
+
+def _tensor(tensor: Tensor) -> torch.Tensor:
     """Return one of our tensors as one of PyTorch's, bit by bit.
 
     Raises:
         LoadFailed: PyTorch has no such type.
     """
-    dtype = getattr(torch, tensor.dtype.name, None)
-    if not isinstance(dtype, torch.dtype) or tensor.dtype.bits < 8:
+    dtype = _dtype(tensor)
+    if dtype is None:
         raise LoadFailed(error("unsupported", f"no tensor of {tensor.dtype.name} can be made", tensor.name))
     if tensor.values is None:
         return torch.empty(tensor.shape, dtype=dtype, device="meta")
@@ -173,7 +183,7 @@ def _tensor(tensor: Any) -> torch.Tensor:
 
 
 def _by_dcp(job: Job) -> Content:
-    """Return what a distributed checkpoint holds, loaded in this one process.
+    """Return what a distributed checkpoint holds that the user trusts, loaded in this one process.
 
     What is asked for is loaded, and nothing else: all other items would be unpickled for nothing.
     """
@@ -194,7 +204,7 @@ def _by_dcp(job: Job) -> Content:
     dcp.load(flat, checkpoint_id=job.path)
     root: dict[Any, Any] = {}
     for name, value in flat.items():
-        _put(root, paths.get(name, (name,)), value)
+        put(root, paths.get(name, (name,)), value)
     return root
 
 

@@ -43,15 +43,10 @@ def torch_job(checkpoint: Checkpoint, request: Request) -> Job:
 
 
 def _reader(checkpoint: Checkpoint, request: Request) -> str:
-    """Return which reader of ``torch_content`` is for a checkpoint: ours for what PyTorch can't read."""
+    """Return which reader of ``torch_content`` is for a checkpoint: ours where PyTorch can't or unpickles."""
     if checkpoint.format == "torch-dcp":
-        if checkpoint.variant is not None or not os.path.isfile(os.path.join(checkpoint.path, ".metadata")):
-            return "ckpttool"
-        if checkpoint.safety and not request.trust:
-            raise NotPredictable(
-                "torch.distributed.checkpoint unpickles what is not plain data: --trust allows it"
-            )
-        return "dcp"
+        is_dcp = checkpoint.variant is None and os.path.isfile(os.path.join(checkpoint.path, ".metadata"))
+        return "dcp" if is_dcp and request.trust else "ckpttool"
     if checkpoint.format == "pickle" or checkpoint.variant == "tar":
         return "ckpttool"
     if any(path.endswith(".distcp") for path in _files(checkpoint)["files"]):  # inside a Trainer's directory

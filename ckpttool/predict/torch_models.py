@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
-from ckpttool.predict.models import factory
+from ckpttool.predict.models import factory, made
+from ckpttool.predict.own_content import at_path
 from ckpttool.predict.request import InputSpec, Job
-from ckpttool.predict.torch_content import at_path, content, optimizer_state, trusted
+from ckpttool.predict.torch_content import content, optimizer_state, state_dict, trusted
 from ckpttool.predict.torch_state import load_optimizer, load_strictly, trainer_groups
 from ckpttool.predict.torch_values import (
     Arguments,
@@ -150,13 +151,13 @@ def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
 def _state(job: Job) -> Loaded:
     """A state dict in a model of the user's."""
     request = job.request
-    module = factory(request.model or "")(**request.model_args)
+    module = made(request.model or "", **request.model_args)
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(
             error("no-such-model", f"{request.model} gave a {type(module).__name__}, no nn.Module")
         )
     found = content(job)
-    state = at_path(found, job.options["state_path"])
+    state = state_dict(job, found)
     notes = load_strictly(module, state)
     detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_among_others(found, job)}"
     return _with_optimizer(job, module, found, detail, notes)
@@ -198,7 +199,7 @@ def make_optimizer(job: Job, module: Any, found: Any) -> tuple[Any, tuple[Findin
         return None, ()
     state = optimizer_state(job, found)
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
-    optimizer = factory(request.optimizer)(given, **request.optimizer_args)
+    optimizer = made(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
         told = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
         raise LoadFailed(error("no-such-model", told))

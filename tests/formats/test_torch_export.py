@@ -139,6 +139,43 @@ def test_all_else_is_not(text: str) -> None:
     assert objection(text) is not None
 
 
+def _enum(of: str) -> str:
+    return json.dumps({"__enum__": True, "fqn": of, "name": "A"})
+
+
+def _factory(module: str, name: str) -> Any:
+    return {"default_factory_module": module, "default_factory_name": name, "dict_context": []}
+
+
+@pytest.mark.parametrize(
+    ("context", "safety", "code"),
+    [
+        (_enum("antigravity:A"), Safety.UNSAFE, "unsafe-expression"),
+        (_enum("os.path:A"), Safety.UNSAFE, "unsafe-expression"),
+        (json.dumps({"deep": [json.loads(_enum("antigravity:A"))]}), Safety.UNSAFE, "unsafe-expression"),
+        (_factory("builtins", "breakpoint"), Safety.UNSAFE, "unsafe-expression"),
+        (_factory("torch.hub", "list"), Safety.UNSAFE, "unsafe-expression"),
+        (_enum("my_package.kinds:Kind"), Safety.UNKNOWN, "custom-type"),
+        ("[" * 100_000, Safety.UNKNOWN, "custom-type"),
+        (_enum("torch.nn.attention:SDPBackend"), Safety.SAFE, None),
+        (_factory("builtins", "list"), Safety.SAFE, None),
+    ],
+)
+def test_structures_that_import_a_module(
+    tmp_path: Path, context: object, safety: Safety, code: str | None
+) -> None:
+    """PyTorch imports what the contexts of its trees name, and takes a class or a function of it."""
+
+    def change(program: Any) -> None:
+        signature = program["graph_module"]["module_call_graph"][0]["signature"]
+        version, spec = json.loads(signature["in_spec"])
+        signature["in_spec"] = json.dumps([version, {**spec, "context": context}])
+
+    path = edited(tmp_path, MODEL, change)
+    assert verify(path).safety is safety
+    assert code is None or code in codes(path)
+
+
 def test_operators_of_others(tmp_path: Path) -> None:
     def change(program: Any) -> None:
         program["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.mine.read.default"

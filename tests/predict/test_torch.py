@@ -387,10 +387,16 @@ def test_only_plain_data_is_loaded_unless_trusted(
 def test_a_distributed_checkpoint_of_more_than_plain_data(
     tmp_path: Path, state: dict[str, Any], golden: Path, predict: Any
 ) -> None:
-    path = _dcp(tmp_path, {**state, "args": factory(f"{NETS}:Pair")(1, 2)})
-    with pytest.raises(NotPredictable, match="--trust allows it"):
-        predict(path, model=SIMPLE, expect=golden)
-    assert predict(path, model=SIMPLE, expect=golden, trust=True).codes == []
+    pair = factory(f"{NETS}:Pair")(1, 2)
+    path = _dcp(tmp_path, {**state, "args": pair})
+    for trust in (False, True):
+        assert predict(path, model=SIMPLE, expect=golden, trust=trust).codes == []
+    told = predict(
+        _dcp(tmp_path / "in", {"model": {**state["model"], "extra": pair}}), model=SIMPLE, expect=golden
+    )
+    assert told.codes == ["load-refused"]
+    assert told.load.detail.startswith("model.extra: an object of ")
+    assert told.load.detail.endswith("Pair, which is not known to be plain data: --trust allows it")
 
 
 def test_a_compressed_file_is_not_mapped(files: Path, tmp_path: Path, predict: Any) -> None:

@@ -27,6 +27,7 @@ from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call
 from ckpttool.wire.readable import Readable, reader_from
+from ckpttool.wire.source import Source
 
 NAMES = "StructuredToParameterName@@"
 _SCHEDULER = "LR_Scheduler"
@@ -102,6 +103,27 @@ def _parameters(metadata: Mapping[str, Any]) -> dict[str, str]:
             else:
                 pending.append((f"{place}{key}.", one))
     return found
+
+
+def names_in(path: str) -> dict[Path, str]:
+    """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        (root, *_) = (one.root for one in read_pickles(source, 0, source.size).pickles)
+        found: dict[Path, str] = {}
+        pending: list[tuple[Path, object]] = [((), root)]
+        seen: set[int] = set()
+        while pending:
+            place, node = pending.pop()
+            if isinstance(node, Call) and unwrapped(node) is not node and len(node.args) == 1:
+                found[place] = node.args[0][0]
+            elif isinstance(node, dict) and id(node) not in seen:
+                seen.add(id(node))
+                pending += [((*place, key), one) for key, one in node.items() if isinstance(key, str)]
+        return found
 
 
 def open_pickle(path: str) -> Checkpoint:

@@ -3,16 +3,21 @@
 Sizes that vary stand there as text, which ``sympy.sympify`` evaluates; guards stand there as code, which
 ``exec`` runs. Honest ones are arithmetic over a few known names; here they are parsed, and nothing is run.
 
-Source: PyTorch ``torch/_export/serde/serialize.py``, ``torch/export/_unlift.py``, ``torch/utils/_sympy``.
+The structure of inputs and outputs stands there as JSON in a text, and may name modules that are imported.
+
+Source: PyTorch ``torch/_export/serde/serialize.py``, ``torch/export/_unlift.py``, ``torch/utils/_sympy``,
+``torch/utils/_pytree.py`` (``enum_object_hook``, ``_defaultdict_deserialize``).
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import sys
 from collections.abc import Iterator
 
-from ckpttool.report import Finding, error
+from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import objects
 
 MAX_TEXT = 20_000
@@ -50,6 +55,53 @@ _HARMLESS = (
     ast.List,
     ast.IfExp,
 )
+
+
+_STRUCTURES = frozenset({"in_spec", "out_spec"})
+_FACTORIES = frozenset({"dict", "float", "int", "list", "set", "str", "tuple"})
+"""What a ``defaultdict`` may call, of ``builtins``."""
+
+
+def judge_structures(tree: object, where: str) -> Iterator[Finding]:
+    """Yield what of other modules the structure of a program's inputs and outputs names."""
+    for node in objects(tree):
+        for key in _STRUCTURES & node.keys():
+            if isinstance(node[key], str):
+                yield from _judged_structure(node[key], f"{where}: {key}")
+
+
+def _judged_structure(text: str, where: str) -> Iterator[Finding]:
+    pending: list[object] = [text]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, list):
+            pending += node
+        elif isinstance(node, dict):
+            yield from _judged_names(node, where)
+            pending += node.values()
+        elif isinstance(node, str) and node.lstrip()[:1] in ("[", "{"):  # JSON in JSON
+            try:
+                pending.append(json.loads(node))
+            except (ValueError, RecursionError):
+                yield warning("custom-type", f"a structure that can't be read: {node[:80]!r}", where)
+
+
+def _judged_names(node: dict[str, object], where: str) -> Iterator[Finding]:
+    module, _, name = str(node.get("fqn", "")).partition(":")
+    if "default_factory_module" in node:
+        module, name = str(node["default_factory_module"]), str(node.get("default_factory_name"))
+        if module == "builtins" and name in _FACTORIES:
+            return
+    elif "__enum__" not in node:
+        return
+    top = module.partition(".")[0]
+    if top == "torch" and "default_factory_module" not in node:
+        return  # an enumeration of PyTorch's own
+    message = f"loading it imports {module[:60]!r}, and takes {name[:60]!r} of it"
+    if top in sys.stdlib_module_names or top == "torch":
+        yield error("unsafe-expression", message, where)
+    else:
+        yield warning("custom-type", message, where)
 
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:

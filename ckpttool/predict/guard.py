@@ -1,0 +1,108 @@
+"""No code that a checkpoint names: what the child refuses to a framework, unless the user said ``--trust``.
+
+Loaders are asked for plain data wherever they can be (``weights_only``, ``safe_mode``, our own readers). Some
+unpickle all the same when that fails, and the file may be another one by now than the one that was judged. So
+the interpreter itself refuses: a pickle can call nothing that it can't look up, and code that was marshalled
+is not made. The code of the user, and what it imports and reads, is not meant.
+
+Only the child process imports this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib._bootstrap_external as _importing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
+"""What CPython tells audit hooks before a pickle gets a name, and before ``marshal`` makes an object.
+
+Source: https://docs.python.org/3/library/audit_events.html
+"""
+_IMPORTERS: Mapping[str, frozenset[str]] = {
+    "keras.src.saving.serialization_lib": frozenset({"keras"}),
+    "tf_keras.src.saving.serialization_lib": frozenset({"keras", "tf_keras"}),
+    "torch.utils._pytree": frozenset({"builtins", "collections", "torch"}),
+}
+"""The modules that import what a file names, and the packages that each of them may: its own classes."""
+
+
+class Refused(ImportError):
+    """A checkpoint names code, and is not trusted."""
+
+
+class _Guard:
+    """What is forbidden now, and what was refused since it is, in the words of a finding."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.refusals: list[str] = []
+        self._is_hooked = False
+
+    def install(self) -> None:
+        """Put the hooks in place, which stay as long as this process; they ask ``is_on``."""
+        if self._is_hooked:
+            return
+        self._is_hooked = True
+        sys.addaudithook(self._audit)
+        importlib.import_module = self._only_own(importlib.import_module)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if not self.is_on:
+            return
+        if event == _FIND:
+            self._refuse(f"it unpickles {args[0]}.{args[1]}")
+        # A module's compiled code comes out of marshal, too.
+        elif event == _UNMARSHAL and sys._getframe(1).f_globals is not vars(_importing):
+            self._refuse("it loads bytecode")
+
+    def _only_own(self, import_module: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
+        """Return ``importlib.import_module`` as it is, but for those who import what a file names."""
+
+        def imported(name: str, package: str | None = None) -> ModuleType:
+            own = _IMPORTERS.get(sys._getframe(1).f_globals.get("__name__", "")) if self.is_on else None
+            if own is not None and name.partition(".")[0] not in own and name not in _of_user:
+                self._refuse(f"it imports {name}")
+            return import_module(name, package)
+
+        return imported
+
+    def _refuse(self, what: str) -> None:
+        self.refusals.append(f"{what}, whose code would run: --trust allows it")
+        raise Refused(self.refusals[-1])
+
+
+_guard = _Guard()
+_of_user: set[str] = set()
+"""The modules that the user named."""
+
+
+@contextmanager
+def plain_data_only(*, is_trusted: bool) -> Iterator[list[str]]:
+    """Refuse all code that a file names while a block runs; the value is what was refused, in words."""
+    _guard.install()
+    before = _guard.is_on, _guard.refusals
+    _guard.is_on, _guard.refusals = not is_trusted, []
+    try:
+        yield _guard.refusals
+    finally:
+        _guard.is_on, _guard.refusals = before
+
+
+@contextmanager
+def code_of_user() -> Iterator[None]:
+    """Refuse nothing while the code runs that the user named: what it reads is his."""
+    before, _guard.is_on = _guard.is_on, False
+    try:
+        yield
+    finally:
+        _guard.is_on = before
+
+
+def admit(module: str) -> None:
+    """Let a file name the classes of a module that the user named."""
+    _of_user.add(module)

@@ -1,0 +1,202 @@
+"""A checkpoint as our own formats read it, in the Python objects that a framework is handed.
+
+Nothing is unpickled for it: ``Checkpoint.tree`` is plain data, tensors, and inert nodes for the rest. What
+only the checkpoint's own code could make stays inert here, too, and is refused where it would be loaded.
+
+Only the child process imports this module.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.arrays.objects import numpy_leaf
+from ckpttool.formats.content.folding import Parts, fold
+from ckpttool.formats.content.object_parts import is_size
+from ckpttool.formats.content.objects import tensors_in
+from ckpttool.predict.interface import LoadFailed
+from ckpttool.report import error
+from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque
+
+_AROUND = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_rebuild_parameter")})
+"""Calls whose first argument is a tensor, and that say no more of it than how training goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotPlain:
+    """Stands for what the checkpoint's own code would make; ``content`` is what of it is plain data."""
+
+    what: str
+    content: object = None
+
+
+def content_of(
+    checkpoint: Checkpoint,
+    make: Callable[[Tensor], Any],
+    *,
+    wanted: Iterable[Path] = ((),),
+    stand_in: Callable[[Tensor], Any] | None = None,
+    named: Callable[[Global], Any] = lambda name: NotPlain(f"the name {name}, which is no plain data"),
+) -> Any:
+    """Return what a checkpoint holds.
+
+    Args:
+        checkpoint: An open one.
+        make: Reads a tensor into one of the framework's.
+        wanted: The keys to what is needed, all of it by default.
+        stand_in: Makes one without values of each tensor that is not needed, so that it is not read.
+        named: Says what a name is in the framework, such as ``torch.float32``.
+
+    Raises:
+        LoadFailed: There are no such keys, or the framework has no such tensors.
+        CheckpointError: A tensor can't be read.
+    """
+    tree = checkpoint.tree
+    if tree is None:
+        tree = _tree_of(checkpoint)
+    needed = {id(tensor) for path in wanted for tensor in tensors_in(at_path(tree, path))}
+
+    def expand(node: object) -> object:
+        if isinstance(node, Tensor):
+            return make(node) if stand_in is None or id(node) in needed else stand_in(node)
+        return _expanded(node, named, checkpoint.path)
+
+    found = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
+    for tensor in checkpoint.tensors:
+        if tensor.values is None:  # it has no place in a tree
+            put(found, tensor.path, make(tensor))
+    return _inside(found)
+
+
+def _tree_of(checkpoint: Checkpoint) -> object:
+    """Return the tree of a format that has none: tensors by name, and plain data."""
+    root = _changeable(checkpoint.metadata)
+    for tensor in checkpoint.tensors:
+        put(root, tensor.path, tensor)
+    return root
+
+
+def _changeable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _changeable(inner) for key, inner in value.items()}
+    return [_changeable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def put(root: Any, path: Path, value: Any) -> None:
+    """Put something under some keys, where dictionaries lead there."""
+    here = root
+    for key in path[:-1]:
+        if not isinstance(here, dict):
+            return
+        if not isinstance(here.get(key), (dict, list)):
+            here[key] = {}
+        here = here[key]
+    if isinstance(here, dict):
+        here[path[-1]] = value
+
+
+def _expanded(node: object, named: Callable[[Global], Any], path: str) -> object:
+    """Return what a node becomes that is no tensor, or its parts where these come first."""
+    if isinstance(node, Mapped):
+        count = len(node)
+        parts = [*node.keys(), *node.values(), node.state]
+        return Parts(parts, lambda done: _dict_of(node.kind, done[:count], done[count:-1], done[-1]))
+    if isinstance(node, dict):
+        count = len(node)
+        return Parts([*node.keys(), *node.values()], lambda done: _zipped(done[:count], done[count:]))
+    if isinstance(node, (list, tuple, set, frozenset)):
+        kind = type(node)
+        return Parts(list(node), lambda done: kind(done))
+    if isinstance(node, Global):
+        return named(node)
+    if isinstance(node, Opaque):
+        return Parts([node.content], lambda done: NotPlain(node.what, done[0]))
+    return _called(node, path) if isinstance(node, Call) else node
+
+
+def _zipped(keys: list[Any], values: list[Any]) -> dict[Any, Any]:
+    return dict(zip(keys, values, strict=True))
+
+
+def _dict_of(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:
+    """Return a dictionary of another class; a module's state dict has the versions of its parts beside it."""
+    if kind.name != "OrderedDict":
+        return _zipped(keys, values)
+    made: Any = OrderedDict(zip(keys, values, strict=True))
+    if isinstance(state, dict) and isinstance(versions := state.get("_metadata"), dict):
+        made._metadata = versions
+    return made
+
+
+def _called(call: Call, path: str) -> object:
+    """Return what a call stands for, where it is plain data."""
+    if call.function in _AROUND and call.args:
+        return Parts([call.args[0]], lambda done: done[0])
+    if is_size(call):
+        return tuple(call.args[0])
+    if call.function == NOTHING:
+        return None
+    number = numpy_leaf(call, path, lambda *_: None)
+    if number is not None and not number.tensors and isinstance(number.plain, (bool, int, float)):
+        return number.plain
+    return NotPlain(f"an object of {call.function}, which is no plain data")
+
+
+# Ways into it ---------------------------------------------------------------------------------------
+
+
+def at_path(content: Any, path: Iterable[str | int]) -> Any:
+    """Return what lies under some keys.
+
+    Raises:
+        LoadFailed: There is no such key.
+    """
+    content = _inside(content)
+    for key in path:
+        if isinstance(content, Mapping) and key not in content and str(key).isdecimal():
+            key = int(key)
+        try:
+            content = _inside(content[int(key) if isinstance(content, (list, tuple)) else key])
+        except (KeyError, IndexError, ValueError, TypeError) as failure:
+            raise LoadFailed(error("no-such-key", f"the checkpoint has no {key!r}", str(key))) from failure
+    return content
+
+
+def _inside(content: Any) -> Any:
+    """Return what of an object is plain data, where that leads on."""
+    is_inert = isinstance(content, (NotPlain, Opaque)) and content.content is not None
+    return content.content if is_inert else content
+
+
+def require_plain(content: Any, place: str, *, may_trust: bool) -> Any:
+    """Return what is to be loaded, if it is plain data.
+
+    Args:
+        content: What lies there.
+        place: The keys that lead to it, in words.
+        may_trust: Whether the framework's own loader is asked where the user trusts the checkpoint.
+
+    Raises:
+        LoadFailed: There is an object in it that the checkpoint's own code would make.
+    """
+    for path, one in _not_plain(content, place):
+        hint = ": --trust allows it" if may_trust else ""
+        raise LoadFailed(error("load-refused", f"{one.what}{hint}", path))
+    return content
+
+
+def _not_plain(root: Any, place: str) -> Iterator[tuple[str, NotPlain]]:
+    pending, seen = [(place, root)], set()
+    while pending:
+        path, node = pending.pop()
+        if isinstance(node, NotPlain):
+            yield path, node
+        elif isinstance(node, (Mapping, list, tuple)) and id(node) not in seen:
+            seen.add(id(node))
+            below = node.items() if isinstance(node, Mapping) else enumerate(node)
+            pending += [(f"{path}.{key}".lstrip("."), inner) for key, inner in below]

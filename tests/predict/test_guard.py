@@ -1,0 +1,215 @@
+"""Without ``--trust`` no code that a checkpoint names runs in the child, whatever the verdict on it was.
+
+Every attack is put in the place of a file that was judged, so that the child gets it as if it were fine; and
+the framework's own loader is shown to run it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ckpttool import open_checkpoint
+from ckpttool.ops.predicted import Prediction
+from ckpttool.predict.frameworks import FRAMEWORKS
+from ckpttool.predict.request import Job, Request, to_json
+from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack
+from tests.predict.conftest import job_of
+
+pytestmark = pytest.mark.framework
+
+HERE = Path(__file__).parent
+KERAS_NETS = HERE / "models" / "keras_nets.py"
+DENSE, OLD = {"model": f"{KERAS_NETS}:dense"}, {"model": f"{KERAS_NETS}:old"}
+PADDLE_NET = f"{PADDLE}:Net"
+MISFITS = frozenset(
+    {"missing-key", "unexpected-key", "shape-mismatch", "not-consumed", "wrapper-prefix", "no-output"}
+    | {"optimizer-mismatch"}
+)
+"""What is said of a checkpoint that was read, of another model."""
+
+
+class Told(NamedTuple):
+    """What became of a job: what was asked for while it was done, and the findings' codes."""
+
+    asked: list[str]
+    codes: set[str]
+    text: str
+
+
+class Watched:
+    """A process that does jobs as the child does, and notes what is unpickled there."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def _answer(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def do(self, job: Job) -> Told:
+        """Do a job."""
+        answer = self._answer({"job": to_json(job)})
+        found = [one for stage in answer["stages"] for one in stage["findings"]]
+        return Told(answer["asked"], {one[0] for one in found}, "; ".join(one[2] for one in found))
+
+    def adapters(self, frameworks: list[str]) -> set[tuple[str, str, str | None]]:
+        """Return all loaders of some frameworks, with the reader where they have several."""
+        return {tuple(one) for one in self._answer({"adapters": frameworks})}
+
+    def run(self, code: str, **names: Path) -> str | None:
+        """Run code that knows some paths and ``Evil``; return what it raised."""
+        raised: str | None = self._answer({"run": code, "names": {k: str(v) for k, v in names.items()}})[
+            "raised"
+        ]
+        return raised
+
+
+Start = Callable[[str], Watched]
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Return what starts a process for a family of frameworks, each just once."""
+    running: dict[str, subprocess.Popen[str]] = {}
+
+    def started(family: str) -> Watched:
+        if find_spec(family) is None:
+            pytest.skip(f"{family} is not installed")
+        if family not in running:
+            command = [sys.executable, str(HERE / "watched_child.py"), json.dumps(sys.path)]
+            environment = {**FRAMEWORKS[family].environment, **os.environ}
+            environment |= FRAMEWORKS["transformers"].forced
+            pipe = subprocess.PIPE
+            running[family] = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+            )
+        return Watched(running[family])
+
+    yield started
+    for process in running.values():
+        process.communicate()
+
+
+# Honest files ---------------------------------------------------------------------------------------
+
+HONEST: list[tuple[str, str, dict[str, Any]]] = [
+    ("torch", "pytorch/guide.pth", LINEAR),
+    ("torch", "pytorch-legacy/guide_legacy.pth", LINEAR),
+    ("torch", "pytorch-legacy/tar.pth", LINEAR),
+    ("torch", "pickle/protocol4.pkl", LINEAR),
+    ("torch", "safetensors/unaligned.safetensors", LINEAR),
+    ("torch", "torch-dcp/one-rank", LINEAR),
+    ("torch", "torch-dcp/two-ranks", LINEAR),
+    ("torch", "torch-dcp/in-safetensors", LINEAR),
+    ("torch", "deepspeed/zero-0/global_step2", LINEAR),
+    ("torch", "torchscript/scripted.pt", {"shapes": "1,3"}),
+    ("torch", "torchscript/traced.pt", {"shapes": "1,2,8"}),
+    ("torch", "torch-export/program.pt2", {}),
+    ("torch", "torch-export/program_old.pt2", {}),
+    ("torch", "pytorch/trainer-bin/checkpoint-1", {}),
+    ("torch", "safetensors/trainer/checkpoint-4", {}),
+    ("tensorflow", "savedmodel/module", {}),
+    ("tensorflow", "savedmodel/keras2", {}),
+    ("tensorflow", "tensorflow/keras3/ckpt-1", DENSE),
+    ("tensorflow", "keras/adam.keras", {}),
+    ("tensorflow", "keras/adam.h5", {}),
+    ("tensorflow", "keras/adam.weights.h5", DENSE),
+    ("tensorflow", "keras/keras2.h5", {}),
+    ("tensorflow", "keras/keras2_weights.h5", OLD),
+    ("paddle", "fluid/inference-separate", {}),
+    ("paddle", "fluid/inference-combined", {}),
+    ("paddle", "paddle/net.pdmodel", {}),
+    ("paddle", "paddle/protocol2.pdparams", {"model": PADDLE_NET}),
+    ("paddle", "paddle/nested.pdparams", {"model": PADDLE_NET, "state_key": "model"}),
+    ("paddle", "paddle/bfloat16.pdparams", {"model": PADDLE_NET}),
+    ("paddle", "paddle/pieces.pdparams", {"model": PADDLE_NET}),
+]
+
+
+@pytest.mark.parametrize(("family", "path", "wishes"), HONEST, ids=[path for _, path, _ in HONEST])
+def test_no_adapter_unpickles(start: Start, files: Path, family: str, path: str, wishes: Any) -> None:
+    told = start(family).do(job_of(files / path, **wishes))
+    assert told.asked == []
+    assert told.codes <= MISFITS, told.text
+
+
+TRUSTED = {("torch", "module", None), ("torch", "state", "dcp")}
+"""Adapters that nothing gets to without ``--trust``."""
+
+
+def test_each_adapter_is_among_them(start: Start, files: Path) -> None:
+    families = (["torch", "transformers"], ["tensorflow", "keras", "tf_keras"], ["paddle"])
+    assert {name for family in families for name in family} == FRAMEWORKS.keys()
+    adapters = {adapter for family in families for adapter in start(family[0]).adapters(family)}
+    jobs = [job_of(files / path, **wishes) for _, path, wishes in HONEST]
+    done = {(job.framework, job.loader, job.options.get("reader")) for job in jobs}
+    assert adapters == done | TRUSTED
+
+
+# Attacks --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def paddle_files(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory of Paddle's models."""
+    directory = tmp_path_factory.mktemp("paddle")
+    write = "import runpy; sys.argv[1:] = [str(path)]; runpy.run_path(str(script), run_name='__main__')"
+    assert start("paddle").run(write, path=directory, script=PADDLE) is None
+    return directory
+
+
+def _honest(attack: Attack, watched: Watched, files: Path, request: pytest.FixtureRequest, to: Path) -> Path:
+    """Put an honest file where the hostile one will be, and return what is predicted."""
+    if attack.honest.startswith("\n"):
+        assert watched.run(attack.honest, path=to / attack.name) is None
+    elif attack.family == "paddle":
+        shutil.copytree(request.getfixturevalue("paddle_files"), to, dirs_exist_ok=True)
+    elif (files / attack.honest).is_dir():
+        shutil.copytree(files / attack.honest, to / attack.name)
+    else:
+        shutil.copy(files / attack.honest, to / attack.name)
+    return to / attack.name
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=[f"{one.name}-{one.at}" for one in ATTACKS])
+def test_what_takes_the_place_of_a_judged_file_runs_nothing(
+    start: Start, files: Path, tmp_path: Path, request: pytest.FixtureRequest, attack: Attack
+) -> None:
+    watched, mark = start(attack.family), tmp_path / "mark"
+    path = _honest(attack, watched, files, request, tmp_path)
+    job = job_of(path, **attack.wishes)
+    hostile = Path(os.path.normpath(path / attack.at))
+    assert watched.run(attack.write, path=hostile, mark=mark) is None
+    assert not mark.exists()
+
+    told = watched.do(job)
+    assert not mark.exists()
+    assert told.codes == set(attack.codes), told.text
+
+    watched.run(attack.load, path=hostile, mark=mark)
+    assert mark.exists()
+
+
+def test_a_file_that_was_changed_meanwhile_is_not_loaded(files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.pth"
+    shutil.copy(files / "pytorch" / "guide.pth", path)
+    with (
+        open_checkpoint(path) as checkpoint,
+        Prediction(checkpoint, Request(model=SIMPLE["model"])) as prediction,
+    ):
+        path.write_bytes(path.read_bytes())
+        answer = prediction.answer(has_failed=False)
+    assert answer.load.is_skipped
+    assert answer.load.detail == "it was changed while it was checked"
