@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.cli.rules import Rule, Wrong, read_rule, texts, truth
 from ckpttool.errors import UsageError, from_os_error
+from ckpttool.wire.regular import open_regular
 from ckpttool.wire.tomltext import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
@@ -166,9 +167,9 @@ def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
 def _content(path: str, *, is_named: bool) -> bytes:
     try:
         link = os.lstat(path)
-        with open(path, "rb", opener=_opened) as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            if status.st_size > MAX_BYTES:
                 raise UsageError(f"{path}: no configuration (a file of at most {MAX_BYTES:,} bytes)")
             doubt = None if is_named else doubted(link) or doubted(status)
             if doubt is not None:
@@ -178,10 +179,6 @@ def _content(path: str, *, is_named: bool) -> bytes:
             return file.read(MAX_BYTES)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must not make us wait
 
 
 def doubted(status: os.stat_result) -> str | None:
