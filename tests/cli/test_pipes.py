@@ -101,13 +101,42 @@ def test_a_pipe_for_a_prediction(run, runs: Path, command: tuple[str, ...]) -> N
     assert "pipe: " in err
 
 
-NAMES = (
-    "latest last_checkpoint latest_checkpointed_iteration.txt checkpoint best.json best.txt metrics.csv "
-    "trainer_state.json .ckpttool.toml SHA256SUMS model_epoch_1.pth.sha256 model_epoch_1.pth.digests.json "
-    "model_epoch_4.pth model.pt model.safetensors model.safetensors.index.json optimizer.pt x.pkl x.h5 x.keras "
-    "x.npz x.index x.meta x.data-00000-of-00001 saved_model.pb keras_metadata.pb __model__ .metadata __0_0.distcp "
-    "config.json training_args.bin events.out.tfevents.1.a model_epoch_1.pth.tmp mp_rank_00_model_states.pt"
-).split()
+NAMES = [
+    "latest",
+    "last_checkpoint",
+    "latest_checkpointed_iteration.txt",
+    "checkpoint",
+    "best.json",
+    "best.txt",
+    "metrics.csv",
+    "trainer_state.json",
+    ".ckpttool.toml",
+    "SHA256SUMS",
+    "model_epoch_1.pth.sha256",
+    "model_epoch_1.pth.digests.json",
+    "model_epoch_4.pth",
+    "model.pt",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "optimizer.pt",
+    "x.pkl",
+    "x.h5",
+    "x.keras",
+    "x.npz",
+    "x.index",
+    "x.meta",
+    "x.data-00000-of-00001",
+    "saved_model.pb",
+    "keras_metadata.pb",
+    "__model__",
+    ".metadata",
+    "__0_0.distcp",
+    "config.json",
+    "training_args.bin",
+    "events.out.tfevents.1.a",
+    "model_epoch_1.pth.tmp",
+    "mp_rank_00_model_states.pt",
+]
 
 
 @pytest.mark.parametrize(
