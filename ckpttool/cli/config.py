@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckpttool.cli.rules import Rule, Wrong, read_rule, texts, truth
 from ckpttool.errors import UsageError, from_os_error
+from ckpttool.wire.regular import open_regular
 from ckpttool.wire.tomltext import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
@@ -34,6 +35,7 @@ class Config:
         exclude: Globs that are passed over.
         strict: Whether warnings fail.
         rules: In the order of the file; later ones override earlier ones.
+        is_named: Whether the user named it: then what it says is his own word.
     """
 
     path: str
@@ -41,6 +43,7 @@ class Config:
     exclude: tuple[str, ...] = ()
     strict: bool = False
     rules: tuple[Rule, ...] = ()
+    is_named: bool = False
 
     @property
     def directory(self) -> str:
@@ -114,7 +117,7 @@ def read_config(path: str, *, is_named: bool = False) -> Config:
         UsageError: It says what it can't, or must not be believed.
         CheckpointError: It can't be read.
     """
-    return _config(read_document(path, is_named=is_named))
+    return replace(_config(read_document(path, is_named=is_named)), is_named=is_named)
 
 
 def read_document(path: str, *, is_named: bool = False) -> Document:
@@ -166,9 +169,9 @@ def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
 def _content(path: str, *, is_named: bool) -> bytes:
     try:
         link = os.lstat(path)
-        with open(path, "rb", opener=_opened) as file:
+        with open_regular(path) as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            if status.st_size > MAX_BYTES:
                 raise UsageError(f"{path}: no configuration (a file of at most {MAX_BYTES:,} bytes)")
             doubt = None if is_named else doubted(link) or doubted(status)
             if doubt is not None:
@@ -178,10 +181,6 @@ def _content(path: str, *, is_named: bool) -> bytes:
             return file.read(MAX_BYTES)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
-
-
-def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe must not make us wait
 
 
 def doubted(status: os.stat_result) -> str | None:
@@ -209,6 +208,34 @@ def _is_private(group: int, user: int) -> bool:
     except KeyError:  # nobody has told the system their names
         return False
     return found.gr_name == name and not set(found.gr_mem) - {name}
+
+
+def doubted_code(reference: str) -> str | None:
+    """Return why code that a configuration names could be what somebody else wrote, and where; or None.
+
+    Args:
+        reference: ``file.py:Name`` or ``package.module:Name``. What is installed is not asked.
+    """
+    for path in _places_of_code(reference.rpartition(":")[0]):
+        try:
+            doubt = doubted(os.lstat(path)) or doubted(os.stat(path))
+        except OSError:  # it is not there, which whoever imports it says better
+            continue
+        if doubt is not None:
+            return f"{path}: {doubt}"
+    return None
+
+
+def _places_of_code(place: str) -> list[str]:
+    """Return the files that are run for a reference, and the directories whose others they may import."""
+    if place.endswith(".py"):
+        return [place, os.path.dirname(place), os.path.dirname(os.path.realpath(place))]
+    parts = place.split(".")
+    packages = [os.path.join(*parts[:count]) for count in range(1, len(parts) + 1)]
+    files = [os.path.join(one, "__init__.py") for one in packages] + [f"{one}.py" for one in packages]
+    # The current directory is where modules are looked for that are not installed.
+    is_here = any(map(os.path.lexists, (packages[0], f"{packages[0]}.py")))
+    return [os.curdir, *packages, *files] if is_here else []
 
 
 def _config(document: Document) -> Config:

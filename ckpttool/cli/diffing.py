@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, width
-from ckpttool.cli.pictures import write_picture
+from ckpttool.cli.targets import write_report
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
@@ -80,7 +80,7 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, shown: Shown) -> int:
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import difference_picture
 
-        write_picture(shown.plot, difference_picture(kind_of(shown.plot), difference))
+        write_report(shown.plot, difference_picture(kind_of(shown.plot), difference))
     if not shown.quiet:
         _print_difference(difference, shown)
     return _status([difference])
@@ -161,7 +161,7 @@ def compare_series(paths: Sequence[str], wishes: DiffWishes, shown: Shown) -> in
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import drift_picture
 
-        write_picture(shown.plot, drift_picture(kind_of(shown.plot), found))
+        write_report(shown.plot, drift_picture(kind_of(shown.plot), found))
     if not shown.quiet:
         _print_drift(found, shown)
     return _status([step.difference for step in found.steps])

@@ -48,6 +48,12 @@ Before = Annotated[
     str | None,
     typer.Option("--before", metavar="STEP", help="One that was saved before this step.", show_default=False),
 ]
+AllowUnsafe = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unsafe", help="Take one that runs code when it is loaded, too.", show_default=False
+    ),
+]
 Wait = Annotated[
     str,
     typer.Option(
@@ -76,6 +82,7 @@ def latest(
     ] = None,
     metrics: Metrics = [],
     before: Before = None,
+    allow_unsafe: AllowUnsafe = False,
     wait: Wait = "0",
     jobs: Jobs = None,
 ) -> int:
@@ -93,6 +100,7 @@ def latest(
         mode=None if mode is None else mode.value,
         metrics=metrics,
         before=_step(before),
+        allow_unsafe=allow_unsafe,
         wait=seconds(wait, is_lenient=True),
         tell=_tell_nobody if quiet else _tell,
         jobs=jobs,

@@ -9,9 +9,10 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
-from ckpttool.cli.pictures import check_plot, write_picture
+from ckpttool.cli.pictures import check_plot
 from ckpttool.cli.pruning import placed
 from ckpttool.cli.series import print_paths, say_journals, say_nothing
+from ckpttool.cli.targets import write_report
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.render.escape import printable
 
@@ -142,7 +143,7 @@ def _draw(path: str, directory: str, listing: Listing) -> None:
     from ckpttool.render.plot import kind_of
     from ckpttool.render.plot_series import series_picture
 
-    write_picture(path, series_picture(kind_of(path), directory, listing))
+    write_report(path, series_picture(kind_of(path), directory, listing))
 
 
 def _show(listing: Listing, places: Sequence[Place], shown: Shown) -> None:

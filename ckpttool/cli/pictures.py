@@ -1,8 +1,7 @@
-"""``--plot FILE``: whether a picture can be drawn there, and writing it."""
+"""``--plot FILE``: whether a picture can be drawn there."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 
@@ -23,22 +22,3 @@ def check_plot(path: str, read: Sequence[str]) -> None:
     kind_of(path)
     check_targets({"--plot": path}, read)
     check_can_draw(path)
-
-
-def write_picture(path: str, picture: bytes) -> None:
-    """Write a picture, whole or not at all.
-
-    Raises:
-        CheckpointError: It can't be written.
-    """
-    from ckpttool.errors import from_os_error
-    from ckpttool.wire.atomic import write_atomically
-
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, or /dev/stdout
-            with open(path, "wb") as file:
-                file.write(picture)
-        else:
-            write_atomically(os.path.realpath(path), picture)  # a link stays one
-    except OSError as error:
-        raise from_os_error(error, path) from error

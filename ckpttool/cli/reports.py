@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from ckpttool.cli.output import say
+from ckpttool.cli.targets import append_report, write_report
 
 if TYPE_CHECKING:
     from ckpttool.errors import CheckpointError
@@ -58,15 +59,15 @@ def write_reports(
     if wanted.junit is not None:
         from ckpttool.render.junit import junit
 
-        _write(wanted.junit, junit(verifications, failures, seconds=seconds))
+        write_report(wanted.junit, junit(verifications, failures, seconds=seconds).encode())
     if wanted.sarif is not None:
         from ckpttool.render.sarif import sarif
 
-        _write(wanted.sarif, sarif(verifications, failures, root=root))
+        write_report(wanted.sarif, sarif(verifications, failures, root=root).encode())
     if wanted.summary is not None:
         from ckpttool.render.summary import summary
 
-        _append(wanted.summary, summary(verifications, failures))
+        append_report(wanted.summary, summary(verifications, failures).encode())
     if _annotates(wanted.github):
         from ckpttool.render.github import workflow_commands
 
@@ -75,26 +76,3 @@ def write_reports(
 
 def _annotates(wanted: bool | None) -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true" if wanted is None else wanted
-
-
-def _write(path: str, text: str) -> None:
-    from ckpttool.errors import from_os_error
-    from ckpttool.wire.atomic import write_atomically
-
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe, or /dev/stdout
-            _append(path, text)
-        else:
-            write_atomically(os.path.realpath(path), text.encode())  # a link stays one
-    except OSError as error:
-        raise from_os_error(error, path) from error
-
-
-def _append(path: str, text: str) -> None:
-    from ckpttool.errors import from_os_error
-
-    try:
-        with open(path, "a", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except OSError as error:
-        raise from_os_error(error, path) from error

@@ -40,7 +40,8 @@ def settings_for(
         given: Attributes of a ``Request`` that stood there; they come after all rules.
 
     Raises:
-        UsageError: The rules contradict each other, or say how to predict and not whether.
+        UsageError: The rules contradict each other, say how to predict and not whether, or name code that
+            others could have written.
     """
     rules = tuple(rule for rule in config.rules if matches(rule.glob, _relative(path, config.directory)))
     wishes = _merged([*(rule.wishes for rule in rules), given or {}])
@@ -48,6 +49,8 @@ def settings_for(
     ignores = [rule.ignores for rule in rules if rule.ignores is not None]
     request = None
     if predict or (said and said[-1]):
+        if not config.is_named:
+            _require_own_code(config, rules, given or {}, wishes)
         request = _request(config.path, path, rules, wishes)
     elif not said and any(rule.wishes for rule in rules):
         origin = next(rule.origin for rule in rules if rule.wishes)
@@ -70,6 +73,22 @@ def _merged(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             merged.pop(_ONE_OF.get(name, ""), None)
         merged.update(layer)
     return merged
+
+
+def _require_own_code(
+    config: Config, rules: Sequence[Rule], given: Mapping[str, Any], wishes: Mapping[str, Any]
+) -> None:
+    """Require that code which the rules name is as much the user's own as their file has to be."""
+    from ckpttool.cli.config import doubted_code
+
+    for name in ("model", "optimizer"):
+        if name in given or wishes.get(name) is None:
+            continue
+        doubt = doubted_code(wishes[name])
+        if doubt is not None:
+            origin = next(rule.origin for rule in reversed(rules) if name in rule.wishes)
+            hint = f"--config {config.path} runs it all the same"
+            raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
 
 
 def _request(config: str, path: str, rules: Sequence[Rule], wishes: Mapping[str, Any]) -> Request:

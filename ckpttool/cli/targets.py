@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
-from ckpttool.errors import UsageError, from_os_error
+from ckpttool.errors import AccessDenied, UsageError, from_os_error
+from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.regular import open_regular
 
+_APPEND = (
+    os.O_WRONLY
+    | os.O_APPEND
+    | os.O_CREAT
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+)
 _HEAD = 4096
 _TAIL = 1 << 16
 _MARKS: Mapping[str, Mapping[bytes, bytes]] = {
@@ -56,6 +67,8 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
     """Require that what is there is an earlier report, a recording that may go, or no regular file."""
     if not os.path.lexists(path):
         return
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path}: it is a directory")
     if option == "--record":
         if not os.path.isfile(path):
             raise UsageError(f"--record {path}: it is there, and no regular file")
@@ -91,10 +104,46 @@ def _is_text(head: bytes) -> bool:
 def _bytes(path: str, start: int, count: int) -> bytes:
     """Return bytes of a file, counted from its end where ``start`` is negative."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size + start) if start < 0 else start)
             return file.read(count)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def write_report(path: str, content: bytes) -> None:
+    """Write a report or a picture: whole or not at all, unless it goes into a pipe or to a device.
+
+    Raises:
+        AccessDenied, NotFound: It can't be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+        append_report(path, content)
+        return
+    try:
+        write_atomically(os.path.realpath(path), content)  # a link stays one
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def append_report(path: str, content: bytes) -> None:
+    """Write a report behind what is there already; nobody waits for a pipe's reader.
+
+    Raises:
+        AccessDenied, NotFound: It can't be written.
+    """
+    try:
+        descriptor = os.open(path, _APPEND, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise AccessDenied(path, "a pipe that nobody reads") from error
+        raise from_os_error(error, path) from error
+    try:
+        with open(descriptor, "wb") as file:
+            if hasattr(os, "set_blocking"):  # a reader that is there may take its time
+                os.set_blocking(descriptor, True)
+            file.write(content)
     except OSError as error:
         raise from_os_error(error, path) from error
 

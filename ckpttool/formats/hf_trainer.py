@@ -118,7 +118,7 @@ def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     with Source(path) as source:
         if source.size > MAX_HEADER:
             raise LimitExceeded(path, f"{source.size:,} bytes of JSON", expected=f"at most {MAX_HEADER:,}")
-        told = parse_json(path, source.read(0, source.size), what, constants=True)
+        told = parse_json(path, source.read(0, source.size), what, constants=True, surrogates=True)
     if not isinstance(told, dict):
         found = f"the {what} has type {type(told).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")

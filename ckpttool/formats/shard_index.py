@@ -73,7 +73,7 @@ def read_weight_map(path: str) -> WeightMap:
         data = source.read(0, source.size)
     if data.startswith(_LFS_POINTER):
         raise NotDownloaded(path, "a Git-LFS pointer, not the file", expected="run 'git lfs pull'")
-    told = parse_json(path, data, "index", constants=True)
+    told = parse_json(path, data, "index", constants=True, surrogates=True)
     weight_map = told.get("weight_map") if isinstance(told, dict) else None
     metadata = told.get("metadata") if isinstance(told, dict) else None
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
@@ -121,7 +121,11 @@ def refusal(name: object) -> str | None:
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "a path that does not lie below the directory of the index"
-    return "a name that is too long" if max(map(len, map(os.fsencode, parts))) > _MAX_NAME else None
+    try:
+        longest = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeEncodeError:
+        return "a name that no file can have"
+    return "a name that is too long" if longest > _MAX_NAME else None
 
 
 def kind_of(name: str, head: bytes) -> str | None:

@@ -31,6 +31,7 @@ from ckpttool.ops.verdict import (
     Verification,
     asks_for_manifest,
     fatal,
+    safety_of,
 )
 from ckpttool.report import Finding, Severity, counted, error
 from ckpttool.tensor import Span, Tensor
@@ -126,12 +127,7 @@ class Verifier:
         return replace(check, detail=stage.detail)
 
     def _verdict(self) -> Safety:
-        severities = {finding.severity for finding in self._checkpoint.safety}
-        if "safety" not in self._only:
-            return Safety.UNKNOWN
-        if Severity.ERROR in severities:
-            return Safety.UNSAFE
-        return Safety.UNKNOWN if Severity.WARNING in severities else Safety.SAFE
+        return safety_of(self._checkpoint.safety) if "safety" in self._only else Safety.UNKNOWN
 
     def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
         """Record findings and return the check that made them."""

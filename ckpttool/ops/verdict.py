@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckpttool.report import Finding, Severity
@@ -34,6 +34,14 @@ class Safety(str, enum.Enum):
     SAFE = "safe"
     UNSAFE = "unsafe"
     UNKNOWN = "unknown"
+
+
+def safety_of(findings: Iterable[Finding]) -> Safety:
+    """Return what findings of safety come to; none says that loading runs nothing."""
+    severities = {one.severity for one in findings}
+    if Severity.ERROR in severities:
+        return Safety.UNSAFE
+    return Safety.UNKNOWN if Severity.WARNING in severities else Safety.SAFE
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from ckpttool.errors import UsageError, from_os_error
 from ckpttool.report import counted
+from ckpttool.wire.regular import open_regular
 from ckpttool.wire.tomltext import parse_toml
 
 MAX_BYTES = 1 << 24
@@ -99,9 +99,8 @@ def read_map(path: str) -> TensorMap:
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size > MAX_BYTES:
                 raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
             return file.read(MAX_BYTES)
     except OSError as failure:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from ckpttool.ops.verdict import safety_of
 from ckpttool.render.escape import is_printable
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import Checkpoint, FileEntry, TrainingState
+    from ckpttool.checkpoint import FileEntry, TrainingState
     from ckpttool.ops.inspect import Inspection, Statistics
     from ckpttool.ops.sealing import Sealed
     from ckpttool.ops.verdict import Verification
@@ -71,13 +72,8 @@ def _inspected(inspection: Inspection) -> dict[str, Any]:
         "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
         "values": found.metadata,
         "findings": [finding(one) for one in inspection.findings],
-        "safety": _safety_word(found),
+        "safety": safety_of(found.safety).value,
     }
-
-
-def _safety_word(found: Checkpoint) -> str:
-    severities = {one.severity.value for one in found.safety}
-    return "unsafe" if "error" in severities else "unknown" if "warning" in severities else "safe"
 
 
 def _file(entry: FileEntry) -> dict[str, Any]:

@@ -16,6 +16,7 @@ def latest_document(found: Latest) -> dict[str, Any]:
         "path": found.entry.path if found.entry else None,
         "epoch": found.entry.epoch if found.entry else None,
         "step": found.entry.step if found.entry else None,
+        "safety": found.entry.safety.value if found.entry else None,
         "passed_over": [{"path": one.path, "why": one.message} for one in found.passed_over],
         **(measured if found.best is not None else {}),
         **(waited if found.waited_for else {}),

@@ -33,6 +33,8 @@ def _listed(listed: Listed) -> dict[str, Any]:
         "protected": list(listed.protected),
         "fault": entry.fault,
         "state": listed.state,
+        "safety": entry.safety.value,
+        "danger": entry.danger,
         "newest": listed.is_newest,
         "best": listed.is_best,
         "granularity": entry.granularity.value if entry.granularity else None,

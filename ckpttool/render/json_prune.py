@@ -10,7 +10,7 @@ from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.explaining import Explanation
 from ckpttool.series.pruning.planning import Planned
 from ckpttool.series.pruning.pruning import Pruned
-from ckpttool.series.retention.plan import GroupPlan
+from ckpttool.series.retention.plan import GroupPlan, Kept
 from ckpttool.series.undoing.trash import Emptied
 
 
@@ -66,7 +66,7 @@ def empty_document(emptied: Sequence[Emptied]) -> dict[str, Any]:
 def _group(group: GroupPlan) -> dict[str, Any]:
     return {
         "key": group.key,
-        "keep": [{"path": kept.entry.path, "reasons": list(kept.reasons)} for kept in group.keep],
+        "keep": [_kept(one) for one in group.keep],
         "remove": [_removal(entry, group) for entry in group.remove],
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
@@ -75,11 +75,20 @@ def _group(group: GroupPlan) -> dict[str, Any]:
     }
 
 
+def _kept(kept: Kept) -> dict[str, Any]:
+    return {
+        "path": kept.entry.path,
+        "reasons": list(kept.reasons),
+        "safety": kept.entry.safety.value,
+    }
+
+
 def _removal(entry: Entry, group: GroupPlan) -> dict[str, Any]:
     return {
         "path": entry.path,
         "bytes": entry.contents.nbytes,
         "unfitting": group.unfitting.get(entry.path),
+        "safety": entry.safety.value,
     }
 
 

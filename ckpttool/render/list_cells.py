@@ -220,9 +220,11 @@ def _notes(listed: Listed, look: Look, *, is_alone: bool, best: str | None) -> I
         yield f"best {best}"
     reasons = listed.protected if look.long else [_SHORT.get(one, one) for one in listed.protected]
     yield from dict.fromkeys(reasons)
-    fault = listed.entry.fault
+    fault, danger = listed.entry.fault, listed.entry.danger
     if fault is not None and not look.is_cut:
         yield fault.partition(": ")[2] or fault
+    if danger is not None and not look.is_cut:
+        yield danger
 
 
 def fate(listed: Listed, look: Look) -> str:

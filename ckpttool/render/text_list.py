@@ -252,7 +252,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def _coloured(line: str, row: Listed, look: Look) -> str:
-    if row.entry.fault is not None:
+    if row.entry.fault is not None or row.entry.danger is not None:
         return styled(line, "red", look.colour)
     if row.kept == ():
         return styled(line, "yellow", look.colour)

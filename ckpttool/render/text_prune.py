@@ -60,7 +60,11 @@ def plan_text(
 
 def _is_single(group: GroupPlan) -> bool:
     is_alone = len(group.keep) == 1 and not group.remove and group.failed is None
-    return is_alone and group.skipped is None and group.keep[0].entry.is_sound
+    return is_alone and group.skipped is None and _is_ordinary(group.keep[0].entry)
+
+
+def _is_ordinary(entry: Entry) -> bool:
+    return entry.is_sound and entry.danger is None
 
 
 def _is_unruled(group: GroupPlan) -> bool:
@@ -146,16 +150,21 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
     rows: list[_Row] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
     is_spread = len({entry.directory for entry in entries}) > 1
-    for reasons, alike in groupby(group.keep, lambda kept: kept.reasons):
+    for reasons, alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe(kept.entry))):
         found = [kept.entry for kept in alike]
         told = ", ".join(reasons)
         rows += _folded("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
     for unfitting, going in groupby(group.remove, lambda entry: group.unfitting.get(entry.path, "")):
         gone = list(going)
-        sizes = [", ".join(filter(None, (file_size(entry.contents.nbytes), unfitting))) for entry in gone]
-        rows += _folded("remove", gone, sizes, is_long, is_spread)
+        facts = [(file_size(entry.contents.nbytes), unfitting, *_unsafe(entry)) for entry in gone]
+        rows += _folded("remove", gone, [", ".join(filter(None, one)) for one in facts], is_long, is_spread)
     return rows
+
+
+def _unsafe(entry: Entry) -> tuple[str, ...]:
+    """Return the word for a checkpoint that is unsafe to load; that decides nothing here."""
+    return () if entry.danger is None else ("unsafe",)
 
 
 def _folded(

@@ -45,7 +45,12 @@ class Listed:
 
     @property
     def state(self) -> str:
-        """Return in a word what is known of it: ``readable`` was opened, ``intact`` was read in full."""
+        """Return in a word what is known of it: ``readable`` was opened, ``intact`` was read in full.
+
+        An unsafe one is called so, whatever else is wrong with it.
+        """
+        if self.entry.danger is not None:
+            return "unsafe"
         if self.entry.fault is not None:
             return self.entry.fault.partition(":")[0]
         return "intact" if self.is_read else "readable"
@@ -248,6 +253,7 @@ def _problems(places: Sequence[Looked], rows: Sequence[Listed]) -> Iterator[Prob
     """Yield what must be looked at, of each path what was told of it first."""
     problems = [problem for one in places for problem in one.problems]
     problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
+    problems += [Problem(row.entry.path, f"unsafe: {row.entry.danger}") for row in rows if row.entry.danger]
     yield from problems
     told = {one.path for one in problems}
     for place in places:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from ckpttool.wire.atomic import OWN_PREFIX, write_atomically
 from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.regular import NotRegular, regular_descriptor
 
 CONTENT, REPLACED = "content", "replaced"
 _OWNER, _MOVING = "owner", "moving"
@@ -29,7 +30,6 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 _MOST = 1 << 24
 """The most bytes of a plan."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-_FILE = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class LeftAsItIs(Exception):
@@ -187,10 +187,12 @@ def _read(path: str, what: str) -> object:
         LeftAsItIs: It is not such a file.
         OSError, CheckpointError: It can't be read.
     """
-    descriptor = os.open(path, _FILE)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
+        descriptor = regular_descriptor(path, follows=False)
+    except NotRegular as error:
+        raise LeftAsItIs(f"{path} is no file of ckpttool's") from error
+    try:
+        if os.fstat(descriptor).st_size > _MOST:
             raise LeftAsItIs(f"{path} is no file of ckpttool's")
         with open(descriptor, "rb", closefd=False) as file:
             return parse_json(path, file.read(_MOST), what)

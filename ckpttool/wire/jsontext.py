@@ -84,6 +84,10 @@ def parse_json(
             json.dumps(tree, ensure_ascii=False).encode()
     except RecursionError as failure:
         raise deep from failure
+    except UnicodeEncodeError as failure:
+        half = f"\\u{ord(failure.object[failure.start]):04x}"
+        found = f"the {what} is no JSON: {half} is half a character"
+        raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
     except ValueError as failure:
         found = f"the {what} is no JSON: {failure}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure

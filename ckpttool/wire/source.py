@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import threading
 from typing import ClassVar
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.wire.readable import Readable
+from ckpttool.wire.regular import regular_descriptor
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
-
-_OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-# A named pipe would block the open for ever.
-_NEVER_BLOCK = getattr(os, "O_NONBLOCK", 0)
 
 
 class _Descriptor:
@@ -31,7 +27,7 @@ class _Descriptor:
     def __init__(self, path: str) -> None:
         self.number = -1
         try:
-            self.number = os.open(path, _OPEN_FLAGS | _NEVER_BLOCK)
+            self.number = regular_descriptor(path)
         except OSError as error:
             raise from_os_error(error, path) from error
         except ValueError as error:
@@ -73,8 +69,6 @@ class Source(Readable):
         self._lock = threading.Lock()
         descriptor = _Descriptor(self.path)
         status = os.fstat(descriptor.number)
-        if not stat.S_ISREG(status.st_mode):
-            raise AccessDenied(self.path, "not a regular file")
         self.size = status.st_size
         self._identity = status.st_dev, status.st_ino
         self._is_closed = False

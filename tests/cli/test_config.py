@@ -135,7 +135,7 @@ def test_a_group_of_ones_own_is_believed(monkeypatch: pytest.MonkeyPatch) -> Non
 @_POSIX
 def test_a_pipe_is_no_configuration_and_makes_nobody_wait() -> None:
     os.mkfifo("ckpttool.toml")
-    with pytest.raises(UsageError, match=r"^ckpttool.toml: no configuration"):
+    with pytest.raises(CheckpointError, match=r"^ckpttool.toml: not a regular file"):
         read_config("ckpttool.toml", is_named=True)
 
 

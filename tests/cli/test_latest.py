@@ -51,6 +51,7 @@ def test_json(run, series: Path) -> None:
         "path": "run/model_epoch_10.pth",
         "epoch": 10,
         "step": None,
+        "safety": "safe",
         "passed_over": [],
     }
 

@@ -30,6 +30,8 @@ KEYS = [
     "protected",
     "fault",
     "state",
+    "safety",
+    "danger",
     "newest",
     "best",
     "granularity",

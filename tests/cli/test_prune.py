@@ -90,11 +90,11 @@ def test_json(run, series: Path) -> None:
     assert (group["policy"], group["failed"], group["excess"]) == ({"keep_last": 9}, None, None)
     assert group["key"] == "run/model_epoch_*.pth"
     assert group["keep"][:2] == [
-        {"path": "run/model_epoch_10.pth", "reasons": ["newest", "last 9"]},
-        {"path": "run/model_epoch_9.pth", "reasons": ["last 9"]},
+        {"path": "run/model_epoch_10.pth", "reasons": ["newest", "last 9"], "safety": "safe"},
+        {"path": "run/model_epoch_9.pth", "reasons": ["last 9"], "safety": "safe"},
     ]
     assert (group["remove"], group["skipped"]) == (
-        [{"path": "run/model_epoch_1.pth", "bytes": 4065, "unfitting": None}],
+        [{"path": "run/model_epoch_1.pth", "bytes": 4065, "unfitting": None, "safety": "safe"}],
         None,
     )
 

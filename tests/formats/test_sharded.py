@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -313,10 +314,10 @@ def test_says_that_a_shard_may_not_be_read(tmp_path: Path, monkeypatch: pytest.M
     laid_out(tmp_path, {})
     open_any = os.open
 
-    def open_all_but_one(path: str, *arguments: int) -> int:
+    def open_all_but_one(path: str, *arguments: int, **more: Any) -> int:
         if str(path).endswith(SECOND):
             raise PermissionError(13, "Permission denied")
-        return open_any(path, *arguments)
+        return open_any(path, *arguments, **more)
 
     monkeypatch.setattr(os, "open", open_all_but_one)
     with pytest.raises(AccessDenied):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
+from ckpttool.wire.regular import open_regular
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC
 
@@ -138,7 +139,7 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
 def is_remnant(path: str, *, is_listed: bool = False) -> bool:
     """Tell whether a file may be what is left of a table; only one that is listed may begin in any way."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEAD)
     except OSError:
         return is_listed

@@ -10,6 +10,8 @@ import os
 import re
 from dataclasses import dataclass
 
+from ckpttool.wire.regular import open_regular
+
 NAME = "checkpoint"
 
 MAX_BYTES = 1 << 26
@@ -52,7 +54,7 @@ def read_state(path: str) -> CheckpointState | None:
     """
     if not os.path.isfile(path):
         return None
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(MAX_BYTES + 1)
     if b"model_checkpoint_path" not in data or b"\0" in data:
         return None

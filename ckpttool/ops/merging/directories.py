@@ -19,6 +19,7 @@ from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.naming import parse_name
+from ckpttool.wire.regular import open_regular
 
 _READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors)
 _FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
@@ -72,7 +73,7 @@ def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
     try:
         if max(first.stat().st_size, other.stat().st_size) > _MAX_TEXT:
             return False
-        with open(first.path, "rb") as one, open(other.path, "rb") as two:
+        with open_regular(first.path) as one, open_regular(other.path) as two:
             return one.read() == two.read()
     except OSError as error:
         raise from_os_error(error, other.path) from error

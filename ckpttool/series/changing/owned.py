@@ -10,13 +10,11 @@ import os
 import stat
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
+from ckpttool.wire.regular import NotRegular, regular_descriptor
 
 MAX_BYTES = 1 << 28
 """Of a journal; two million files take less."""
 
-_READ = (
-    os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-)
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -66,11 +64,12 @@ def own_data(path: str, directory: str, what: str, most: int = MAX_BYTES) -> byt
     """
     if os.path.islink(path):
         raise DamagedCheckpoint(path, "a symlink", expected=what)
-    descriptor = os.open(path, _READ)
+    try:
+        descriptor = regular_descriptor(path, follows=False)
+    except NotRegular as error:
+        raise DamagedCheckpoint(path, "no regular file", expected=what) from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DamagedCheckpoint(path, "no regular file", expected=what)
         _require_owner(path, status, os.stat(directory))
         if status.st_size > most:
             raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{what} of at most {most:,}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -15,13 +14,13 @@ from ckpttool.series.changing.moves import Moves, Relink, Rewrite
 from ckpttool.series.changing.stage import Changed, status_of
 from ckpttool.series.files import opened
 from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_opened
+from ckpttool.wire.regular import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""
 
 _FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOWS_NOTHING
-_READ = os.O_RDONLY | _FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 
 
 def text_at(path: str, place: int | None = None) -> str | None:
@@ -36,16 +35,13 @@ def text_at(path: str, place: int | None = None) -> str | None:
         OSError: It can't be read.
     """
     try:
-        descriptor = os.open(path, _READ, dir_fd=place)
+        descriptor = regular_descriptor(path, follows=False, place=place)
     except FileNotFoundError:
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise Changed(f"{os.path.basename(path)} is no file")
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(MAX_TEXT + 1)
-    finally:
-        os.close(descriptor)
+    except NotRegular as error:
+        raise Changed(f"{os.path.basename(path)} is no file") from error
+    with open(descriptor, "rb") as file:
+        data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
         raise Changed(f"{os.path.basename(path)} is larger than a pointer")
     return data.decode("utf-8", "surrogateescape")

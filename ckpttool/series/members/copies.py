@@ -10,6 +10,7 @@ from itertools import pairwise
 from ckpttool.series.files import Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
+from ckpttool.wire.regular import open_regular
 
 _CHUNK = 1 << 20
 _SAMPLES, _SAMPLE = 8, 64
@@ -52,7 +53,7 @@ def _alike_in_samples(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 def _samples(entry: Entry, file: Fingerprint) -> bytes | None:
     try:
-        with open(os.path.join(entry.directory, file.path), "rb") as stream:
+        with open_regular(os.path.join(entry.directory, file.path)) as stream:
             taken = []
             for part in range(_SAMPLES):
                 stream.seek(file.size * part // _SAMPLES)
@@ -74,7 +75,7 @@ def _are_equal(one: Entry, other: Entry) -> bool:
 def _same_bytes(one: str, other: str) -> bool:
     """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
     try:
-        with open(one, "rb") as first, open(other, "rb") as second:
+        with open_regular(one) as first, open_regular(other) as second:
             while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
                 if not chunk:
                     return True

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.interface import SIDECARS, Unit
 from ckpttool.naming import NameFields
+from ckpttool.ops.verdict import Safety
 from ckpttool.series.files import Contents
 
 Number = int | float
@@ -25,6 +26,8 @@ class Entry:
         format: Name of the format; None where its content is none that is known.
         contents: Its files, as they were when it was looked at.
         fields: What its name says.
+        safety: What loading it with its framework could run, as far as it could be read.
+        danger: What loading it would run, where that is known to be unsafe.
         is_complete: False where a part is missing, or it can't be opened.
         fault: What is wrong with it, ``damaged: …`` or ``incomplete: …``; None where it is sound.
         epoch, step: From inside the checkpoint, else from its name.
@@ -49,6 +52,8 @@ class Entry:
     format: str | None
     contents: Contents = field(repr=False)
     fields: NameFields = field(repr=False)
+    safety: Safety = Safety.UNKNOWN
+    danger: str | None = None
     is_complete: bool = True
     fault: str | None = None
     epoch: Number | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from ckpttool.checkpoint import Checkpoint, TrainingState
@@ -20,7 +20,8 @@ from ckpttool.formats import unrecognised
 from ckpttool.formats.discovery import unit_of
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, open_probed
 from ckpttool.naming import NameFields, parse_name
-from ckpttool.report import Severity, counted
+from ckpttool.ops.verdict import Safety, safety_of
+from ckpttool.report import Finding, Severity, counted
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.needs import needs_of
@@ -96,12 +97,15 @@ def _opened_from(probe: Probe, format: Format | None) -> Checkpoint:
 def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
     kind = _kind_of(failure, is_empty=bool(found.files) and not found.nbytes)
     fields = parse_name(os.path.basename(unit.path))
+    danger = _first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
     return Entry(
         path=shown(unit.path),
         unit=unit,
         format=unit.format.name if unit.format else None,
         contents=found,
         fields=fields,
+        safety=Safety.UNSAFE if danger else Safety.UNKNOWN,
+        danger=danger,
         is_complete=False,
         fault=f"{kind}: {failure.reason}",
         epoch=fields.epoch,
@@ -129,6 +133,8 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         format=checkpoint.format,
         contents=found,
         fields=fields,
+        safety=safety_of(checkpoint.safety),
+        danger=_first_error(checkpoint.safety),
         is_complete=checkpoint.complete,
         fault=fault,
         epoch=fields.epoch if inside[0] is None else inside[0],
@@ -216,12 +222,18 @@ def _quotient(steps: object, optimizers: int) -> int:
 
 
 def _structural_fault(checkpoint: Checkpoint) -> str | None:
-    errors = [one for one in checkpoint.findings if one.severity is Severity.ERROR]
     kind = "damaged" if checkpoint.complete else "incomplete"
-    if errors:
-        where = f"{errors[0].where}: " if errors[0].where else ""
-        return f"{kind}: {where}{errors[0].message}"
+    if (error := _first_error(checkpoint.findings)) is not None:
+        return f"{kind}: {error}"
     return None if checkpoint.complete else f"{kind}: a part of it is missing"
+
+
+def _first_error(findings: Iterable[Finding]) -> str | None:
+    """Return what the first error says, and where."""
+    first = next((one for one in findings if one.severity is Severity.ERROR), None)
+    if first is None:
+        return None
+    return f"{first.where}: {first.message}" if first.where else first.message
 
 
 def signature(checkpoint: Checkpoint) -> str:

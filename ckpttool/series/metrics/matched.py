@@ -21,6 +21,7 @@ from ckpttool.series.metrics.events import event_files, is_event_file, read_even
 from ckpttool.series.metrics.lines import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.series.metrics.log import Log, Number, Range
 from ckpttool.series.metrics.named import agree
+from ckpttool.wire.regular import open_regular
 from ckpttool.wire.tfrecord import is_record_head
 
 TRAINER_STATE = "trainer_state.json"
@@ -138,7 +139,7 @@ def _read(file: BinaryIO, log: Log) -> None:
 
 def _opened(path: str) -> BinaryIO:
     try:
-        return open(path, "rb", buffering=_BUFFER)
+        return open_regular(path, _BUFFER)
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError as error:

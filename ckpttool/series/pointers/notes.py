@@ -15,6 +15,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.pointers.readers import MAX_POINTER, PINS
+from ckpttool.wire.regular import open_regular
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -52,7 +53,7 @@ def said(file: os.DirEntry[str]) -> str | None:
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
             return None
-        with open(file.path, "rb") as opened:
+        with open_regular(file.path) as opened:
             data = opened.read(MAX_POINTER)
     except OSError:  # it has just gone, or is not for us
         return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +13,7 @@ from ckpttool.series.changing.home import home_of
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.regular import NotRegular, open_regular
 from ckpttool.wire.tomledit import changed_strings
 from ckpttool.wire.tomltext import parse_toml
 
@@ -74,9 +74,7 @@ def read(file: str) -> str:
         CheckpointError: It can't be read.
     """
     try:
-        with open(file, "rb", opener=_without_waiting) as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise DamagedCheckpoint(shown(file), "the pins can't be read: it is no regular file")
+        with open_regular(file) as opened:
             content = opened.read(MAX_STATE + 1)
         if len(content) > MAX_STATE:
             raise DamagedCheckpoint(shown(file), "the pins can't be read: no list of names is so long")
@@ -87,13 +85,10 @@ def read(file: str) -> str:
         return ""
     except UnicodeDecodeError as error:
         raise _unreadable(file, error) from error
+    except NotRegular as error:
+        raise DamagedCheckpoint(shown(file), "the pins can't be read: it is no regular file") from error
     except OSError as error:
         raise from_os_error(error, file) from error
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file; of a pipe nobody waits for the other end."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write(file: str, text: str) -> None:

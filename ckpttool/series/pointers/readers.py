@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.order import Group
+from ckpttool.wire.regular import open_regular
 
 PINS = ".ckpttool.toml"
 
@@ -125,7 +126,7 @@ def _text(path: str, limit: int) -> str | None:
     try:
         if not os.path.isfile(path) or os.path.getsize(path) > limit:
             return None
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(limit).decode()
     except (OSError, UnicodeDecodeError):
         return None

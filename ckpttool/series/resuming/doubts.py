@@ -107,6 +107,13 @@ def blind(root: str, places: Sequence[tuple[str, str]]) -> AccessDenied:
     return AccessDenied(shown(root), f"{told}: {path}: {why}{others}")
 
 
+def none_safe(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
+    """Return the error that says that only unsafe ones are there: nobody is to begin anew for that."""
+    others = f"; so are {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
+    told = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
+    return AccessDenied(shown(root), told, expected="--allow-unsafe takes it all the same")
+
+
 def require_merely_missing(directory: str) -> None:
     """Require that a directory that isn't there was never made: no link on the way leads nowhere.
 

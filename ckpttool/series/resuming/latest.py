@@ -21,6 +21,7 @@ from ckpttool.series.resuming.doubts import (
     hopeless,
     measure,
     newer,
+    none_safe,
     require_merely_missing,
     unmeasured,
     unseen,
@@ -73,6 +74,7 @@ class Wanted(Scope):
     mode: Mode | None
     before: int | None
     jobs: int | None
+    allow_unsafe: bool = False
 
 
 def latest(
@@ -86,6 +88,7 @@ def latest(
     mode: Mode | None = None,
     metrics: Sequence[str] = (),
     before: int | None = None,
+    allow_unsafe: bool = False,
     wait: float = 0,
     tell: Tell = lambda text: None,
     clock: Clock = SYSTEM,
@@ -103,6 +106,7 @@ def latest(
         mode: Which of its values are good.
         metrics: Logs that know more metrics.
         before: The step before which it has to be saved.
+        allow_unsafe: Whether one may be chosen that runs code when it is loaded, or calls what could.
         wait: For how many seconds to wait for a writer that is at one that would come first.
         tell: Told what is waited for.
         clock: What the time is.
@@ -110,7 +114,8 @@ def latest(
 
     Raises:
         UsageError: A metric without a mode, or a mode without a metric.
-        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be.
+        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
+            is intact and unsafe.
     """
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
@@ -124,6 +129,7 @@ def latest(
         metrics=metrics,
         before=before,
         jobs=jobs,
+        allow_unsafe=allow_unsafe,
     )
     watch = Watch(wait, tell, clock)
     refused: frozenset[str] = frozenset()
@@ -139,6 +145,8 @@ def latest(
             continue
         if found.entry is None and look.unseen:
             raise blind(os.fspath(directory), look.unseen)
+        if found.entry is None and look.unsafe:
+            raise none_safe(os.fspath(directory), look.unsafe)
         return replace(
             found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for), best=best
         )
@@ -153,12 +161,14 @@ class _Look:
         unsettled: What may become a better one.
         quiet: The same, where its time says that nobody is at it; a server's clock may be wrong.
         unseen: What nobody could look at, and why.
+        unsafe: What would have been chosen, were it not unsafe.
     """
 
     found: Latest
     unsettled: Sequence[Unsettled] = ()
     quiet: Sequence[Unsettled] = ()
     unseen: Sequence[tuple[str, str]] = ()
+    unsafe: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +201,14 @@ class _Search:
         unsettled = list(self._unsettled(found, chosen, passed, without_hope))
         if chosen is not None:
             passed += without_hope
-            passed += newer(found, chosen, wanted.before) if wanted.best is None else ()
+            lacking = newer(found, chosen, wanted.before) if wanted.best is None else ()
+            passed += [(entry, why) for entry, why in lacking if entry.path not in told]
         return _Look(
             self._answer(found, chosen, passed),
             [one for one in unsettled if self._is_recent(one)],
             [one for one in unsettled if not self._is_recent(one)],
             unseen(found, passed),
+            [entry for entry, fault in passed if fault == _unsafe(entry)],
         )
 
     def _choice(self, found: Survey) -> tuple[Entry | None, list[tuple[Entry, str]]]:
@@ -217,7 +229,8 @@ class _Search:
             why = why_none(found, recursive=wanted.recursive, best=wanted.best, before=wanted.before)
             return Latest(None, why, problems, found.remarks, found.journals)
         doubts = warnings(found, chosen, wanted.best, {entry.path for entry, _ in passed})
-        told = (*found.remarks, *doubts, *unmeasured(found, wanted.best))
+        danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
+        told = (*danger, *found.remarks, *doubts, *unmeasured(found, wanted.best))
         return Latest(chosen, None, problems, told, found.journals)
 
     def _candidates(self, found: Survey) -> Iterator[Entry]:
@@ -251,6 +264,8 @@ class _Search:
         if entry.path in self.refused:
             return "being written: it changed while it was waited for"
         fault = unfinished(entry, self.now)
+        if fault is None and not self.wanted.allow_unsafe:
+            fault = _unsafe(entry)
         if fault is None and self.wanted.depth == "full":
             return read_in_full(entry, self.wanted.jobs)
         return fault
@@ -296,6 +311,11 @@ class _Search:
 
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9
+
+
+def _unsafe(entry: Entry) -> str | None:
+    """Return why nobody resumes from a checkpoint unasked; the user's own classes make none unsafe."""
+    return entry.danger and f"unsafe: {entry.danger}"
 
 
 def _oldest_first_where_carried_on(

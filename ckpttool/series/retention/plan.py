@@ -246,8 +246,11 @@ def _listed(
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
     """Return what stays for being the newest, by path: in order, in time, or by another count."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    if newest := _newest(newest_first, history.intact):
+    if (newest := _newest(newest_first, history.intact)) is not None:
         reasons[newest.path].append("newest" if history.intact else "none is intact")
+    if newest is not None and newest.danger is not None:
+        for entry in [one for one in history.intact if one.danger is None][:1]:
+            reasons[entry.path].append("newest that is not unsafe")
     for entry in history.written_last[:1]:
         reasons[entry.path].append("written last")
     for entry, count in newest_otherwise(history.intact) if history.intact else ():
