@@ -16,6 +16,9 @@ from ckpttool.formats.keras.references import judge_references
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import Doubled, parse_json
 
+MAX_CONFIG = 100_000_000
+"""The longest config in bytes."""
+
 MAX_ALIKE = 100
 """The most findings of one code that are told of a config."""
 

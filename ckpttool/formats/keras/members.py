@@ -16,7 +16,7 @@ from ckpttool.formats.hdf5.tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.called import called, compare_called
 from ckpttool.formats.keras.compare import compare_grouped
-from ckpttool.formats.keras.config import judge, read_config
+from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import named_tensors
 from ckpttool.formats.parts import placed
 from ckpttool.report import Finding, error, warning
@@ -29,9 +29,6 @@ from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
-MAX_CONFIG = 100_000_000
-"""The longest config in bytes."""
-
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ASSETS = "assets/"
 _ARRAYS = ".npz"
