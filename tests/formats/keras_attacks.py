@@ -1,9 +1,8 @@
 """Files that make Keras run, call or read something, and whether they do.
 
-``python keras_attacks.py write DIRECTORY SAVEDMODEL`` writes them, without any framework, and prints their names.
-``python keras_attacks.py API DIRECTORY`` loads those that are for an API, ``keras`` or ``tf_keras``, as users do,
-and prints as JSON which of them did what they are made to do. They do no more than to make a file beside them, or
-to read one.
+``write_all`` writes them, without any framework. ``python keras_attacks.py API DIRECTORY`` loads those that
+are for an API, ``keras`` or ``tf_keras``, as users do, and prints as JSON which of them did what they are
+for: they make a file beside them, read one, or hand on a function that nobody may call.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ import base64
 import json
 import marshal
 import os
+import pkgutil
 import shutil
 import sys
+import types
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -56,7 +57,9 @@ def function(module: str | None, name: str, **more: Any) -> Config:
 
 
 def sequential(*layers: Config) -> Config:
-    first = node("keras.layers", "InputLayer", {"batch_shape": [None, 3], "name": "given", "dtype": "float32"})
+    first = node(
+        "keras.layers", "InputLayer", {"batch_shape": [None, 3], "name": "given", "dtype": "float32"}
+    )
     return node("keras", "Sequential", {"name": "model", "layers": [first, *layers]})
 
 
@@ -72,7 +75,10 @@ def called(layer: Config, argument: object, **kwargs: object) -> Config:
     """Return a model of Keras 2 that calls a layer, or what stands for one, with plain values."""
     first = node("keras.layers", "InputLayer", {"batch_input_shape": [None, 3], "name": "given"})
     nodes = [[_CONSTANT, -1, argument, kwargs]]
-    layers = [first | {"name": "given", "inbound_nodes": []}, layer | {"name": "called", "inbound_nodes": nodes}]
+    layers = [
+        first | {"name": "given", "inbound_nodes": []},
+        layer | {"name": "called", "inbound_nodes": nodes},
+    ]
     ends = [["given", 0, 0]]
     ends_2 = {"input_layers": ends, "output_layers": ends}
     return node("keras.src.engine.functional", "Functional", {"name": "m", "layers": layers} | ends_2)
@@ -83,7 +89,9 @@ def without_modules(tree: Any) -> Any:
     if isinstance(tree, list):
         return [without_modules(one) for one in tree]
     if isinstance(tree, dict):
-        return {key: without_modules(one) for key, one in tree.items() if key not in ("module", "registered_name")}
+        return {
+            key: without_modules(one) for key, one in tree.items() if key not in ("module", "registered_name")
+        }
     return tree
 
 
@@ -117,7 +125,10 @@ def _of_keras_2(place: Path) -> Iterator[Attack]:
     op = node("keras.layers", "TFOpLambda", {"name": "o", "function": "io.write_file"})
     yield marked("op", op, str(mark("op")), contents="x")
     yield marked("slicing", op | {"class_name": "SlicingOpLambda"}, str(mark("slicing")), contents="x")
-    writing = {"filename": str(mark("raw_op")), "contents": "x"}  # it is called, and takes no text before them
+    writing = {
+        "filename": str(mark("raw_op")),
+        "contents": "x",
+    }  # it is called, and takes no text before them
     raw = op | {"config": {"name": "o", "function": "raw_ops.WriteFile"}}
     yield tf("raw_op.keras", called(raw, "", **writing))
     method = {"name": "o", "cls_symbol": "io.TFRecordWriter", "method_name": "__call__"}
@@ -129,14 +140,21 @@ def _of_keras_2(place: Path) -> Iterator[Attack]:
     yield tf("h5_op.h5", without_modules(called(op, str(mark("h5_op")), contents="x")), shows="h5_op.mark")
     lambda_ = {"name": "l", "function": [code(mark("h5_lambda")), None, None], "function_type": "lambda"}
     lambda_ |= {"output_shape": None, "output_shape_type": "raw", "output_shape_module": None, "module": "m"}
-    yield tf("h5_lambda.h5", without_modules(sequential_2(node(None, "Lambda", lambda_))), shows="h5_lambda.mark")
+    yield tf(
+        "h5_lambda.h5", without_modules(sequential_2(node(None, "Lambda", lambda_))), shows="h5_lambda.mark"
+    )
     yield tf("savedmodel", {"class_name": "StringLookup", "config": secret})
 
 
 def _losses(module: str, config: Config) -> dict[str, Config]:
     """Return what a loss may be for Keras 2, which hands on whatever it finds by any name."""
     lookup = "keras.src.layers.preprocessing.index_lookup"
-    typespec = {"class_name": "__typespec__", "spec_name": "nothing", "module": "this", "registered_name": None}
+    typespec = {
+        "class_name": "__typespec__",
+        "spec_name": "nothing",
+        "module": "this",
+        "registered_name": None,
+    }
     return {
         "eval": function("builtins", "eval"),
         "registered_eval": function("builtins", "mine", registered_name="eval"),
@@ -209,7 +227,11 @@ def write_weights(path: Path) -> None:
     import h5py
 
     with h5py.File(path, "w") as file:
-        for group in ("", "optimizer/", *(f"layers/{one}/" for one in ("input_layer", "string_lookup", "lambda"))):
+        for group in (
+            "",
+            "optimizer/",
+            *(f"layers/{one}/" for one in ("input_layer", "string_lookup", "lambda")),
+        ):
             file.create_group(f"{group}vars")
         file["layers/dense/vars/0"] = [1.0]
 
@@ -231,7 +253,11 @@ def write_savedmodel(path: Path, layer: Config, saved: Path) -> None:
     """Write a SavedModel in whose description one layer is another."""
     shutil.copytree(saved, path)
     data = (path / "keras_metadata.pb").read_bytes()
-    parts = {"node_id": b"\x10\x01", "name": b"\x1a\x19root.layer_with_weights-0", "kind": b'"\x0f_tf_keras_layer'}
+    parts = {
+        "node_id": b"\x10\x01",
+        "name": b"\x1a\x19root.layer_with_weights-0",
+        "kind": b'"\x0f_tf_keras_layer',
+    }
     told = json.dumps({"name": "out", "trainable": True, "dtype": "string"} | layer).encode()
     assert b"root.layer_with_weights-0" in data
     kept = [one for one in messages(data) if b"layer_with_weights-0" not in one[:64]]
@@ -307,6 +333,32 @@ _LOOKS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
+def misnamed(api_name: str) -> Iterator[str]:
+    """Yield where a name of our lists stands for anything but what it is on the list for.
+
+    A configuration may name any module of a part of Keras, and so what stands there under such a name counts.
+    """
+    from importlib import import_module
+
+    from ckpttool.formats.keras import names
+
+    source = import_module(f"{api_name}.src")
+    for found in pkgutil.walk_packages(source.__path__, f"{api_name}.src."):
+        is_tested = found.name.endswith("_test") or "backend" in found.name
+        if names.part_of_keras(found.name) not in names.PARTS or is_tested:
+            continue
+        module = import_module(found.name)
+        for name in (names.CLASSES | names.FUNCTIONS | names.OPERATIONS) & vars(module).keys():
+            value = vars(module)[name]
+            own = getattr(value, "__name__", name)
+            is_kerass = getattr(value, "__module__", "").partition(".")[0] in (api_name, "tensorflow")
+            is_other = (
+                not is_kerass or own in names.LOOKUPS or own in {*names.RUNNING, "Lambda", "TFOpLambda"}
+            )
+            if is_other and not isinstance(value, types.ModuleType):
+                yield f"{found.name}.{name}"
+
+
 def main(api_name: str, place: Path) -> None:
     os.environ |= {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     from importlib import import_module
@@ -318,7 +370,7 @@ def main(api_name: str, place: Path) -> None:
             more = {} if attack.is_safe else {"safe_mode": False}
             load = api.models.load_model
             found[attack.name] = shown(attack, place, lambda: load(str(place / attack.name), **more), api)  # noqa: B023
-    print(json.dumps(found))
+    print(json.dumps([found, list(misnamed(api_name))]))
 
 
 def write_all(place: Path, saved: Path) -> None:

@@ -93,6 +93,8 @@ def _inside(text: str, texts: int) -> object:
     """
     try:
         tree = parse_json("", text.encode("utf-8", "replace"), "text", constants=True, surrogates=True)
+    except LimitExceeded:
+        raise
     except DamagedCheckpoint:
         return None
     if texts >= _MAX_TEXTS and isinstance(tree, dict | list):
