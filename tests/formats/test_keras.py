@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import marshal
 import random
 import shutil
+from base64 import b64encode
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
@@ -53,6 +55,8 @@ def layer(name: str, module: object = "keras.layers", **more: object) -> Config:
 
 LAMBDA = {"class_name": "__lambda__", "config": {"code": "4wEA", "defaults": None, "closure": None}}
 
+CODE = b64encode(marshal.dumps(compile("1", "m", "eval"))).decode()
+
 CONFIGS: list[tuple[Config, str | None]] = [
     (layer("Dense"), None),
     (layer("Functional", "keras.src.models.functional"), None),
@@ -86,6 +90,75 @@ CONFIGS: list[tuple[Config, str | None]] = [
     (layer("Map", "keras.src.ops.core"), "unknown-class"),
     ({"class_name": "Dense", "config": {"dtype": layer("Policy", "keras.mixed_precision")}}, None),
     (layer("function", "builtins", config="mean_squared_error"), None),
+    (layer("function", "keras.losses", config="deserialize"), "keras-gadget"),
+    (layer("function", "keras.ops", config="relu"), None),
+    (layer("function", "keras.ops", config="map"), "keras-gadget"),
+    (layer("function", "keras.models", config="clone_model"), "keras-gadget"),
+    (layer("function", "builtins", config="relu", registered_name="exec"), "keras-gadget"),
+    (layer("function", "builtins", config=["eval"]), "keras-class"),
+    (layer("function", None, config="deserialize"), "keras-gadget"),
+    (layer("function", "mine", config="loss"), "unknown-class"),
+    (layer("function", "mine", config="Outer.loss"), "keras-gadget"),
+    (layer("function", "mine", config="__loader__"), "keras-gadget"),
+    (layer("Dense", registered_name="Dense"), None),
+    (layer("Dense", registered_name="get"), "keras-gadget"),
+    (layer("Dense", registered_name=["get"]), "keras-class"),
+    (layer("Dense", module={"class_name": "__bytes__", "value": "os"}), "keras-class"),
+    (layer("Dense.from_config"), "keras-gadget"),
+    (layer("Custom>Adam", None), None),
+    (layer("FeatureSpace", "keras.utils"), None),
+    (layer("Sequence", "keras.utils"), "keras-gadget"),
+    (layer("__tuple__", "builtins", items=[1]), None),
+    (layer("__slice__", "mine"), "keras-gadget"),
+    ({"class_name": "deserialize", "config": {}}, "keras-gadget"),
+    ({"class_name": "add", "config": {}}, None),
+    ({"class_name": "TFOpLambda", "config": {"function": "nn.gelu"}}, None),
+    ({"class_name": "TFOpLambda", "config": {"function": "nn.raw_rnn"}}, "keras-gadget"),
+    ({"class_name": "TFOpLambda", "config": {"function": "math.mine"}}, "keras-gadget"),
+    (
+        {"class_name": "ClassMethod", "config": {"cls_symbol": "RaggedTensor", "method_name": "from_tensor"}},
+        None,
+    ),
+    (
+        {"class_name": "ClassMethod", "config": {"cls_symbol": "Module", "method_name": "from_tensor"}},
+        "keras-gadget",
+    ),
+    ({"class_name": "InstanceProperty", "config": {"attr_name": "flat_values"}}, None),
+    ({"class_name": "InstanceMethod", "config": {"attr_name": "__class__"}}, "keras-gadget"),
+    ({"class_name": "TensorFlowOpLayer", "config": {"node_def": {"op": "AddV2"}}}, None),
+    ({"class_name": "TensorFlowOpLayer", "config": {"node_def": {"op": "WriteFile"}}}, "keras-gadget"),
+    ({"class_name": "TensorFlowOpLayer", "config": {"node_def": {"op": "Mine"}}}, "unknown-class"),
+    ({"class_name": "TensorFlowOpLayer", "config": {"node_def": "x"}}, "keras-gadget"),
+    ({"class_name": "TypeSpec", "type_spec": "tf.TensorSpec", "serialized": []}, None),
+    ({"class_name": "TypeSpec", "type_spec": "mine.Spec", "serialized": []}, "unknown-class"),
+    (
+        layer("__typespec__", "tensorflow.python.framework.tensor", spec_name="TensorSpec", config=[]),
+        None,
+    ),
+    (
+        layer("__typespec__", "tensorflow.python.framework.tensor", spec_name="Tensor", config=[]),
+        "keras-gadget",
+    ),
+    (layer("__typespec__", "keras.utils", spec_name="get_file", config=[]), "keras-gadget"),
+    (layer("__typespec__", "mine", spec_name="Spec", config=[]), "unknown-class"),
+    (layer("DenseFeatures", config={"feature_columns": []}), None),
+    (layer("Dense", config={"vocabulary_file": "/etc/passwd"}), "keras-reads-file"),
+    (layer("Dense", config={"activation": "swish", "kernel_initializer": "he_normal"}), None),
+    (layer("Dense", config={"activation": "mine"}), "unknown-class"),
+    (layer("Dense", config={"kernel_regularizer": "deserialize"}), "keras-gadget"),
+    (
+        layer("Dense", compile_config={"optimizer": "rmsprop", "loss": {"a": "mse"}, "metrics": [["acc"]]}),
+        None,
+    ),
+    (layer("Dense", compile_config={"metrics": {"a": ["get"]}}), "keras-gadget"),
+    (layer("Dense", config={"note": json.dumps(layer("Lambda"))}), "keras-lambda"),
+    (layer("Dense", config={"note": json.dumps({"a": json.dumps([layer("Lambda")])})}), "keras-lambda"),
+    (layer("Dense", config={"note": ' {"\\u0063lass_name": "Lambda"}'}), "keras-lambda"),
+    (layer("Dense", config={"note": "[UNK] {"}), None),
+    (layer("Dense", config={"note": '{"a": 1, "a": 2}'}), "duplicate-key"),
+    (layer("Dense", config={"note": "[" * 200 + "]" * 200}), "not-scanned"),
+    (layer("Dense", config={"note": CODE}), "keras-lambda"),
+    (layer("Dense", config={"note": "4wheel" * 9}), None),
 ]
 
 
@@ -108,6 +181,27 @@ def test_a_pickle_among_the_members(files: Path, tmp_path: Path) -> None:
     payload = b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00truetR."
     path = rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", **{"assets/x": payload})
     assert verify(path).safety is Safety.UNSAFE
+
+
+def test_an_asset_that_is_none_of_kerass_is_not_clean(files: Path, tmp_path: Path) -> None:
+    for name, safety in (("assets/x", Safety.UNKNOWN), ("assets/layers/a/vocabulary.txt", Safety.SAFE)):
+        path = rezipped(files / "keras" / "adam.keras", tmp_path / "m.keras", **{name: b"word"})
+        assert verify(path).safety is safety, name
+
+
+@pytest.mark.parametrize(
+    ("config", "safety"),
+    [
+        (b'{"class_name": "Lambda", "config": {}}', Safety.UNSAFE),
+        (b"{", Safety.UNKNOWN),
+        (b"{}", Safety.SAFE),
+    ],
+)
+def test_the_configuration_beside_weights(files: Path, tmp_path: Path, config: bytes, safety: Safety) -> None:
+    for name, expected in (("model.weights.h5", safety), ("other.weights.h5", Safety.SAFE)):
+        shutil.copyfile(files / "keras" / "bfloat16.weights.h5", tmp_path / name)
+        (tmp_path / "config.json").write_bytes(config)
+        assert verify(tmp_path / name).safety is expected
 
 
 def test_members_that_lead_out(files: Path, tmp_path: Path) -> None:

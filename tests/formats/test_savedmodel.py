@@ -408,9 +408,11 @@ def test_lambda_layers_are_unsafe(tmp_path: Path, layer: object) -> None:
     assert "keras-lambda" in {finding.code for finding in found.findings}
 
 
-def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [b"", pb.part(4, b""), pb.part(4, pb.number(2, 1))])
+def test_lambda_layers_of_older_keras_are_unsafe(tmp_path: Path, more: bytes) -> None:
+    """Readers of Protocol Buffers merge a message that stands twice: its second part hides nothing."""
     layer = pb.part(1, "_tf_keras_sequential") + pb.part(3, json.dumps(LAYER))
-    objects = pb.part(7, pb.part(1, pb.part(4, layer)))
+    objects = pb.part(7, pb.part(1, pb.part(4, layer) + more))
     found = verify(pb.written(tmp_path / "m", pb.model(pb.meta_graph(b"", objects))))
     assert found.safety is Safety.UNSAFE
     assert "keras-lambda" in {finding.code for finding in found.findings}

@@ -53,4 +53,9 @@ def _of_asset(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
         from ckpttool.wire.source import Buffer
 
         return tuple(read_pickles(Buffer("", data), 0, len(data), where).safety)
-    return ()
+    from ckpttool.formats.keras.native import is_own_asset
+
+    if is_own_asset(key.removeprefix(_ASSET)):
+        return ()
+    message = "a record that Keras does not write; what would use it is not known"
+    return (warning("not-scanned", message, where),)

@@ -5,21 +5,25 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.errors import CheckpointError, DamagedCheckpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, looked_at, with_entry
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Tensor
 from ckpttool.wire.h5worker import WORKER
+from ckpttool.wire.source import Source
 
 if TYPE_CHECKING:
     from ckpttool.formats.hdf5.tensors import Opened
 
 _CONFIGS = ("model_config", "training_config")
+_IN_DIRECTORY, _CONFIG = "model.weights.h5", "config.json"
+"""What Keras loads as a model out of a directory."""
 _MARKS = (b"keras_version", b"layer_names", b"model_weights")
 
 
@@ -65,7 +69,7 @@ class KerasH5(Format):
             native=lambda: h5_native(opened.tree.groups, tensors),
             producer=Producer("keras", _text(told.get("keras_version"))),
             findings=(*dict.fromkeys(opened.findings), *findings),
-            safety=(*opened.safety, *safety),
+            safety=(*opened.safety, *safety, *_beside(probe)),
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
@@ -79,6 +83,23 @@ def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]
     if "model_config" in told:
         return kinds_listed(told["model_config"], tensors)
     return kinds_grouped(None, opened.tree.groups, tensors)
+
+
+def _beside(probe: Probe) -> Iterator[Finding]:
+    """Yield what the configuration beside weights could run: Keras loads such a directory as a model."""
+    path = os.path.join(os.path.dirname(probe.path), _CONFIG)
+    if probe.name != _IN_DIRECTORY or not os.path.lexists(path):
+        return
+    from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
+
+    try:
+        with Source(path) as source:
+            if source.size > MAX_CONFIG:
+                raise LimitExceeded(path, f"{source.size:,} bytes", expected=f"at most {MAX_CONFIG:,}")
+            yield from judge(read_config(path, source.read(0, source.size)), _CONFIG)
+    except CheckpointError:
+        message = "it could not be read, so what loading it would run is not known"
+        yield warning("not-scanned", message, _CONFIG)
 
 
 def _text(value: object) -> str | None:

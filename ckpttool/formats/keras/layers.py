@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras.config import part_of_keras
-from ckpttool.formats.keras.names import WITHOUT
+from ckpttool.formats.keras.names import WITHOUT, part_of_keras
 
 Shape = tuple[int | None, ...] | None
 """The shape of a weight; None for an axis of any length, and for any shape at all."""

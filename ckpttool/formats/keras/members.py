@@ -16,8 +16,9 @@ from ckpttool.formats.hdf5.tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.called import called, compare_called
 from ckpttool.formats.keras.compare import compare_grouped
-from ckpttool.formats.keras.config import judge, read_config
+from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import named_tensors
+from ckpttool.formats.keras.native import ASSETS, is_own_asset
 from ckpttool.formats.parts import placed
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
@@ -29,11 +30,7 @@ from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
-MAX_CONFIG = 100_000_000
-"""The longest config in bytes."""
-
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
-_ASSETS = "assets/"
 _ARRAYS = ".npz"
 _PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
@@ -100,7 +97,7 @@ class Model:
         from ckpttool.formats.keras.native import METADATA as KEPT_METADATA
 
         kept = {CONFIG: KEPT_CONFIG, METADATA: KEPT_METADATA}
-        kept |= {name: ASSET + name for name in self._by_name if name.startswith(_ASSETS)}
+        kept |= {name: ASSET + name for name in self._by_name if name.startswith(ASSETS)}
         found = {key: self._text(name) for name, key in kept.items() if name in self._by_name}
         if self.weights is not None:
             found[STORED] = stored_native(self.weights.tree.groups, tensors)
@@ -184,7 +181,7 @@ class Model:
         content, start = self.archive.content(member), self.archive.offset(member)
         if member.size >= 2 and content.read(start, 2, member.name).startswith(_PICKLES):
             self.safety += read_pickles(content, start, start + member.size, member.name).safety
-        elif not member.name.startswith(_ASSETS):
+        elif not is_own_asset(member.name):
             message = "a record that Keras does not write; what would use it is not known"
             self.safety.append(warning("not-scanned", message, member.name))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
 from ckpttool.formats.savedmodel.walk import Message
+from ckpttool.report import Severity
 
 _NAMES = Path(__file__).with_name("names")
 
@@ -28,6 +30,17 @@ def known_ops() -> dict[str, frozenset[str]]:
     """Return the names of the outputs of each op of TensorFlow; none of an op that only old ones have."""
     lines = (line.split() for line in lines_of("tf_ops.txt"))
     return {op: frozenset(outputs) for op, *outputs in lines}
+
+
+def severity_of(op: str) -> Severity | None:
+    """Return how much it matters that a graph uses an op; None where it only computes."""
+    return next((severity for severity, glob in _unsafe() if fnmatchcase(op, glob)), None)
+
+
+@cache
+def _unsafe() -> tuple[tuple[Severity, str], ...]:
+    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
+    return tuple((Severity(severity), glob) for severity, glob in pairs)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_object_graph.proto``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ def read_objects(message: Message) -> list[Object]:
 
 def _object(message: Message) -> Object:
     found = Object()
+    described: dict[int, Message] = {}
     for number, _, part in message.fields():
         if number == 1:
             child, name = _reference(part)
@@ -61,9 +63,10 @@ def _object(message: Message) -> Object:
         elif number == 3:
             found.slots += (value for at, value, _ in part.fields() if at == 3)
         elif number == 4:
-            found.keras = _keras(part)
+            described |= {at: field for at, _, field in part.fields()}  # readers merge what stands twice
         elif number == 7:
             found.variable = _variable(part)
+    found.keras = _keras(described)
     return found
 
 
@@ -77,14 +80,13 @@ def _reference(message: Message) -> tuple[int, str]:
     return node, name
 
 
-def _keras(message: Message) -> bytes:
+def _keras(described: Mapping[int, Message]) -> bytes:
     """Return what Keras of TensorFlow up to 2.4 wrote of a layer, as JSON."""
-    kept = {number: part for number, _, part in message.fields()}
-    is_keras = 1 in kept and kept[1].text().startswith("_tf_keras")
-    if not is_keras or 3 not in kept:
+    is_keras = 1 in described and described[1].text().startswith("_tf_keras")
+    if not is_keras or 3 not in described:
         return b""
-    message.window.keep(kept[3].nbytes)
-    return kept[3].data(MAX_METADATA)
+    described[3].window.keep(described[3].nbytes)
+    return described[3].data(MAX_METADATA)
 
 
 def _variable(message: Message) -> Variable:

@@ -5,20 +5,17 @@ An op that no list knows is registered by a library that must be loaded first.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
-from functools import cache
 from itertools import islice
-from typing import Any
 
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.keras.config import judge
 from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph
-from ckpttool.formats.savedmodel.links import known_ops, lines_of
+from ckpttool.formats.savedmodel.links import known_ops, severity_of
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.report import Finding, Severity, error, warning
+from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
@@ -48,7 +45,7 @@ def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding
         return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
     if op.startswith(_FROM_ASSETS):
         return _from_assets(graph, op, is_harmless, where)
-    severity = None if is_harmless else _severity(op)
+    severity = None if is_harmless else severity_of(op)
     if severity is None:
         return None
     message = f"{op} does more than compute: it touches files, processes or other machines"
@@ -61,12 +58,6 @@ def _from_assets(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Fi
     if not graph.assets:
         return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
     return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
-
-
-def _severity(op: str) -> Severity | None:
-    """Return how much it matters that a graph uses an op; None where it only computes."""
-    told = (severity for severity, glob in _unsafe() if fnmatchcase(op, glob))
-    return next(told, None)
 
 
 def judge_links(graph: MetaGraph) -> Iterator[Finding]:
@@ -93,12 +84,6 @@ def _has(graph: MetaGraph, reference: str) -> bool:
     return graph.links is not None and graph.links.has(reference)
 
 
-@cache
-def _unsafe() -> tuple[tuple[Severity, str], ...]:
-    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
-    return tuple((Severity(severity), glob) for severity, glob in pairs)
-
-
 # Keras ----------------------------------------------------------------------------------------------
 
 
@@ -123,28 +108,4 @@ def judge_layer(metadata: bytes, path: str, where: str | None) -> Iterator[Findi
     except CheckpointError as failure:
         yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
         return
-    if "Lambda" in set(_class_names(tree)):
-        yield error("keras-lambda", "a Lambda layer holds Python code, which Keras runs", where)
-
-
-def _class_names(tree: Any) -> Iterator[str]:
-    """Yield the class of every layer at any depth; JSON inside of texts is looked into, too."""
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            name = node.get("class_name")
-            if isinstance(name, str):
-                yield name.rpartition(">")[2]
-            pending.extend(node.values())
-        elif isinstance(node, list):
-            pending.extend(node)
-        elif isinstance(node, str) and "class_name" in node and node.startswith("{"):
-            pending.append(_inner(node))
-
-
-def _inner(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    yield from judge(tree, where or "keras_metadata.pb")
