@@ -21,9 +21,9 @@ _LONGEST = 200
 class OperatorLists:
     """The operators of a framework, in ``NAME_ops.txt`` and ``NAME_unsafe_ops.txt`` of a directory.
 
-    The first holds all that it registers, one a line; a test compares it with the framework. The second holds,
-    for those that do more than compute, how much it matters, the name (``*`` stands for any end), and what
-    it does.
+    The first holds all that it registers, one a line; a test compares it with the framework. The second
+    holds, for those that do more than compute, how much it matters, the name (``*`` stands for any end), and
+    what it does.
     """
 
     directory: Path

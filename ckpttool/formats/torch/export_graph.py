@@ -48,9 +48,10 @@ _TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optio
 _OPERATOR = re.compile(r"(?:torch\.ops\.)?(?P<space>[A-Za-z_]\w*)[.:]+(?P<name>\w+)(?:\.\w+)?")
 _RESOLVED = ("torch", "_operator", "math")
 """What begins like these is looked up in Python's modules, attribute by attribute."""
-_ARITHMETIC = "abs add and_ eq floordiv ge getitem gt le lshift lt mod mul ne neg not_ or_ pos pow rshift sub truediv xor"
+_ARITHMETIC = "abs add and_ floordiv getitem lshift mod mul neg or_ pos pow rshift sub truediv xor"
+_COMPARING = "eq ge gt le lt ne not_"
 _FUNCTIONS = frozenset(
-    {f"_operator.{name}" for name in _ARITHMETIC.split()}
+    {f"_operator.{name}" for name in f"{_ARITHMETIC} {_COMPARING}".split()}
     | {f"math.{name}" for name in ("ceil", "floor", "trunc")}
     | {f"torch.sym_{name}" for name in ("float", "int", "ite", "max", "min", "not", "sqrt", "sum")}
     | {"torch._sym_sqrt", "torch._C._set_grad_enabled", "torch.autograd.grad_mode.set_grad_enabled"}

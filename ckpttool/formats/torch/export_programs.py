@@ -109,7 +109,7 @@ class _Program:
             self.findings.append(error("archive-format", f"archive format {format!r}, not pt2"))
         named = self._weights()
         for name, member in self._records.by_name.items():
-            if name.startswith("models/") and name.endswith(".json"):
+            if _is_graph(name):
                 self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
         self._others()
         self.told |= told_below(self._records.unknown(self._is_told), self.told)
@@ -117,9 +117,10 @@ class _Program:
 
     def _is_told(self, name: str) -> bool:
         """Tell whether a record is told by itself: as a tensor, or as a graph."""
-        is_graph = name.startswith("models/") and name.endswith(".json")
         return (
-            is_graph or _CONFIG.fullmatch(name) is not None or self._records.by_name[name].name in self._raw
+            _is_graph(name)
+            or _CONFIG.fullmatch(name) is not None
+            or self._records.by_name[name].name in self._raw
         )
 
     def spans(self) -> Iterator[Span]:
@@ -327,6 +328,11 @@ class _OldProgram(_Program):
             read = reader_from(self._archive.content(member), self._archive.offset(member))
             inflated = None if member.method == STORED else member.size
             yield Span(extent, member.name, read, member.crc32, inflated=inflated)
+
+
+def _is_graph(name: str) -> bool:
+    """Tell whether a record is a program: PyTorch loads all of a directory, whatever their suffix."""
+    return name.startswith("models/") and not name.endswith("/")
 
 
 def _is_loaded_by_name(member: Member) -> bool:
