@@ -5,9 +5,10 @@ An operator that no list knows is a library's own, or a later release's: nobody 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import cached_property
 from pathlib import Path
 
@@ -70,8 +71,14 @@ class OperatorLists:
 
     def danger(self, name: str) -> tuple[Severity, str] | None:
         """Return how much a call matters, and what it does; None where it only computes, or nobody knows."""
+        if not self._dangerous.match(name):
+            return None
         found = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))
         return next(found, None)
+
+    @cached_property
+    def _dangerous(self) -> re.Pattern[str]:
+        return re.compile("|".join(translate(glob) for _, glob, _ in self.dangers))
 
 
 def lines_of(file: Path) -> list[str]:
