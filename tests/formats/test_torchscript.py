@@ -163,7 +163,7 @@ def test_operators_in_the_code(traced: Path, changed, line: bytes, code: str, se
     [
         b"    y = ops.prim.data(x)\n    z = ops.quantized.linear(x)\n    v = torch.add(x, y)\n",
         b"  layer : __torch__.torchvision.ops.misc.Conv2d\n",
-        b"    y = (self.ops.block).forward(x, )\n    z = torch.saved(x)\n",
+        b"    y = (self.ops.block).forward(x, )\n    z = torch.relu(x)\n",
     ],
 )
 def test_ordinary_code_is_no_finding(traced: Path, changed, line: bytes) -> None:
