@@ -18,7 +18,7 @@ from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern, stranger
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
 
-_SEARCHED = 1 << 22
+_SEARCHED = 1 << 20
 """How many bytes behind the place where a pickle broke off are searched for names."""
 _BACK = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
 _NAMED_BY_LINES = re.compile(rb"[ci]([A-Za-z_][\w.]{0,254})\n([A-Za-z_][\w.]{0,254})\n")
@@ -96,8 +96,9 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:
-        at = interpreter.position
-        behind = _names_behind(interpreter.source, at, end)
+        # Without a name or a protocol it could be anything, and names in it chance.
+        is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
+        behind = _names_behind(interpreter.source, interpreter.position, end) if is_pickle else ()
         found = (_judge_name(name, where) for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
         failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
         raise

@@ -15,9 +15,8 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.digests import described, told_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from ckpttool.report import Finding, error, warning
+from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import objects
-from ckpttool.wire.trust import Trust, trust
 
 _SCALAR_TYPES = {
     1: "uint8",
@@ -176,37 +175,3 @@ def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]
         else:
             operators.add(f"{match['space']}::{match['name']}" if match else target)
     yield from OPERATORS.judge(operators, where, "its graph calls")
-
-
-# What describes the inputs ------------------------------------------------------------------------------
-
-
-def judge_imports(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
-    """Yield which modules loading a program imports for the enumerations that its inputs' layout names.
-
-    The layout is JSON in a text, and has texts that are JSON again. Source: ``enum_object_hook`` of PyTorch
-    ``torch/utils/_pytree.py``.
-    """
-    named: dict[str, None] = {}
-    pending = list(_layouts(program))
-    while pending:
-        try:
-            layout = json.loads(pending.pop())
-        except (ValueError, RecursionError):  # nor can PyTorch read it
-            continue
-        pending += _layouts(layout)
-        named |= {str(node.get("fqn")): None for node in objects(layout) if "__enum__" in node}
-    for name in named:
-        module, _, attribute = name.partition(":")
-        verdict = trust(module, attribute)
-        if verdict is Trust.DANGEROUS:
-            yield error("unsafe-import", f"loading it would import {module}.{attribute}", where)
-        elif verdict is not Trust.PLAIN:
-            message = f"loading it would import {module}.{attribute}, which is not known to be harmless"
-            yield warning("unknown-class", message, where)
-
-
-def _layouts(tree: object) -> Iterator[str]:
-    """Yield the texts in a tree of JSON that could be JSON themselves."""
-    texts = (text for node in objects(tree) for text in node.values() if isinstance(text, str))
-    return (text for text in texts if text.lstrip()[:1] in ("[", "{"))

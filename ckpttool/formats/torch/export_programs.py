@@ -23,7 +23,6 @@ from ckpttool.formats.torch.export import OLD_PROGRAM
 from ckpttool.formats.torch.export_graph import (
     dtype,
     integer,
-    judge_imports,
     judge_operators,
     needed,
     told_graph,
@@ -153,7 +152,6 @@ class _Program:
         self.safety += judge_expressions(program, member.name)
         self.safety += judge_structures(program, member.name)
         self.safety += judge_operators(program, member.name)
-        self.safety += judge_imports(program, member.name)
         needs = set(needed(program))
         if lacking := sorted(needs - named):
             message = (
