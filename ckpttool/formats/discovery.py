@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.errors import CheckpointError, NotFound
+from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
@@ -92,10 +92,17 @@ def unit_at(path: str) -> Unit | None:
 def unit_of(probe: Probe) -> Unit | None:
     """Return the checkpoint that the path of a probe itself is, or None; see ``unit_at``.
 
+    A file that several formats recognise is one, too, of none of them.
+
     Raises:
         CheckpointError: It can't be looked at.
     """
-    format = detect(probe)
+    try:
+        format = detect(probe)
+    except AmbiguousFormat:
+        if probe.is_directory:
+            raise
+        return _with_sidecars(Unit(probe.path, (probe.name,), None))
     if format is None and (probe.is_directory or suffix_format(probe.name) is None):
         return None
     unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(probe.path, (probe.name,), format)
