@@ -1,7 +1,7 @@
 """The files in a checkpoint's directory that its format has no use for: somebody may load them as well.
 
-``optimizer.pt`` beside a set of shards, a pickle among a SavedModel's assets: the name of one file decides which
-format a directory has, and must not hide what the others could run. Every file that begins like something that a
+``optimizer.pt`` beside a set of shards, a pickle among a SavedModel's assets: the name of one file decides
+which format a directory has, and must not hide what the others could run. Every file that begins like what a
 framework loads, or is called like it, is judged by its own formats.
 """
 
@@ -57,7 +57,8 @@ class _Bystanders:
     def __init__(self, root: str, known: frozenset[str], own: frozenset[str]) -> None:
         self.judged: set[str] = set()
         self._root, self._known, self._own = root, known, own
-        self._bases = _bases(root, own)
+        programs = {path for path in own if os.path.basename(path) in _PROGRAMS}
+        self._bases = _bases(root, known | programs)
 
     def findings(self) -> Iterator[Finding]:
         for count, entry in enumerate(_entries(self._root)):
@@ -73,17 +74,20 @@ class _Bystanders:
         if entry.is_symlink() and not os.path.realpath(path).startswith(self._bases):
             if _is_called_like_one(entry.name) or entry.is_dir():
                 yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
-        elif entry.is_file() and _is_loadable(entry, is_own=path in self._own):
+        elif entry.is_file() and _is_loadable(entry, is_read=path in self._own and self._is_at_top(path)):
             self.judged.add(path)
             yield from _safety_of(entry)
 
+    def _is_at_top(self, path: str) -> bool:
+        return os.path.dirname(path) == os.path.abspath(self._root)
 
-def _bases(root: str, own: Collection[str]) -> tuple[str, ...]:
-    """Return where files may lie: in the directory, or beside what the checkpoint's own files are links to.
+
+def _bases(root: str, read: Collection[str]) -> tuple[str, ...]:
+    """Return where files may lie: in the directory, or beside what the files that were read are links to.
 
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
-    blobs = {os.path.dirname(os.path.realpath(path)) for path in own if os.path.islink(path)}
+    blobs = {os.path.dirname(os.path.realpath(path)) for path in read if os.path.islink(path)}
     return tuple(path.rstrip(os.sep) + os.sep for path in (os.path.realpath(root), *sorted(blobs)))
 
 
@@ -110,18 +114,21 @@ def _is_called_like_one(name: str) -> bool:
     return lowered.endswith(_SUFFIXES) or (lowered.endswith(".bin") and lowered.startswith(PYTORCH_BIN))
 
 
-def _is_loadable(entry: os.DirEntry[str], *, is_own: bool) -> bool:
-    """Tell from its name and its first bytes whether a framework may load a file by itself."""
+def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
+    """Tell from its name and its first bytes whether a framework may load a file by itself.
+
+    ``is_read`` where the checkpoint's own format reads it: if it is a program, it was judged as one.
+    """
     if _is_called_like_one(entry.name):
         return True
-    is_program = not is_own and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX))
+    is_program = not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX))
     try:
         with Source(entry.path) as source:
             head = source.read(0, min(_HEAD_BYTES, source.size))
     except CheckpointError:
         return False
     is_container = head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-    if is_program or is_container or (not is_own and head[:1] == b"{" and _PIR in head):
+    if is_program or is_container or (not is_read and head[:1] == b"{" and _PIR in head):
         return True
     return may_begin_pickle(head) and _is_pickle(entry.path)
 

@@ -161,7 +161,7 @@ def _ends_as_zip(source: Source) -> bool:
 
 
 def _begins_as_tar(head: bytes) -> bool:
-    """Tell whether a file begins with a header of a tar: one whose checksum is right, as ``tarfile`` asks it."""
+    """Tell whether a file begins with a tar's header: one whose checksum is right is all ``tarfile`` asks."""
     block = head[:_TAR_BLOCK]
     field = block[_TAR_CHECKSUM]
     if len(block) < _TAR_BLOCK or _OCTAL.fullmatch(field) is None:

@@ -54,12 +54,12 @@ def evil_array(marker: Path) -> bytes:
     return npy(holder)
 
 
-def behind_user_block(content: bytes, block: bytes, size: int) -> bytes:
+def user_block(content: Path, block: bytes, size: int) -> bytes:
     """Return an HDF5 file with a user block: what is in it, filled up with zeros."""
     import h5py
 
     made = io.BytesIO()
-    with h5py.File(made, "w", userblock_size=size) as target, h5py.File(io.BytesIO(content)) as source:
+    with h5py.File(made, "w", userblock_size=size) as target, h5py.File(content) as source:
         for name in source:
             source.copy(name, target)
         target.attrs.update(source.attrs)
@@ -113,6 +113,14 @@ def tar_and_safetensors(marker: Path) -> bytes:
     return text.ljust(room) + data
 
 
+def two_zips(marker: Path) -> bytes:
+    return torch_zip(payload(marker, 2), **{"config.json": b"{}", "metadata.json": b"{}"})
+
+
+def zip_in_safetensors(marker: Path) -> bytes:
+    return inside_safetensors(lambda start: torch_zip(payload(marker, 2), start))
+
+
 class Case(NamedTuple):
     """A file that two loaders take: its suffix, what it is made of, and how the second one reads it.
 
@@ -128,25 +136,30 @@ _UNPICKLE = "pickle.load(open(path, 'rb'))"
 _TORCH = "torch.load(path, weights_only=False)"
 _TWICE = "f = open(path, 'rb'); np.load(f); np.load(f, allow_pickle=True)"
 _READER = "pickle.loads(torch._C.PyTorchFileReader(path).get_record('data.pkl'))"
+_TWICE_OBJECTS = _TWICE.replace("(f)", "(f, allow_pickle=True)")
 _MEMBER = "f = zipfile.ZipFile(path).open('a.npy'); [np.lib.format.read_array(f, True) for _ in range(2)]"
 SAFE_PICKLE = pickle.dumps({"epoch": 3}, protocol=2)
 
 CASES = {
-    "hdf5-user-block-512": Case(".h5", lambda m: behind_user_block(HDF5.read_bytes(), payload(m, 0), 512), _UNPICKLE),
-    "hdf5-user-block-1024": Case(".h5", lambda m: behind_user_block(HDF5.read_bytes(), payload(m, 1), 1024), _TORCH),
-    "hdf5-user-block-2048": Case(".pt", lambda m: behind_user_block(HDF5.read_bytes(), payload(m, 2), 2048), _TORCH),
-    "hdf5-user-block-8192": Case(".h5", lambda m: behind_user_block(HDF5.read_bytes(), payload(m, 4), 8192), _UNPICKLE),
-    "keras-user-block": Case(".h5", lambda m: behind_user_block(KERAS_H5.read_bytes(), payload(m, 0), 512), _UNPICKLE),
+    "hdf5-user-block-512": Case(".h5", lambda m: user_block(HDF5, payload(m, 0), 512), _UNPICKLE),
+    "hdf5-user-block-1024": Case(".h5", lambda m: user_block(HDF5, payload(m, 1), 1024), _TORCH),
+    "hdf5-user-block-2048": Case(".pt", lambda m: user_block(HDF5, payload(m, 2), 2048), _TORCH),
+    "hdf5-user-block-8192": Case(".h5", lambda m: user_block(HDF5, payload(m, 4), 8192), _UNPICKLE),
+    "keras-user-block": Case(".h5", lambda m: user_block(KERAS_H5, payload(m, 0), 512), _UNPICKLE),
     "npy-second-array": Case(".npy", lambda m: npy(NUMBERS) + evil_array(m), _TWICE),
-    "npy-after-objects": Case(".npy", lambda m: npy(np.array([None])) + evil_array(m), _TWICE.replace("(f)", "(f, allow_pickle=True)", 1)),
+    "npy-after-objects": Case(".npy", lambda m: npy(np.array([None])) + evil_array(m), _TWICE_OBJECTS),
     "npy-pickle-behind": Case(".npy", lambda m: npy(NUMBERS) + payload(m, 0), _TWICE),
     "npz-second-array": Case(".npz", lambda m: _npz(npy(NUMBERS) + evil_array(m)), _MEMBER),
-    "pickle-then-zip": Case(".pkl", lambda m: SAFE_PICKLE + torch_zip(payload(m, 2), len(SAFE_PICKLE)), _READER),
-    "npy-then-zip": Case(".npy", lambda m: npy(NUMBERS) + torch_zip(payload(m, 2), len(npy(NUMBERS))), _READER),
-    "safetensors-and-zip": Case(".safetensors", lambda m: inside_safetensors(lambda at: torch_zip(payload(m, 2), at)), _READER),
+    "pickle-then-zip": Case(
+        ".pkl", lambda m: SAFE_PICKLE + torch_zip(payload(m, 2), len(SAFE_PICKLE)), _READER
+    ),
+    "npy-then-zip": Case(
+        ".npy", lambda m: npy(NUMBERS) + torch_zip(payload(m, 2), len(npy(NUMBERS))), _READER
+    ),
+    "safetensors-and-zip": Case(".safetensors", zip_in_safetensors, _READER),
     "safetensors-and-tar": Case(".pt", tar_and_safetensors, _TORCH),
-    "zip-of-two-formats": Case(".pt", lambda m: torch_zip(payload(m, 2), **{"config.json": b"{}", "metadata.json": b"{}"}), _READER),
-}  # fmt: skip
+    "zip-of-two-formats": Case(".pt", two_zips, _READER),
+}
 
 
 def _npz(member: bytes) -> bytes:
@@ -191,7 +204,7 @@ def test_a_harmless_user_block_is_safe(tmp_path: Path) -> None:
         (2048, b"notes\n" * 9),
     ):
         path = tmp_path / f"{size}.h5"
-        path.write_bytes(behind_user_block(HDF5.read_bytes(), block, size))
+        path.write_bytes(user_block(HDF5, block, size))
         assert verify(path).safety is Safety.SAFE, path
 
 

@@ -161,7 +161,7 @@ class _Directory:
     def judged(self) -> frozenset[str]:
         """Return the paths of the files that were looked into, item by item or whole."""
         sources = (*self.beside.values(), *(file.source for file in self._files.values()))
-        return self._parts.judged | {os.path.abspath(source.path) for source in sources}
+        return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
 
     def spans(self, parts: Gathered) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""
