@@ -27,7 +27,10 @@ _HEAD_BYTES = 512
 _NEVER_ENTERED = frozenset({".git"})
 _CONTAINERS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
-_SUFFIXES = (*(suffix for suffix in CONTENTS if suffix != ".bin"), ".pth.tar", ".pt2", ".ptl", ".jit")
+_SUFFIXES = (
+    *(suffix for suffix in CONTENTS if suffix != ".bin"),
+    *(".pth.tar", ".pt2", ".ptl", ".jit", ".torchscript", ".joblib", ".dill"),
+)
 _PROGRAMS = frozenset({"saved_model.pb", "saved_model.pbtxt", "saved_model.cpb", "__model__"})
 _PROGRAM_SUFFIX, _PIR = ".pdmodel", b'"base_code"'
 

@@ -19,6 +19,8 @@ OWN_PREFIX = ".ckpttool"
 
 _NEVER_ENTERED = frozenset({".git"})
 _INDEX = re.compile(r"(index|weights).*\.json$")
+_MAYBE = (".bin", ".joblib", ".dill")
+"""How files end that may be checkpoints, pickles or any data."""
 _LEVELS_ABOVE = 2
 """How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
 
@@ -33,12 +35,15 @@ class Walk:
             somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
         on_error: Told of what could not be looked at; the walk goes on.
+        on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
+            none by its content.
     """
 
     recursive: bool = True
     exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
     on_error: Callable[[CheckpointError], None] = lambda error: None
+    on_unknown: Callable[[str], None] = lambda path: None
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
@@ -243,10 +248,13 @@ def _subdirectory(
 def looked_at(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint that a candidate is, or None where it is none; the walk is told of an error."""
     try:
-        return unit_at(path)
+        unit = unit_at(path)
     except CheckpointError as error:
         _told(walk, error)
         return None
+    if unit is None and path.lower().endswith(_MAYBE):
+        walk.on_unknown(path)
+    return unit
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

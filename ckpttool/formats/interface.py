@@ -309,7 +309,6 @@ def _opened(format: Format, probe: Probe) -> Checkpoint:
     Raises:
         CheckpointError: It can't be opened; what those readings say is in its ``safety``.
     """
-    from ckpttool.formats.bystanders import add_bystanders, bystander_findings
     from ckpttool.formats.readings import add_readings, further_readings
 
     is_file = not probe.is_directory and not isinstance(format, SetFormat)
@@ -320,6 +319,8 @@ def _opened(format: Format, probe: Probe) -> Checkpoint:
             if is_file:
                 failure.safety += tuple(further_readings(probe, format))
             elif probe.is_directory:
+                from ckpttool.formats.bystanders import bystander_findings
+
                 failure.safety += bystander_findings(probe.path)
         raise
     if is_file:
@@ -327,6 +328,8 @@ def _opened(format: Format, probe: Probe) -> Checkpoint:
         return checkpoint
     root = probe.path if probe.is_directory else checkpoint.path
     if os.path.isdir(root):
+        from ckpttool.formats.bystanders import add_bystanders
+
         add_bystanders(checkpoint, root)
     return checkpoint
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
@@ -32,6 +34,7 @@ _WITH_ARGUMENT = frozenset(b"BCFGIJKLMSTUVXc\x80\x82\x83\x84\x8a\x8b\x8c\x8d\x8e
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _FIRST_USER_BLOCK = 512
 _HDF5_SUFFIXES = (".h5", ".hdf5", ".he5")
+_ZIP_ENTRY, _ZIP64_LOCATOR = b"PK\x01\x02", b"PK\x06\x07"
 _ZIP_END, _ZIP_END_BYTES, _MOST_COMMENT = b"PK\x05\x06", 22, 0xFFFF
 _NO_PICKLES = (b"PK", _HDF5)
 """First bytes at which every unpickler gives up at once, although opcodes stand there."""
@@ -83,8 +86,8 @@ def further_readings(probe: Probe, format: Format, findings: Iterable[Finding] =
     kind = type(format).__name__
     if kind not in _PICKLED and may_begin_pickle(probe.head):
         yield from _read_as_pickles(probe.source)
-    if not probe.is_zip and _ends_as_zip(probe.source):
-        yield _several("a zip", "the directory at its end")
+    if not probe.is_zip and (zipped := _zip_behind(probe.source)):
+        yield zipped
     if kind != "PytorchTar" and _begins_as_tar(probe.head):
         yield _several("a tar", "the header at its begin")
     if "hdf5" not in probe.kinds and _holds_hdf5(probe):
@@ -145,19 +148,30 @@ def _read_as_pickles(source: Source) -> Iterator[Finding]:
 # Other containers ---------------------------------------------------------------------------------
 
 
-def _ends_as_zip(source: Source) -> bool:
-    """Tell whether the end of a file is that of a zip, with or without a comment."""
+def _zip_behind(source: Source) -> Finding | None:
+    """Return an error for a file that ends as a zip does, a warning for one that holds such an end.
+
+    All readers take the last end record that they find, and pass over what follows it; bytes in a pickle may
+    be a whole zip, honestly.
+    """
     length = min(source.size, _ZIP_END_BYTES + _MOST_COMMENT)
     tail = source.read(source.size - length, length)
-    at = tail.rfind(_ZIP_END)
+    at = tail.rfind(_ZIP_END, 0, max(0, length - _ZIP_END_BYTES + len(_ZIP_END)))
     while at >= 0:
-        end = tail[at : at + _ZIP_END_BYTES]
-        nbytes, comment = int.from_bytes(end[12:16], "little"), int.from_bytes(end[20:22], "little")
-        position = source.size - length + at
-        if len(end) == _ZIP_END_BYTES and at + _ZIP_END_BYTES + comment <= length and 0 < nbytes <= position:
-            return source.read(position - nbytes, 4) == b"PK\x01\x02" or nbytes == 0xFFFFFFFF
+        nbytes, offset, comment = struct.unpack_from("<2IH", tail, at + 12)
+        end = source.size - length + at
+        begins = (end - nbytes, offset)  # counted backwards by Python, forwards by PyTorch
+        is_large = at >= 20 and tail[at - 20 : at - 16] == _ZIP64_LOCATOR
+        if is_large or (nbytes and any(_is_directory(source, begin, end) for begin in begins)):
+            is_last = end + _ZIP_END_BYTES + comment == source.size
+            found = _several("a zip", "the directory at its end")
+            return found if is_last else replace(found, severity=Severity.WARNING)
         at = tail.rfind(_ZIP_END, 0, at)
-    return False
+    return None
+
+
+def _is_directory(source: Source, begin: int, end: int) -> bool:
+    return 0 <= begin <= end - 4 and source.read(begin, 4) == _ZIP_ENTRY
 
 
 def _begins_as_tar(head: bytes) -> bool:

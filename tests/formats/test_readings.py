@@ -113,6 +113,16 @@ def tar_and_safetensors(marker: Path) -> bytes:
     return text.ljust(room) + data
 
 
+def zip_with_comment(marker: Path) -> bytes:
+    front = npy(NUMBERS)
+    made = torch_zip(payload(marker, 2), len(front))
+    return front + made[:-2] + struct.pack("<H", 300) + bytes(300)
+
+
+def array_in_zip(marker: Path) -> bytes:
+    return torch_zip(SAFE_PICKLE, **{"archive/more.npy": evil_array(marker)})
+
+
 def two_zips(marker: Path) -> bytes:
     return torch_zip(payload(marker, 2), **{"config.json": b"{}", "metadata.json": b"{}"})
 
@@ -156,8 +166,10 @@ CASES = {
     "npy-then-zip": Case(
         ".npy", lambda m: npy(NUMBERS) + torch_zip(payload(m, 2), len(npy(NUMBERS))), _READER
     ),
+    "zip-with-comment": Case(".npy", zip_with_comment, _READER),
     "safetensors-and-zip": Case(".safetensors", zip_in_safetensors, _READER),
     "safetensors-and-tar": Case(".pt", tar_and_safetensors, _TORCH),
+    "array-in-zip": Case(".pt", array_in_zip, "np.load(path, allow_pickle=True)['archive/more']"),
     "zip-of-two-formats": Case(".pt", two_zips, _READER),
 }
 
@@ -195,6 +207,14 @@ def test_what_a_second_loader_runs_is_unsafe(tmp_path: Path) -> None:
     )
     assert {path.stem for path in tmp_path.glob("*.ran")} == CASES.keys(), answer.stdout
     assert verdicts == dict.fromkeys(CASES, Safety.UNSAFE)
+
+
+def test_a_zip_among_the_bytes_of_a_pickle_leaves_safety_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "blob.pkl"
+    path.write_bytes(pickle.dumps({"arrays": _npz(npy(NUMBERS))}))
+    verification = verify(path)
+    assert (verification.safety, verification.is_valid) == (Safety.UNKNOWN, True)
+    assert [one.code for one in verification.findings] == ["several-formats"]
 
 
 def test_a_harmless_user_block_is_safe(tmp_path: Path) -> None:

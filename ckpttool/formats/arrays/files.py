@@ -324,6 +324,13 @@ def safety_of(archive: Archive) -> list[Finding]:
     return arrays.safety
 
 
+def safety_of_member(archive: Archive, member: Member) -> list[Finding]:
+    """Return what loading the array in one record of a zip could run."""
+    arrays = _Arrays(archive.source.path)
+    _add(archive, arrays, member)
+    return arrays.safety
+
+
 def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
     content, start = archive.content(member), archive.offset(member)
     name, end = member.name.removesuffix(_SUFFIX), start + member.size

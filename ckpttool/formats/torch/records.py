@@ -17,6 +17,7 @@ from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.judgement import Judged, read_pickles
+from ckpttool.wire.npy import MAGIC as NPY_MAGIC
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
@@ -128,21 +129,27 @@ class Records:
     def judged_others(self, known: str = "") -> Iterator[Finding]:
         """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
 
-        No framework loads the others by itself; whoever ships them has a use for them.
+        No framework loads the others by itself, nor arrays of objects, which ``np.load`` finds in any zip;
+        whoever ships them has a use for them.
         """
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
-            if not name.startswith("data/") and name != known and self._starts_like_a_pickle(member):
+            if name.startswith("data/") or name == known:
+                continue
+            head = self._head(member)
+            if head.startswith(_PICKLE_STARTS) or name == "data.pkl":
                 yield from self._judged(member)
+            elif head == NPY_MAGIC:
+                from ckpttool.formats.arrays.files import safety_of_member
 
-    def _starts_like_a_pickle(self, member: Member) -> bool:
-        if member.size < 2:
-            return False
+                yield from safety_of_member(self.archive, member)
+
+    def _head(self, member: Member) -> bytes:
         try:
             content, start = self.archive.content(member), self.archive.offset(member)
-            return content.read(start, 2, member.name).startswith(_PICKLE_STARTS)
+            return content.read(start, min(member.size, len(NPY_MAGIC)), member.name)
         except CheckpointError:  # what can't be inflated fails its checksum
-            return False
+            return b""
 
     def _judged(self, member: Member) -> tuple[Finding, ...]:
         start = self.archive.offset(member)
