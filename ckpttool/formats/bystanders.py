@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.interface import Probe, scan
 from ckpttool.formats.parts import placed
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
@@ -64,13 +64,16 @@ class _Bystanders:
         self._bases = _bases(root, known | programs)
 
     def findings(self) -> Iterator[Finding]:
-        for count, entry in enumerate(_entries(self._root)):
+        unread: list[CheckpointError] = []
+        for count, entry in enumerate(_entries(self._root, unread)):
             where = os.path.relpath(entry.path, self._root)
             if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
             if os.path.abspath(entry.path) not in self._known:
                 yield from (placed(finding, where) for finding in self._of(entry))
+        for failure in unread:
+            yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 
     def _of(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
         path = os.path.abspath(entry.path)
@@ -94,13 +97,16 @@ def _bases(root: str, read: Collection[str]) -> tuple[str, ...]:
     return tuple(path.rstrip(os.sep) + os.sep for path in (os.path.realpath(root), *sorted(blobs)))
 
 
-def _entries(root: str) -> Iterator[os.DirEntry[str]]:
-    """Yield what lies in a directory and in those inside, but for those directories themselves."""
+def _entries(root: str, unread: list[CheckpointError]) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a directory and in those inside; note those that can't be read."""
     pending = [root]
     while pending:
         try:
             entries = scan(pending.pop()).values()
-        except CheckpointError:  # it vanished, or nobody may look there
+        except NotFound:  # it vanished meanwhile
+            continue
+        except CheckpointError as failure:
+            unread.append(failure)
             continue
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
@@ -124,16 +130,18 @@ def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
     """
     if _is_called_like_one(entry.name):
         return True
-    is_program = not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX))
+    if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
+        return True
     try:
         with Source(entry.path) as source:
             head = source.read(0, min(_HEAD_BYTES, source.size))
-    except CheckpointError:
-        return False
-    is_container = head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
-    if is_program or is_container or (not is_read and head[:1] == b"{" and _PIR in head):
-        return True
-    return may_begin_pickle(head) and _is_pickle(entry.path)
+        if head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT):
+            return True
+        if not is_read and head[:1] == b"{" and _PIR in head:
+            return True
+        return may_begin_pickle(head) and _is_pickle(entry.path)
+    except CheckpointError as failure:
+        return not isinstance(failure, NotFound)
 
 
 def _is_pickle(path: str) -> bool:
@@ -147,9 +155,14 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
     """Yield what loading a file by itself could run, by all formats that recognise it."""
     from ckpttool.formats import matching
 
-    with Probe(entry.path) as probe:
-        formats = matching(probe)
-    if formats:
+    try:
+        with Probe(entry.path) as probe:
+            formats = matching(probe)
         yield from readings_of(entry.path, formats)
-    elif _is_called_like_one(entry.name):
+    except NotFound:  # it vanished meanwhile
+        return
+    except CheckpointError as failure:
+        yield warning("not-scanned", failure.reason)
+        return
+    if not formats and _is_called_like_one(entry.name):
         yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.errors import CheckpointError
-from ckpttool.formats import bystanders
+from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.formats import bystanders, interface
 from ckpttool.formats.discovery import discover
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.ops.verdict import Safety, Verification
@@ -210,6 +210,28 @@ def test_links_are_not_followed_out_of_the_checkpoint(tmp_path: Path) -> None:
         "extra.pkl",
         os.path.join("assets", "more"),
     }
+
+
+def test_what_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(FILES / "savedmodel" / "plain", copy)
+    planted(copy, "extra.pkl", tmp_path / "ran")
+    (copy / "notes").write_text("text")
+    (copy / "closed").mkdir()
+
+    def refuse(path: str) -> Any:
+        if os.path.basename(path) in ("extra.pkl", "notes", "closed"):
+            raise AccessDenied(path, "permission denied")
+        return open_source(path) if os.path.isfile(path) else read_names(path)
+
+    open_source, read_names = bystanders.Source, bystanders.scan
+    monkeypatch.setattr(bystanders, "Source", refuse)
+    monkeypatch.setattr(bystanders, "scan", refuse)
+    monkeypatch.setattr(interface, "Source", refuse)
+    (verification,) = verdicts(copy)
+    assert verification.safety is Safety.UNKNOWN
+    denied = [one.where for one in verification.findings if one.message == "permission denied"]
+    assert sorted(map(str, denied)) == ["closed", "extra.pkl", "notes"]
 
 
 def test_a_part_that_was_judged_is_not_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
