@@ -18,7 +18,7 @@ from dataclasses import replace
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint, Unsupported
 from ckpttool.formats.interface import Format, Probe, SetFormat
-from ckpttool.report import Finding, Severity, error, warning
+from ckpttool.report import Finding, Severity, error, has_errors, warning
 from ckpttool.wire.source import Source
 
 _PICKLED = frozenset({"PytorchLegacy", "PlainPickle", "PaddlePickle"})
@@ -66,7 +66,8 @@ CONTENTS = {
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
     """Let a checkpoint in one file say what other readings of it could run, and whether its name lies."""
     checkpoint.judged |= {os.path.abspath(probe.path)}
-    found = tuple(further_readings(probe, format, checkpoint.findings))
+    wrong = () if has_errors(checkpoint.safety) else checkpoint.findings
+    found = tuple(further_readings(probe, format, wrong))
     if found:
         checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *found)))
     suffix = os.path.splitext(probe.name)[1].lower()
@@ -81,7 +82,7 @@ def further_readings(probe: Probe, format: Format, findings: Iterable[Finding] =
     Args:
         probe: The file, open.
         format: What recognised it.
-        findings: What the format found wrong with it.
+        findings: What the format found wrong with it, if that may change the verdict.
     """
     kind = type(format).__name__
     if kind not in _PICKLED and may_begin_pickle(probe.head):
