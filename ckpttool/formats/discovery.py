@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckpttool.errors import CheckpointError, NotFound
+from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
@@ -19,6 +19,8 @@ OWN_PREFIX = ".ckpttool"
 
 _NEVER_ENTERED = frozenset({".git"})
 _INDEX = re.compile(r"(index|weights).*\.json$")
+_MAYBE = (".bin", ".joblib", ".dill")
+"""How files end that may be checkpoints, pickles or any data."""
 _LEVELS_ABOVE = 2
 """How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
 
@@ -33,12 +35,15 @@ class Walk:
             somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
         on_error: Told of what could not be looked at; the walk goes on.
+        on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
+            none by its content.
     """
 
     recursive: bool = True
     exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
     on_error: Callable[[CheckpointError], None] = lambda error: None
+    on_unknown: Callable[[str], None] = lambda path: None
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
@@ -92,10 +97,17 @@ def unit_at(path: str) -> Unit | None:
 def unit_of(probe: Probe) -> Unit | None:
     """Return the checkpoint that the path of a probe itself is, or None; see ``unit_at``.
 
+    A file that several formats recognise is one, too, of none of them.
+
     Raises:
         CheckpointError: It can't be looked at.
     """
-    format = detect(probe)
+    try:
+        format = detect(probe)
+    except AmbiguousFormat:
+        if probe.is_directory:
+            raise
+        return _with_sidecars(Unit(probe.path, (probe.name,), None))
     if format is None and (probe.is_directory or suffix_format(probe.name) is None):
         return None
     unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(probe.path, (probe.name,), format)
@@ -236,10 +248,13 @@ def _subdirectory(
 def looked_at(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint that a candidate is, or None where it is none; the walk is told of an error."""
     try:
-        return unit_at(path)
+        unit = unit_at(path)
     except CheckpointError as error:
         _told(walk, error)
         return None
+    if unit is None and path.lower().endswith(_MAYBE):
+        walk.on_unknown(path)
+    return unit
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

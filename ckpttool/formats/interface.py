@@ -7,7 +7,7 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import ClassVar
@@ -89,7 +89,8 @@ class Probe:
             "json": b"{" in head
             and not head.startswith(_HDF5)
             and (not is_zip or _JSON_HEADER.match(head) is not None),
-            "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
+            # What a zip stores may lie at such an offset by chance.
+            "hdf5": any(head.startswith(_HDF5, at) for at in ((0,) if is_zip else (0, 512, 1024, 2048))),
             "numpy": head.startswith(b"\x93NUMPY"),
             # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
             "table": (head[:2] == b"\0\0" and head[2:3] > b"\0") or self._file.endswith(".index"),
@@ -297,8 +298,39 @@ def open_probed(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
     """
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
-        checkpoint = choose(probe).open(probe)
+        checkpoint = _opened(choose(probe), probe)
         until_opened.pop_all()
+    return checkpoint
+
+
+def _opened(format: Format, probe: Probe) -> Checkpoint:
+    """Return the checkpoint with what all other readings of its file or directory could run.
+
+    Raises:
+        CheckpointError: It can't be opened; what those readings say is in its ``safety``.
+    """
+    from ckpttool.formats.readings import add_readings, further_readings
+
+    is_file = not probe.is_directory and not isinstance(format, SetFormat)
+    try:
+        checkpoint = format.open(probe)
+    except DamagedCheckpoint as failure:
+        with suppress(CheckpointError):  # it is damaged, and perhaps closed already
+            if is_file:
+                failure.safety += tuple(further_readings(probe, format))
+            elif probe.is_directory:
+                from ckpttool.formats.bystanders import bystander_findings
+
+                failure.safety += bystander_findings(probe.path)
+        raise
+    if is_file:
+        add_readings(checkpoint, probe, format)
+        return checkpoint
+    root = probe.path if probe.is_directory else checkpoint.path
+    if os.path.isdir(root):
+        from ckpttool.formats.bystanders import add_bystanders
+
+        add_bystanders(checkpoint, root)
     return checkpoint
 
 

@@ -156,6 +156,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
             producer=next((part.producer for part in shards.parts.values()), Producer()),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),
+            judged=frozenset(shards.judged),
             complete=shards.complete,
             close=shards.keep(),
         )

@@ -174,6 +174,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),
+            judged=frozenset(shards.judged),
             complete=shards.complete,
             close=shards.keep(),
         )

@@ -17,6 +17,7 @@ from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described_members, told_below
 from ckpttool.formats.content.trees import Flat
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
 from ckpttool.formats.torch.dcp_metadata import Place
 from ckpttool.formats.torch.export import OLD_PROGRAM
@@ -47,7 +48,6 @@ _CONFIG = re.compile(r"data/(?P<kind>weights|constants)/(?P<model>.+?)_(model_)?
 _OLD_PARTS = {"serialized_state_dict": (), "serialized_constants": ("constants",)}
 _NATIVE = re.compile(r"\.(so|dylib|dll|pyd|o|a|cubin|ptx|fatbin|hsaco|spv|metallib|exe)$")
 _NATIVE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 _UNPICKLED = re.compile(
     r"(?:[^/]*/)?(?:data/(?:weights|constants|sample_inputs)/(?!.*_config\.json$).+|serialized_\w+\.pt)",
     re.IGNORECASE,
@@ -263,7 +263,9 @@ class _Program:
                 yield error("native-code", "compiled code, which loading it runs", member.name)
             elif head == LOCAL_MAGIC:
                 yield from self._judged_archive(member)
-            elif head and (_UNPICKLED.fullmatch(member.name) or head.startswith(_PICKLE_STARTS)):
+            elif head and (
+                _UNPICKLED.fullmatch(member.name) or is_pickle(content, start, start + member.size)
+            ):
                 yield from _judged_pickle(content, start, member)
 
     def _judged_archive(self, member: Member) -> Iterator[Finding]:
