@@ -27,6 +27,7 @@ _TEXT_MAGIC = f"L{MAGIC}L\n".encode()
 _MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
 
 _HEADER = 16
+_RUNNING = frozenset({"unsafe-import", "unsafe-call"})
 _PROTO = 0x80
 _PROTOCOLS = range(2, 6)
 
@@ -101,7 +102,7 @@ def _has_legacy_magic(head: bytes) -> bool:
 
 
 def is_pickle(source: Readable, start: int, end: int) -> bool:
-    """Tell whether bytes between two offsets are pickles, or call something before it shows that they aren't."""
+    """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
     head = source.read(start, min(_HEADER, end - start))
     if _is_header(head):
         return True
@@ -116,11 +117,13 @@ def _is_header(head: bytes) -> bool:
 
 
 def _runs(source: Readable, at: int, end: int) -> bool:
-    """Tell whether a file without a header is pickles of containers or objects, or calls something.
+    """Tell whether bytes without a header are pickles of containers or objects, or call something.
 
-    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then.
+    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
+    ordinary text an opcode may find a name, too, but none that is known.
     """
     from ckpttool.wire.interpreter import Budget, Interpreter
+    from ckpttool.wire.judgement import judge
 
     budget = Budget(source, end - at)
     while at < end:
@@ -128,7 +131,8 @@ def _runs(source: Readable, at: int, end: int) -> bool:
         try:
             pickle = interpreter.run()
         except CheckpointError:
-            return interpreter.pickle.calls > 0
+            found = judge(interpreter.pickle) if interpreter.pickle.calls else ()
+            return any(finding.code in _RUNNING for finding in found)
         if pickle.calls:
             return True
         if not isinstance(pickle.root, dict | list | tuple | set):
