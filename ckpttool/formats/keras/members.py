@@ -20,6 +20,7 @@ from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import named_tensors
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
 from ckpttool.formats.parts import placed
+from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location
@@ -32,7 +33,6 @@ from ckpttool.wire.zipped import Archive
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ARRAYS = ".npz"
-_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def spans_of(archive: Archive, path: str) -> Iterator[Span]:
@@ -179,7 +179,7 @@ class Model:
 
     def _look_into(self, member: Member) -> None:
         content, start = self.archive.content(member), self.archive.offset(member)
-        if member.size >= 2 and content.read(start, 2, member.name).startswith(_PICKLES):
+        if is_pickle(content, start, start + member.size):
             self.safety += read_pickles(content, start, start + member.size, member.name).safety
         elif not is_own_asset(member.name):
             message = "a record that Keras does not write; what would use it is not known"
