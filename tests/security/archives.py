@@ -91,8 +91,14 @@ def zip_tricks(place: Place) -> Variants:
     good_array = npy(pickled([1], 2))
     twice = zip_raw.build([Member("o.npy", good_array), Member("o.npy", array)])
     yield "npz_twice", only(place, "a.npz", twice, "numpy")
-    yield "npz_second_archive", only(place, "a.npz", zip_raw.build([]) + zip_raw.build([Member("o.npy", array)]), "numpy")
-    yield "npz_prefix", only(place, "a.npz", b"PK\3\4" + bytes(8) + zip_raw.build([Member("o.npy", array)]), "numpy")
+    yield (
+        "npz_second_archive",
+        only(place, "a.npz", zip_raw.build([]) + zip_raw.build([Member("o.npy", array)]), "numpy"),
+    )
+    yield (
+        "npz_prefix",
+        only(place, "a.npz", b"PK\3\4" + bytes(8) + zip_raw.build([Member("o.npy", array)]), "numpy"),
+    )
     yield "npz_no_suffix", only(place, "a.npz", zip_raw.build([Member("o", array)]), "numpy")
     yield "npz_pickle", only(place, "a.npz", evil, "numpy")
 
@@ -101,7 +107,21 @@ def zip_tricks(place: Place) -> Variants:
 def suffix_lies(place: Place) -> Variants:
     """Content under the name of something else, which the loaders don't ask for."""
     evil = place.evil()
-    for suffix in ("safetensors", "json", "txt", "h5", "keras", "onnx", "npy", "npz", "gguf", "pb", "zip", "dat", "model"):
+    for suffix in (
+        "safetensors",
+        "json",
+        "txt",
+        "h5",
+        "keras",
+        "onnx",
+        "npy",
+        "npz",
+        "gguf",
+        "pb",
+        "zip",
+        "dat",
+        "model",
+    ):
         yield f"pickle.{suffix}", only(place, f"model.{suffix}", evil, "pickle")
         if suffix != "safetensors":  # torch.load hands such a name to another reader
             yield f"torch.{suffix}", only(place, f"model.{suffix}", torch_zip(evil), "torch")
@@ -144,15 +164,15 @@ def decoys(place: Place) -> Variants:
     zipped = torch_zip(evil)
     shapes = {
         "saved_model": {"d/saved_model.pb": b"", "d/variables/x": b""},
-        "saved_model_whole": _tree(FIXTURES / "savedmodel" / "plain", "d"),
-        "dcp": _tree(FIXTURES / "torch-dcp" / "one-rank", "d"),
-        "fluid": _tree(FIXTURES / "fluid" / "variables", "d"),
+        "saved_model_whole": tree(FIXTURES / "savedmodel" / "plain", "d"),
+        "dcp": tree(FIXTURES / "torch-dcp" / "one-rank", "d"),
+        "fluid": tree(FIXTURES / "fluid" / "variables", "d"),
         "model_program": {"d/__model__": b""},
         "trainer": {
             name.replace("checkpoint-2", "d"): data for name, data in trainer("d/none")(honest()).items()
         },
-        "sharded": _tree(FIXTURES / "safetensors" / "sharded", "d"),
-        "trainer_whole": _tree(FIXTURES / "safetensors" / "trainer" / "checkpoint-2", "d"),
+        "sharded": tree(FIXTURES / "safetensors" / "sharded", "d"),
+        "trainer_whole": tree(FIXTURES / "safetensors" / "trainer" / "checkpoint-2", "d"),
         "metadata_empty": {"d/.metadata": b""},
     }
     hidden = {
@@ -167,7 +187,7 @@ def decoys(place: Place) -> Variants:
             yield f"{shape}.{how}", several(place, name, loader, {**contents, name: data})
 
 
-def _tree(directory: Path, prefix: str) -> dict[str, bytes]:
+def tree(directory: Path, prefix: str) -> dict[str, bytes]:
     """Return the files of a fixture below another name."""
     return {
         f"{prefix}/{path.relative_to(directory).as_posix()}": path.read_bytes()

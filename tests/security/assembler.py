@@ -104,6 +104,11 @@ def spelled(value: Any, protocol: int) -> bytes:
             return spelled(value.value, protocol) + b"0" + spelled(value.then, protocol)
         case PersistentId():
             return _persistent(value, protocol)
+    return _data(value, protocol)
+
+
+def _data(value: Any, protocol: int) -> bytes:
+    match value:
         case None | bool() | int() | float():
             return _number(value, protocol)
         case str():

@@ -99,7 +99,10 @@ def aliases(place: Place) -> Variants:
     yield "codecs.open", call("codecs", "open", place.marker, "w")
     yield "path.touch", method(call("pathlib", "PosixPath", place.marker), "touch")
     yield "shutil.copyfile", call("shutil", "copyfile", "/dev/null", place.marker)
-    yield "shutil.copytree", call("shutil", "copytree", place.beside("tree/x", b"").removesuffix("/x"), place.marker)
+    yield (
+        "shutil.copytree",
+        call("shutil", "copytree", place.beside("tree/x", b"").removesuffix("/x"), place.marker),
+    )
     yield "__import__", method(call("builtins", "__import__", "os"), "system", place.command)
     yield "import_module", method(call("importlib", "import_module", "os"), "mknod", place.marker)
     yield "gcd_import", method(call("importlib._bootstrap", "_gcd_import", "os"), "mknod", place.marker)
@@ -121,8 +124,15 @@ def python2_names(place: Place) -> Variants:
     yield "commands.getoutput", call("commands", "getoutput", place.command)
     yield "itertools.imap", call("__builtin__", "list", call("itertools", "imap", EVAL, [place.expression]))
     yield "dbhash", call("anydbm", "open", place.marker, "c")
-    yield "copy_reg", call(
-        "copy_reg", "_reconstructor", Name("logging", "FileHandler"), Name("logging", "FileHandler"), place.marker
+    yield (
+        "copy_reg",
+        call(
+            "copy_reg",
+            "_reconstructor",
+            Name("logging", "FileHandler"),
+            Name("logging", "FileHandler"),
+            place.marker,
+        ),
     )
 
 
@@ -170,22 +180,22 @@ def library_evaluators(place: Place) -> Variants:
     yield "code.runsource", method(call("code", "InteractiveInterpreter"), "runsource", text)
     yield "code.runcode", method(call("code", "InteractiveInterpreter"), "runcode", place.code)
     yield "doctest", call("doctest", "run_docstring_examples", f">>> {text}\n", {})
-    yield "typing.ForwardRef", call(
-        "typing", "_eval_type", call("typing", "ForwardRef", text), {}, {}
-    )
+    yield "typing.ForwardRef", call("typing", "_eval_type", call("typing", "ForwardRef", text), {}, {})
     yield "idlelib.calltip", call("idlelib.calltip", "get_entity", text)
     yield "pickle.loads", call("pickle", "loads", place.evil())
     yield "_pickle.loads", call("_pickle", "loads", place.evil())
     yield "pickle._loads", call("pickle", "_loads", place.evil())
     compiled = call("marshal", "loads", _marshalled(place))
-    yield "marshal.called", Call(call("types", "FunctionType", compiled, {"__builtins__": Name("builtins", "__dict__")}))
-    yield "lib2to3", method(
-        call("lib2to3.pgen2.grammar", "Grammar"), "loads", place.evil()
+    yield (
+        "marshal.called",
+        Call(call("types", "FunctionType", compiled, {"__builtins__": Name("builtins", "__dict__")})),
     )
+    yield "lib2to3", method(call("lib2to3.pgen2.grammar", "Grammar"), "loads", place.evil())
     place.beside("x.pth", f"import os; {text}\n".encode())
     yield "site.addsitedir", call("site", "addsitedir", place.directory)
-    yield "ctypes", Call(
-        call("builtins", "getattr", call("ctypes", "CDLL", None), "system"), (place.command.encode(),)
+    yield (
+        "ctypes",
+        Call(call("builtins", "getattr", call("ctypes", "CDLL", None), "system"), (place.command.encode(),)),
     )
     yield "pydoc.locate", Call(call("pydoc", "locate", "os.mknod"), (place.marker,))
     yield "pkgutil.resolve_name", Call(call("pkgutil", "resolve_name", "os:mknod"), (place.marker,))
@@ -211,14 +221,22 @@ def higher_order(place: Place) -> Variants:
     yield "map.deque", call("collections", "deque", mapped)
     yield "map.OrderedDict", call("collections", "OrderedDict", mapped)
     yield "map.fromkeys", method(Name("collections", "OrderedDict"), "fromkeys", mapped)
-    yield "map.newobj", Call(
-        Name("builtins", "tuple"), (Call(Name("builtins", "map"), (EVAL, text), how="newobj"),), how="newobj"
+    yield (
+        "map.newobj",
+        Call(
+            Name("builtins", "tuple"),
+            (Call(Name("builtins", "map"), (EVAL, text), how="newobj"),),
+            how="newobj",
+        ),
     )
     yield "map.str_join", method("", "join", mapped)
     yield "filter", call("builtins", "tuple", call("builtins", "filter", EVAL, text))
     yield "filter.deque", call("collections", "deque", call("builtins", "filter", EVAL, text))
     yield "starmap", call("builtins", "list", call("itertools", "starmap", EVAL, [(place.expression,)]))
-    yield "accumulate", call("builtins", "list", call("itertools", "accumulate", [place.expression, {}], EVAL))
+    yield (
+        "accumulate",
+        call("builtins", "list", call("itertools", "accumulate", [place.expression, {}], EVAL)),
+    )
     yield "groupby", call("builtins", "list", call("itertools", "groupby", text, EVAL))
     yield "nsmallest", call("heapq", "nsmallest", 2, [place.expression] * 2, EVAL)
     yield "iter", call("builtins", "next", call("builtins", "iter", partial, 0))
@@ -232,16 +250,21 @@ def higher_order(place: Place) -> Variants:
     yield "atexit", call("atexit", "register", EVAL, place.expression)
     yield "Timer", method(call("threading", "Timer", 0, EVAL, text), "start")
     yield "Thread", method(call("threading", "Thread", None, EVAL, None, text), "start")
-    yield "ThreadPool", method(call("concurrent.futures", "ThreadPoolExecutor"), "submit", EVAL, place.expression)
+    yield (
+        "ThreadPool",
+        method(call("concurrent.futures", "ThreadPoolExecutor"), "submit", EVAL, place.expression),
+    )
     yield "copyreg.__newobj__", call("copyreg", "__newobj__", Name("builtins", "tuple"), mapped)
     handler = Name("logging", "FileHandler")
     yield "copyreg._reconstructor", call("copyreg", "_reconstructor", handler, handler, place.marker)
-    yield "copyreg.__newobj_ex__", call(
-        "copyreg", "__newobj_ex__", Name("builtins", "frozenset"), (mapped,), {}
+    yield (
+        "copyreg.__newobj_ex__",
+        call("copyreg", "__newobj_ex__", Name("builtins", "frozenset"), (mapped,), {}),
     )
     yield "sched", _scheduled(place)
-    yield "newobj_ex.called", Call(
-        Call(Name("functools", "partial"), (EVAL, place.expression), {}, "newobj_ex")
+    yield (
+        "newobj_ex.called",
+        Call(Call(Name("functools", "partial"), (EVAL, place.expression), {}, "newobj_ex")),
     )
 
 
@@ -253,9 +276,7 @@ def _scheduled(place: Place) -> Call:
     """Return a call of sched.scheduler.run, after an entry was made; the scheduler is memoized."""
     scheduler = pickled(call("sched", "scheduler"), 2)[2:-1] + b"q\x7b"
     again = Code(b"h\x7b")
-    enter = Call(
-        call("builtins", "getattr", Code(scheduler), "enter"), (0, 0, EVAL, (place.expression,))
-    )
+    enter = Call(call("builtins", "getattr", Code(scheduler), "enter"), (0, 0, EVAL, (place.expression,)))
     return Discarded(enter, method(again, "run"))  # type: ignore[return-value]
 
 
@@ -268,10 +289,14 @@ def numpy_gadgets(place: Place) -> Variants:
     yield "testing.runstring", call("numpy.testing", "runstring", text, {})
     yield "testing.private", call("numpy.testing._private.utils", "runstring", text, {})
     yield "testing.measure", call("numpy.testing", "measure", text)
-    yield "testing.assert_raises", call(
-        "numpy.testing", "assert_raises", Name("builtins", "ValueError"), EVAL, text
+    yield (
+        "testing.assert_raises",
+        call("numpy.testing", "assert_raises", Name("builtins", "ValueError"), EVAL, text),
     )
-    yield "testing.rundocs", call("numpy.testing", "rundocs", place.beside("docs.py", place.expression.encode()))
+    yield (
+        "testing.rundocs",
+        call("numpy.testing", "rundocs", place.beside("docs.py", place.expression.encode())),
+    )
     yield "exec_mod", call("numpy.distutils.exec_command", "exec_command", place.command)
     yield "memmap", call("numpy", "memmap", place.marker, "uint8", "w+", 0, (1,))
     yield "save", call("numpy", "save", place.marker, [1])
@@ -287,7 +312,10 @@ def numpy_gadgets(place: Place) -> Variants:
     yield "tofile", method(array, "tofile", place.marker)
     yield "dump", method(array, "dump", place.marker)
     yield "load", call("numpy", "load", place.beside("inner.npy", place.evil()), None, True)
-    yield "genfromtxt", call("numpy", "genfromtxt", [text], Name("builtins", "str"), "#", "\t", 0, 0, {0: EVAL})
+    yield (
+        "genfromtxt",
+        call("numpy", "genfromtxt", [text], Name("builtins", "str"), "#", "\t", 0, 0, {0: EVAL}),
+    )
     yield "fromregex", call("numpy", "load", place.beside("other.npy", place.evil(4)), None, True)
 
 
@@ -296,8 +324,16 @@ def torch_gadgets(place: Place) -> Variants:
     """What PyTorch evaluates, calls, loads and writes."""
     text = place.expression
     inner = place.beside("inner.bin", _legacy(place))
-    yield "load.full", Call(
-        Call(Name("functools", "partial"), (Name("torch", "load"), inner), {"weights_only": False}, "newobj_ex")
+    yield (
+        "load.full",
+        Call(
+            Call(
+                Name("functools", "partial"),
+                (Name("torch", "load"), inner),
+                {"weights_only": False},
+                "newobj_ex",
+            )
+        ),
     )
     yield "save", call("torch", "save", [1], place.marker)
     place.beside("hubconf.py", f"{text}\ndef entry():\n    return 1\n".encode())
@@ -309,56 +345,78 @@ def torch_gadgets(place: Place) -> Variants:
     )
     yield "hub.load", Call(hub)
     yield "hub.import_module", call("torch.hub", "_load_local", place.directory, "entry")
-    yield "rebuild_from_type", call("torch._tensor", "_rebuild_from_type_v2", EVAL, Name("torch", "Tensor"), (text,), {})
-    yield "rebuild_from_type.type", call("torch._tensor", "_rebuild_from_type", EVAL, Name("torch", "Tensor"), (text,), {})
+    yield (
+        "rebuild_from_type",
+        call("torch._tensor", "_rebuild_from_type_v2", EVAL, Name("torch", "Tensor"), (text,), {}),
+    )
+    yield (
+        "rebuild_from_type.type",
+        call("torch._tensor", "_rebuild_from_type", EVAL, Name("torch", "Tensor"), (text,), {}),
+    )
     yield "fx.reduce_graph_module", call("torch.fx.graph_module", "reduce_graph_module", {"_code": text}, "")
     yield "fx.exec_with_source", call("torch.fx.graph_module", "_exec_with_source", text, {})
     yield "fx.forward_from_src", call("torch.fx.graph_module", "_forward_from_src", text, {})
     yield "jit.exec_wrapper", call("torch.jit.unsupported_tensor_ops", "execWrapper", text, {}, {})
     yield "collect_env.run", call("torch.utils.collect_env", "run", place.command)
     yield "checkpoint", call("torch.utils.checkpoint", "checkpoint", EVAL, text)
-    yield "checkpoint.called", Call(
+    yield (
+        "checkpoint.called",
         Call(
-            Name("functools", "partial"),
-            (Name("torch.utils.checkpoint", "checkpoint"), EVAL, text),
-            {"use_reentrant": False},
-            "newobj_ex",
-        )
+            Call(
+                Name("functools", "partial"),
+                (Name("torch.utils.checkpoint", "checkpoint"), EVAL, text),
+                {"use_reentrant": False},
+                "newobj_ex",
+            )
+        ),
     )
     yield "file_baton", method(call("torch.utils.file_baton", "FileBaton", place.marker), "try_acquire")
-    yield "datapipes", call("torch.utils.data.datapipes.utils.decoder", "basichandlers", "pickle", place.evil())
+    yield (
+        "datapipes",
+        call("torch.utils.data.datapipes.utils.decoder", "basichandlers", "pickle", place.evil()),
+    )
     yield "config_module", call("torch.utils._config_module", "pickle.loads", place.evil())
     yield "from_file", call("torch", "from_file", place.marker, True, 1)
     yield "storage.from_file", method(Name("torch", "UntypedStorage"), "from_file", place.marker, True, 1)
-    yield "PyTorchFileWriter", method(
-        call("torch._C", "PyTorchFileWriter", place.marker), "write_end_of_file"
+    yield (
+        "PyTorchFileWriter",
+        method(call("torch._C", "PyTorchFileWriter", place.marker), "write_end_of_file"),
     )
     yield "package", method(call("torch.package", "PackageExporter", place.marker), "close")
     yield "load_from_bytes.legacy", call("torch.storage", "_load_from_bytes", _legacy(place))
     yield "load_from_bytes.zip", call("torch.storage", "_load_from_bytes", _zip(place))
-    yield "getattr.from_file", call(
-        "torch._tensor",
-        "_rebuild_from_type_v2",
-        call("builtins", "getattr", Name("torch._C", "_VariableFunctions"), "from_file"),
-        Name("torch", "Tensor"),
-        (place.marker, True, 1),
-        {},
+    yield (
+        "getattr.from_file",
+        call(
+            "torch._tensor",
+            "_rebuild_from_type_v2",
+            call("builtins", "getattr", Name("torch._C", "_VariableFunctions"), "from_file"),
+            Name("torch", "Tensor"),
+            (place.marker, True, 1),
+            {},
+        ),
     )
-    yield "rebuild.write_text", call(
-        "torch._tensor",
-        "_rebuild_from_type_v2",
-        call("builtins", "getattr", Name("pathlib", "PosixPath"), "write_text"),
-        Name("torch", "Tensor"),
-        (call("pathlib", "PosixPath", place.marker), "x"),
-        {},
+    yield (
+        "rebuild.write_text",
+        call(
+            "torch._tensor",
+            "_rebuild_from_type_v2",
+            call("builtins", "getattr", Name("pathlib", "PosixPath"), "write_text"),
+            Name("torch", "Tensor"),
+            (call("pathlib", "PosixPath", place.marker), "x"),
+            {},
+        ),
     )
-    yield "rebuild.tofile", call(
-        "torch._tensor",
-        "_rebuild_from_type_v2",
-        call("builtins", "getattr", Name("numpy", "ndarray"), "tofile"),
-        Name("torch", "Tensor"),
-        (_small_array(), place.marker),
-        {},
+    yield (
+        "rebuild.tofile",
+        call(
+            "torch._tensor",
+            "_rebuild_from_type_v2",
+            call("builtins", "getattr", Name("numpy", "ndarray"), "tofile"),
+            Name("torch", "Tensor"),
+            (_small_array(), place.marker),
+            {},
+        ),
     )
 
 
@@ -398,8 +456,14 @@ def package_gadgets(place: Place) -> Variants:
     """What other widely installed packages evaluate and write."""
     text = place.expression
     yield "sympy.sympify", call("sympy", "sympify", text)
-    yield "sympy.eval_expr", call("sympy.parsing.sympy_parser", "eval_expr", text, {}, {"open": Name("builtins", "open")})
-    yield "yaml.unsafe_load", call("yaml", "unsafe_load", f"!!python/object/apply:os.mknod ['{place.marker}']")
+    yield (
+        "sympy.eval_expr",
+        call("sympy.parsing.sympy_parser", "eval_expr", text, {}, {"open": Name("builtins", "open")}),
+    )
+    yield (
+        "yaml.unsafe_load",
+        call("yaml", "unsafe_load", f"!!python/object/apply:os.mknod ['{place.marker}']"),
+    )
     yield "psutil.Popen", method(call("psutil", "Popen", ["touch", place.marker]), "wait")
     yield "six.exec_", call("six", "exec_", text)
     yield "h5py.File", call("h5py", "File", place.marker, "w")
@@ -409,11 +473,23 @@ def package_gadgets(place: Place) -> Variants:
     yield "fsspec", method(call("fsspec", "open", place.marker, "w"), "open")
     yield "setuptools.spawn", call("setuptools._distutils.spawn", "spawn", ["touch", place.marker])
     yield "mpmath", call("mpmath.libmp.backend", "exec_", text, {})
-    yield "pkg.jinja2", method(
-        method(call("jinja2", "Environment"), "from_string", "{{ cycler.__init__.__globals__.os.mknod('%s') }}" % place.marker),
-        "render",
+    yield (
+        "pkg.jinja2",
+        method(
+            method(
+                call("jinja2", "Environment"),
+                "from_string",
+                f"{{{{ cycler.__init__.__globals__.os.mknod('{place.marker}') }}}}",
+            ),
+            "render",
+        ),
     )
-    yield "lightning.load", call("lightning.fabric.utilities.cloud_io", "_load", place.beside("l.bin", _legacy(place)), None, False)
+    yield (
+        "lightning.load",
+        call(
+            "lightning.fabric.utilities.cloud_io", "_load", place.beside("l.bin", _legacy(place)), None, False
+        ),
+    )
     yield "networkx", call("networkx", "write_adjlist", call("networkx", "Graph"), place.marker)
 
 
@@ -423,29 +499,50 @@ def builds(place: Place) -> Variants:
     namespace = Name("argparse", "Namespace")
     changed = Build(namespace, (None, {"__setstate__": EVAL}))
     yield "class", Discarded(changed, Build(call("argparse", "Namespace"), place.expression))
-    class_new = Build(Name("types", "SimpleNamespace"), {"x": EVAL})
     module = Build(Name("torch", "serialization"), {"_get_layout": EVAL})
     yield "module", Discarded(module, call("torch.serialization", "_get_layout", place.expression))
-    yield "module.os", Discarded(
-        Build(Name("os", "path"), {"join": EVAL}), call("posixpath", "join", place.expression)
+    yield (
+        "module.os",
+        Discarded(Build(Name("os", "path"), {"join": EVAL}), call("posixpath", "join", place.expression)),
     )
     user = Build(Name(USER_MODULE, "Config"), (None, {"__setstate__": EXEC}))
     yield "users_class", Discarded(user, Build(call(USER_MODULE, "Config"), place.expression))
     yield "setstate", Build(Build(call("argparse", "Namespace"), {"__setstate__": EVAL}), place.expression)
-    yield "iterate", Build(
-        Build(call("argparse", "Namespace"), {"__setstate__": Name("posix", "mknod")}), place.marker
+    yield (
+        "iterate",
+        Build(Build(call("argparse", "Namespace"), {"__setstate__": Name("posix", "mknod")}), place.marker),
     )
-    function = Build(
-        Name("torch._utils", "_rebuild_tensor_v2"), {"__wrapped__": EVAL}
+    function = Build(Name("torch._utils", "_rebuild_tensor_v2"), {"__wrapped__": EVAL})
+    yield (
+        "function",
+        Discarded(
+            function,
+            call(
+                "operator",
+                "call",
+                call("builtins", "getattr", Name("torch._utils", "_rebuild_tensor_v2"), "__wrapped__"),
+                place.expression,
+            ),
+        ),
     )
-    yield "function", Discarded(function, call("operator", "call", call("builtins", "getattr", Name("torch._utils", "_rebuild_tensor_v2"), "__wrapped__"), place.expression))
     appended = Build(call("argparse", "Namespace"), {"append": EVAL})
     protocol_free = Code(pickled(appended, 2)[2:-1] + pickled(place.expression, 2)[2:-1] + b"a")
     yield "append", protocol_free
     yield "extend", Code(pickled(appended, 2)[2:-1] + b"(" + pickled(place.expression, 2)[2:-1] + b"e")
-    yield "extend.list", Code(
-        pickled(Build(call("argparse", "Namespace"), {"extend": call("functools", "partial", Name("builtins", "print"))}), 2)[2:-1]
-        + b"(" + pickled(call("builtins", "exec", place.expression), 2)[2:-1] + b"e"
+    yield (
+        "extend.list",
+        Code(
+            pickled(
+                Build(
+                    call("argparse", "Namespace"),
+                    {"extend": call("functools", "partial", Name("builtins", "print"))},
+                ),
+                2,
+            )[2:-1]
+            + b"("
+            + pickled(call("builtins", "exec", place.expression), 2)[2:-1]
+            + b"e"
+        ),
     )
 
 
@@ -473,20 +570,37 @@ def getattr_chains(place: Place) -> Variants:
     write = call("builtins", "getattr", Name("pathlib", "PosixPath"), "write_text")
     yield "Path.write_text", Call(write, (path, "x"))
     yield "Path.touch", Call(call("builtins", "getattr", Name("pathlib", "PosixPath"), "touch"), (path,))
-    yield "Path.map", call("builtins", "list", call("builtins", "map", call("builtins", "getattr", path, "touch"), [0o644]))
-    yield "ndarray.tofile", Call(
-        call("builtins", "getattr", Name("numpy", "ndarray"), "tofile"), (_small_array(), place.marker)
+    yield (
+        "Path.map",
+        call(
+            "builtins", "list", call("builtins", "map", call("builtins", "getattr", path, "touch"), [0o644])
+        ),
     )
-    subclasses = method(Name("builtins", "object"), "__subclasses__")
+    yield (
+        "ndarray.tofile",
+        Call(call("builtins", "getattr", Name("numpy", "ndarray"), "tofile"), (_small_array(), place.marker)),
+    )
     rebuild = Name("torch._utils", "_rebuild_tensor_v2")
     found = method(call("builtins", "getattr", rebuild, "__globals__"), "__getitem__", "__builtins__")
     yield "globals", Call(method(found, "__getitem__", "eval"), (place.expression,))
-    yield "self", Call(
-        call("builtins", "getattr", call("builtins", "getattr", Name("builtins", "len"), "__self__"), "eval"),
-        (place.expression,),
+    yield (
+        "self",
+        Call(
+            call(
+                "builtins",
+                "getattr",
+                call("builtins", "getattr", Name("builtins", "len"), "__self__"),
+                "eval",
+            ),
+            (place.expression,),
+        ),
     )
-    yield "partial_getattr", Call(
-        Call(call("functools", "partial", Name("builtins", "getattr"), _os()), ("mknod",)), (place.marker,)
+    yield (
+        "partial_getattr",
+        Call(
+            Call(call("functools", "partial", Name("builtins", "getattr"), _os()), ("mknod",)),
+            (place.marker,),
+        ),
     )
 
 

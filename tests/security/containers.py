@@ -15,7 +15,11 @@ from tests.security.assembler import Code, Name, PersistentId, call, pickled
 
 FOUR_FLOATS = struct.pack("<4f", 1, 2, 3, 4)
 MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
-SYSTEM_INFO = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"int": 4, "long": 4, "short": 2}}
+SYSTEM_INFO = {
+    "protocol_version": 1001,
+    "little_endian": True,
+    "type_sizes": {"int": 4, "long": 4, "short": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,9 @@ CONTAINERS = (
     Container("ckpt", "a.ckpt", "torch", lambda data: {"a.ckpt": torch_zip(data)}, True),
     Container("sharded", SHARD, "torch", sharded, True),
     *(
-        Container(name.partition(".")[0], f"checkpoint-2/{name}", "torch", trainer(f"checkpoint-2/{name}"), True)
+        Container(
+            name.partition(".")[0], f"checkpoint-2/{name}", "torch", trainer(f"checkpoint-2/{name}"), True
+        )
         for name in TRAINER_FILES
     ),
 )

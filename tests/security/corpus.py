@@ -1,15 +1,18 @@
-"""The hostile files: every class of attack over protocols and containers, or a sample that covers them all."""
+"""The hostile files: every class of attack over protocols and containers, or a sample of them all."""
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
-from tests.security.archives import FILES
-from tests.security.assembler import PROTOCOLS, pickled
+from fixtures.zip_raw import Member, build
+from tests.security.archives import FILES, tree
+from tests.security.assembler import PROTOCOLS, pickled, spelled
 from tests.security.calls import ATTACKS, USER_MODULE, USER_SOURCE, Place
 from tests.security.containers import CONTAINERS, Container, beside_a_tensor, in_persistent_id
 from tests.security.models import MODELS
@@ -22,8 +25,9 @@ BARE = {"first_opcodes": ("pkl", "bin"), "trailing_pickles": ("pkl", "bin")}
 PROTOCOLS_OF = {"python2_names": range(3), "dbm.open": range(3, 6)}
 """Attacks, or variants, whose names mean something else in other protocols."""
 ALONE = {
-    "builds/class", "builds/module", "builds/module.os", "builds/users_class", "stoppers/ext1", "stoppers/ext2",
-    "stoppers/ext4", "higher_order/weakref.finalize", "higher_order/atexit", "higher_order/Timer",
+    "builds/class", "builds/module", "builds/module.os", "builds/users_class",
+    "stoppers/ext1", "stoppers/ext2", "stoppers/ext4",
+    "higher_order/weakref.finalize", "higher_order/atexit", "higher_order/Timer",
     "higher_order/Thread", "higher_order/ThreadPool", "library_writers/distutils.spawn",
 }  # fmt: skip
 """What changes the loader's interpreter, or waits for its end."""
@@ -119,13 +123,10 @@ class Corpus:
                 for container, protocol in _spellings(turn, wide=wide):
                     if protocol not in allowed:
                         continue
-                    place = self.place()
-                    expression = _pick(generator(place), variant)
                     try:
-                        data = pickled(beside_a_tensor(expression, container, protocol), protocol)
-                    except ValueError:
+                        yield self.call(attack, variant, container, protocol)
+                    except ValueError:  # this protocol can't spell it
                         continue
-                    yield self._contained(attack, variant, f"{container.name}-{protocol}", container, place, data)
                     if not wide:
                         break
         for variant in ("os.system", "os.mknod"):
@@ -133,6 +134,27 @@ class Corpus:
             inside = in_persistent_id(_pick(ATTACKS["plain_calls"](place), variant))
             data = pickled({"weight": inside}, 2)
             yield self._contained("persistent_id", variant, "zip-2", container, place, data)
+
+    def call(self, attack: str, variant: str, container: Container, protocol: int) -> Case:
+        """Write a call in a container.
+
+        Raises:
+            ValueError: The protocol has no opcode for it.
+        """
+        place = self.place()
+        expression = beside_a_tensor(_pick(ATTACKS[attack](place), variant), container, protocol)
+        spelling = f"{container.name}-{protocol}"
+        return self._contained(attack, variant, spelling, container, place, pickled(expression, protocol))
+
+    def whole(self, attack: str, variant: str, checkpoint: Path, target: str, loader: str) -> Case:
+        """Write an honest checkpoint whose pickle makes a call before all else, and throws it away."""
+        place = self.place()
+        evil = spelled(_pick(ATTACKS[attack](place), variant), 2) + b"0"
+        name = checkpoint.name
+        contents = tree(checkpoint, name) if checkpoint.is_dir() else {name: checkpoint.read_bytes()}
+        contents[target] = _before(contents[target], evil)
+        place.files.update(contents)
+        return self.write(attack, variant, name, loader, place, target)
 
     def _streams(self, *, every: bool) -> Iterator[Case]:
         turn = itertools.count()
@@ -145,8 +167,7 @@ class Corpus:
                     container = choice[(start + step) % len(choice)]
                     place = self.place()
                     data = _pick(generator(place), variant)
-                    loaded = container
-                    yield self._contained(attack, variant, container.name, loaded, place, data)
+                    yield self._contained(attack, variant, container.name, container, place, data)
 
     def _contained(
         self, attack: str, variant: str, spelling: str, container: Container, place: Place, data: bytes
@@ -156,13 +177,28 @@ class Corpus:
         return self.write(attack, variant, spelling, loader, place, container.target)
 
 
+def _before(data: bytes, code: bytes) -> bytes:
+    """Return a file whose pickle runs code behind its head, before all else."""
+    if data.startswith(b"PK"):
+        with ZipFile(io.BytesIO(data)) as archive:
+            members = [Member(info.filename, archive.read(info)) for info in archive.infolist()]
+        return build(
+            [
+                Member(one.name, _before(one.data, code)) if one.name.endswith("data.pkl") else one
+                for one in members
+            ]
+        )
+    return data[:2] + code + data[2:]
+
+
 def _spellings(turn: Iterator[int], *, wide: bool) -> Iterable[tuple[Container, int]]:
     """Return containers and protocols: all of them, or all in an order that moves on with each turn."""
     if wide:
         return itertools.product(CONTAINERS, PROTOCOLS)
     start = next(turn)
     return [
-        (CONTAINERS[(start + step) % len(CONTAINERS)], (start + 2 + step) % len(PROTOCOLS)) for step in range(12)
+        (CONTAINERS[(start + step) % len(CONTAINERS)], (start + 2 + step) % len(PROTOCOLS))
+        for step in range(12)
     ]
 
 

@@ -1,8 +1,8 @@
 """Mutate the fixtures, ask every command, and report what no mutation may bring about.
 
-``python -m tests.security.fuzz --seconds 3600 --seed 1``: reported are tracebacks, hangs, memory over the bar,
-and pickles that are called safe though CPython's own unpickler calls what is not known from honest ones. The
-mutation of a number is the same for the same seed; ``--only NUMBER`` writes and judges that one alone.
+``python -m tests.security.fuzz --seconds 3600 --seed 1``: reported are tracebacks, hangs, memory over the
+bar, and pickles that are called safe though CPython's own unpickler calls what is not known from honest
+ones. The mutation of a number is the same for the same seed; ``--only NUMBER`` judges that one alone.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SECONDS_OF_WAITING = 20
 SHARES = {"pytorch": 4, "pickle": 4, "pytorch-legacy": 2, "paddle": 2, "torch-dcp": 2, "keras": 2, "numpy": 2}
 """How much more often than others a room's files are changed: those that code can hide in."""
 BATCH = 400
+UNREADABLE = (BadZipFile, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error)
 COMMANDS = ("verify", "inspect", "diff", "convert")
 
 
@@ -73,25 +74,26 @@ def seedlings() -> list[Seedling]:
         for entry in sorted(room.iterdir()):
             if entry.name.endswith(".expected.json"):
                 continue
-            files = [entry] if entry.is_file() else sorted(path for path in entry.rglob("*") if path.is_file())
+            files = (
+                [entry] if entry.is_file() else sorted(path for path in entry.rglob("*") if path.is_file())
+            )
             found += [Seedling(path, entry) for path in files if 0 < path.stat().st_size <= LARGEST]
     return found
 
 
 def pickles_of(path: Path) -> list[bytes]:
-    """Return the pickles of a file, an archive's among them; checksums don't matter to those who load them."""
+    """Return the pickles of a file, an archive's among them, whatever their checksums."""
     if not is_zipfile(path):
         data = path.read_bytes()
         return [data] if data[:1] == b"\x80" else []
     found = []
-    with contextlib.suppress(BadZipFile, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error):
-        with ZipFile(path) as archive:
-            for info in archive.infolist():
-                with archive.open(info) as record:
-                    record._expected_crc = None  # type: ignore[attr-defined]
-                    data = record.read()
-                if info.filename.endswith(".pkl"):
-                    found.append(data)
+    with contextlib.suppress(*UNREADABLE), ZipFile(path) as archive:
+        for info in archive.infolist():
+            with archive.open(info) as record:
+                record._expected_crc = None  # type: ignore[attr-defined]
+                data = record.read()
+            if info.filename.endswith(".pkl"):
+                found.append(data)
     return found
 
 
@@ -317,7 +319,9 @@ def _work(fuzzer: Fuzzer, begin: int, end: int, deadline: float, writing: int) -
 def report(found: Found, seconds: float) -> str:
     """Return what was found, most frequent first."""
     lines = [f"{found.mutations:,} mutations in {seconds:.0f} s, {sum(found.failures.values()):,} failures"]
-    lines += [f"{count:6} {failure}  ({found.first[failure]})" for failure, count in found.failures.most_common()]
+    lines += [
+        f"{count:6} {failure}  ({found.first[failure]})" for failure, count in found.failures.most_common()
+    ]
     return "\n".join(lines)
 
 
@@ -338,7 +342,9 @@ def main(arguments: list[str]) -> int:
         if options.seconds is None and options.count == sys.maxsize:
             options.seconds = 60.0
         begun = time.monotonic()
-        found = fuzz(options.seed, count=options.count, seconds=options.seconds, work=work, start=options.start)
+        found = fuzz(
+            options.seed, count=options.count, seconds=options.seconds, work=work, start=options.start
+        )
         print(report(found, time.monotonic() - begun))
         return int(bool(found.failures))
 

@@ -25,7 +25,16 @@ def plain_values() -> dict[str, Any]:
     return {
         "numbers": [0, -1, 255, 65_536, 1 << 70, -(1 << 200), 1.5, float("inf"), 2 + 3j, True, None],
         "texts": ["", "a", "ü\n\\", "\U0001f600", "x" * 300, b"", b"\x80\xff", b"y" * 300, bytearray(b"z")],
-        "containers": [(), (1,), (1, 2, 3, 4), {1, 2}, frozenset({3}), {"a": {"b": [1]}}, range(3), slice(1, 2)],
+        "containers": [
+            (),
+            (1,),
+            (1, 2, 3, 4),
+            {1, 2},
+            frozenset({3}),
+            {"a": {"b": [1]}},
+            range(3),
+            slice(1, 2),
+        ],
         "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
         "defaults": [collections.defaultdict(list, {"a": [1]}), collections.defaultdict(int, a=1)],
         "counter": collections.Counter("abca"),
@@ -95,14 +104,14 @@ def torch_values() -> dict[str, Any]:
             "pytorch-lightning_version": "2.6.6",
             "state_dict": net.state_dict(),
             "loops": {"fit_loop": {"state_dict": {}}},
-            "callbacks": {"ModelCheckpoint{'monitor': 'x'}": {"best_model_path": "x", "current_score": torch.tensor(1.0)}},
+            "callbacks": {"ModelCheckpoint{'monitor': 'x'}": {"best": "x", "kth": torch.tensor(1.0)}},
             "optimizer_states": [optimizer.state_dict()],
             "lr_schedulers": [scheduler.state_dict()],
             "hyper_parameters": {"lr": 0.1, "when": datetime.timedelta(1)},
         },
         "module": net,
         "views": {"a": shared, "b": shared[2:], "c": torch.nn.Parameter(shared[:2].clone())},
-        "dtypes": {str(kind): torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int8, torch.bool, torch.complex64)},
+        "dtypes": [torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int8, torch.cfloat)],
         "sizes": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.strided],
     }  # fmt: skip
 
@@ -133,4 +142,3 @@ def write(directory: Path) -> Iterator[Path]:
     path = directory / "objects.npy"
     path.write_bytes(out.getvalue())
     yield path
-

@@ -70,7 +70,9 @@ def _empty_hdf5() -> bytes:
     return out.getvalue()
 
 
-def _keras3(place: Place, config: dict[str, Any], *, extra: list[Member] | None = None) -> Callable[[], Loaded]:
+def _keras3(
+    place: Place, config: dict[str, Any], *, extra: list[Member] | None = None
+) -> Callable[[], Loaded]:
     def write() -> Loaded:
         metadata = {"keras_version": "3.0.0", "date_saved": "2026-01-01@00:00:00"}
         members = [
@@ -122,7 +124,10 @@ def keras_code(place: Place) -> Variants:
         "config": {
             "name": "s",
             "layers": [
-                {"class_name": "InputLayer", "config": {"batch_input_shape": [None, 4], "dtype": "float32", "name": "in"}},
+                {
+                    "class_name": "InputLayer",
+                    "config": {"batch_input_shape": [None, 4], "dtype": "float32", "name": "in"},
+                },
                 {
                     "class_name": "Lambda",
                     "config": {
@@ -169,5 +174,7 @@ def _respelled(member: Member, call: str) -> Member:
     """Return a record of code with a call in its first method of the name forward."""
     if not member.name.endswith("fixture_models.py"):
         return member
-    code = re.sub(r"(def forward\(self[^)]*\) -> Tensor:\n)", rf"\1    {call}\n", member.data.decode(), count=1)
+    code = re.sub(
+        r"(def forward\(self[^)]*\) -> Tensor:\n)", rf"\1    {call}\n", member.data.decode(), count=1
+    )
     return Member(member.name, code.encode())

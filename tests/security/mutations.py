@@ -17,21 +17,41 @@ from fixtures import zip_raw
 from fixtures.table_raw import masked
 from fixtures.zip_raw import DEFLATED, UTF8, Member
 
-NUMBERS = (0, 1, 2, 3, 7, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1)
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    127,
+    128,
+    255,
+    256,
+    65_535,
+    65_536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+    2**64 - 1,
+)
 OPCODES = b"(.0123456789FGIJKLMNPQRSTUVXabcdeghijloqprstu}])" + bytes(range(0x80, 0x99))
 DANGEROUS = (
-    ("os", "system"), ("posix", "system"), ("builtins", "eval"), ("builtins", "exec"), ("builtins", "getattr"),
-    ("__builtin__", "eval"), ("functools", "partial"), ("numpy.random._pickle", "__generator_ctor"),
+    ("os", "system"), ("posix", "system"), ("builtins", "eval"), ("builtins", "exec"),
+    ("builtins", "getattr"), ("__builtin__", "eval"), ("functools", "partial"),
+    ("numpy.random._pickle", "__generator_ctor"),
     ("torch._tensor", "_rebuild_from_type_v2"), ("torch.storage", "_load_from_bytes"), ("_codecs", "encode"),
-    ("copyreg", "_reconstructor"), ("builtins", "map"), ("collections", "defaultdict"), ("pathlib", "PosixPath"),
+    ("copyreg", "_reconstructor"), ("builtins", "map"),
+    ("collections", "defaultdict"), ("pathlib", "PosixPath"),
 )  # fmt: skip
 SPARE = (
     *(f"c{module}\n{name}\n".encode() for module, name in DANGEROUS),
     *(b"\x8c" + bytes([len(a)]) + a + b"\x8c" + bytes([len(b)]) + b + b"\x93"
       for a, b in ((module.encode(), name.encode()) for module, name in DANGEROUS)),
-    b"X\1\0\0\0a\x85R", b"R", b"\x81", b"b", b"2", b"\x94", b"q\0", b"h\0", b"h\1", b"r\0\0\0\0", b"(", b"t", b"o",
-    b"0", b"1", b"s", b"u", b"a", b"e", b"N", b"}", b"]", b")", b"\x85", b"\x86", b"\x8f", b"\x90", b"\x91", b"\x92",
-    b"Q", b"ios\nsystem\n", b"\x95" + bytes(8), b"\x82\1", b"g0\n", b"p0\n", b"I1\n", b"F1.5\n", b"K\1", b".",
+    b"X\1\0\0\0a\x85R", b"R", b"\x81", b"b", b"2", b"\x94", b"q\0", b"h\0", b"h\1", b"r\0\0\0\0", b"(",
+    b"t", b"o", b"0", b"1", b"s", b"u", b"a", b"e", b"N", b"}", b"]", b")", b"\x85", b"\x86", b"\x8f",
+    b"\x90", b"\x91", b"\x92", b"Q", b"ios\nsystem\n", b"\x95" + bytes(8), b"\x82\1", b"g0\n", b"p0\n",
+    b"I1\n", b"F1.5\n", b"K\1", b".",
 )  # fmt: skip
 """Opcodes that are put into pickles, beside those of other pickles."""
 
@@ -129,8 +149,8 @@ def json_text(data: bytes, random: Random, others: Sequence[bytes] = ()) -> byte
 
 
 VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 1 << 64, 1.5, "", "x", "../x", "F32", [], {}, [[]], [0, -1], "__lambda__", "Lambda", "builtins",
-    "eval", "os", "function", "\ud800", {"class_name": "Lambda", "config": {}},
+    None, True, 0, -1, 1 << 64, 1.5, "", "x", "../x", "F32", [], {}, [[]], [0, -1], "__lambda__", "Lambda",
+    "builtins", "eval", "os", "function", "\ud800", {"class_name": "Lambda", "config": {}},
 )  # fmt: skip
 
 
@@ -166,7 +186,20 @@ def npy(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
     header, body = data[10 : 10 + length], data[10 + length :]
     if b"|O" in header and random.random() < 0.7:
         return data[: 10 + length] + pickle_stream(body, random, others)
-    words = [b"'|O'", b"'<f8'", b"'<f4'", b"True", b"False", b"(2,)", b"(-1,)", b"(1 << 9,)", b"()", b"None", b"[]", b"("]
+    words = [
+        b"'|O'",
+        b"'<f8'",
+        b"'<f4'",
+        b"True",
+        b"False",
+        b"(2,)",
+        b"(-1,)",
+        b"(1 << 9,)",
+        b"()",
+        b"None",
+        b"[]",
+        b"(",
+    ]
     parts = header.split(b" ")
     parts[random.randrange(len(parts))] = random.choice(words) + random.choice((b"", b","))
     changed = b" ".join(parts) if random.random() < 0.7 else any_bytes(header, random)
@@ -192,7 +225,11 @@ def archive(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
         case 0:
             fields = {"flags": random.choice((0, UTF8, UTF8 | 1, UTF8 | 8, 0x20, 0xFFFF))}
         case 1:
-            fields = {"method": random.choice((DEFLATED, 1, 9, 12, 99))} if random.random() < 0.3 else {"method": DEFLATED}
+            fields = (
+                {"method": random.choice((DEFLATED, 1, 9, 12, 99))}
+                if random.random() < 0.3
+                else {"method": DEFLATED}
+            )
         case 2:
             fields = {"size": random.choice(NUMBERS[:14]) & 0xFFFFFFFF}
         case 3:
@@ -201,7 +238,7 @@ def archive(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
             fields = {"local_name": "x"}
         case 5:
             members.insert(random.randrange(len(members)), member)
-    changed = Member(**{**{"name": member.name, "data": member.data}, **fields})
+    changed = Member(**{"name": member.name, "data": member.data, **fields})
     members[at] = changed
     return zip_raw.build(members)
 
@@ -229,7 +266,11 @@ def _change_field(fields: list[tuple[int, int, Any]], random: Random) -> None:
         case 2:
             fields[at] = (random.choice((1, 2, 3, 9, 1000, number + 1)), kind, value)
         case _ if kind == 2:
-            inner = messages(value, random) if len(value) > 2 and random.random() < 0.8 else any_bytes(value, random)
+            inner = (
+                messages(value, random)
+                if len(value) > 2 and random.random() < 0.8
+                else any_bytes(value, random)
+            )
             fields[at] = (number, kind, inner)
         case _ if kind == 0:
             fields[at] = (number, kind, random.choice(NUMBERS))
@@ -291,11 +332,7 @@ def _number(number: int) -> bytes:
 def sstable(data: bytes, random: Random, others: Sequence[bytes] = ()) -> bytes:
     """Return a table with a byte of one block changed and that block's CRC32C right again."""
     out = bytearray(data)
-    blocks = [
-        (start, size)
-        for start, size in _blocks(data)
-        if 0 <= start and size > 0 and start + size + 5 <= len(data)
-    ]
+    blocks = [(start, size) for start, size in _blocks(data) if size > 0 and start + size + 5 <= len(data)]
     if not blocks:
         return any_bytes(data, random)
     start, size = random.choice(blocks)
@@ -355,7 +392,11 @@ def kind_of(data: bytes, name: str) -> str:
         return "safetensors"
     if data[:1] in b"{[" and suffix in ("", ".json", ".index"):
         return "json"
-    if data[:1] == b"\x80" or suffix in (".pkl", ".pdparams", ".pdopt", ".metadata") or name.endswith(".metadata"):
+    if (
+        data[:1] == b"\x80"
+        or suffix in (".pkl", ".pdparams", ".pdopt", ".metadata")
+        or name.endswith(".metadata")
+    ):
         return "pickle"
     return "bytes"
 

@@ -1,4 +1,4 @@
-"""Recall and false alarms of five scanners over the same hostile and honest files, in one run: ``make peers``.
+"""Recall and false alarms of five scanners over the same files, in one run: ``make peers``.
 
 The scanners live in an environment of their own, whose Python is the argument. Each judges all files in one
 process through its library; a file that it fails on counts as neither found nor called safe.
@@ -23,7 +23,12 @@ ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "fixtures" / "files"
 NOT_HONEST = {"hostile", "hdf5-hostile", "keras-unsafe"}
 SECONDS = 3600
-SILENT = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "NO_ANALYTICS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+SILENT = {
+    "PROMPTFOO_DISABLE_TELEMETRY": "1",
+    "NO_ANALYTICS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore",
+}
 """modelaudit sends telemetry unless the first is set."""
 
 PREAMBLE = """
@@ -51,7 +56,9 @@ PEERS = {
 from picklescan.scanner import scan_directory_path, scan_file_path
 def judge(path):
     found = scan_directory_path(path) if os.path.isdir(path) else scan_file_path(path)
-    return "unsafe" if found.issues_count else "failed" if found.scan_err or not found.scanned_files else "safe"
+    if found.issues_count:
+        return "unsafe"
+    return "failed" if found.scan_err or not found.scanned_files else "safe"
 """,
     "modelscan": """
 from modelscan.modelscan import ModelScan
@@ -149,7 +156,11 @@ def main(python: str) -> None:
     """Write the files, prove the hostile ones, and print the table."""
     with tempfile.TemporaryDirectory() as directory:
         corpus = Corpus(Path(directory) / "hostile")
-        cases = [case for case in corpus.all(every=bool(os.environ.get("CKPTTOOL_EVERY_ATTACK"))) if case.is_provable]
+        cases = [
+            case
+            for case in corpus.all(every=bool(os.environ.get("CKPTTOOL_EVERY_ATTACK")))
+            if case.is_provable
+        ]
         load_all([(case.loader, case.path, case.is_alone) for case in cases], corpus.modules, ROOT)
         proven = [case for case in cases if case.has_run]
         for case in proven:

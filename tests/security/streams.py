@@ -102,7 +102,10 @@ def frames(place: Place) -> Streams:
     yield "without_proto", framed(call)
     yield "over_trailing", PROTO4 + b"\x95" + struct.pack("<Q", len(call) + 5) + call + bytes(5)
     yield "proto_again", PROTO4 + framed(b"\x80\x00" + b"\x80\x04" + call)
-    yield "mixed_protocols", PROTO4 + b"\x80\x02" + b"c__builtin__\neval\n" + text(place.expression) + b"\x85R."
+    yield (
+        "mixed_protocols",
+        PROTO4 + b"\x80\x02" + b"c__builtin__\neval\n" + text(place.expression) + b"\x85R.",
+    )
 
 
 @stream
@@ -152,8 +155,9 @@ def first_opcodes(place: Place) -> Streams:
         "inst": b"(icollections\nOrderedDict\n0", "none_put": b"Np0\n0", "true": b"\x880", "false": b"\x890",
         "short_unicode": b"\x8c\1a0", "bytes": b"C\1a0", "long": b"\x8a\1\x010", "empty_set": b"\x8f0",
         "unicode8": b"\x8d\1\0\0\0\0\0\0\0a0", "bytes8": b"\x8e\1\0\0\0\0\0\0\0a0",
-        "bytearray8": b"\x96\1\0\0\0\0\0\0\0a0", "proto0": b"\x80\0", "proto1": b"\x80\1", "proto5": b"\x80\5",
-        "long4": b"\x8b\1\0\0\0\x010", "marks": b"((((1111", "memoize": b"N\x940", "frame": b"\x95" + bytes(8),
+        "bytearray8": b"\x96\1\0\0\0\0\0\0\0a0", "proto0": b"\x80\0", "proto1": b"\x80\1",
+        "proto5": b"\x80\5", "long4": b"\x8b\1\0\0\0\x010", "marks": b"((((1111", "memoize": b"N\x940",
+        "frame": b"\x95" + bytes(8),
     }  # fmt: skip
     for name, head in heads.items():
         yield name, head + call
@@ -179,8 +183,13 @@ def spelled_names(place: Place) -> Streams:
     yield "constructed", PROTO4 + built + call
     yield "crlf", b"cposix\nmknod\n(V" + place.marker.encode() + b"\ntR."
     yield "empty_parts", PROTO4 + text("posix") + text("mknod") + STACK_GLOBAL + call
-    yield "submodule_of_plain", PROTO4 + text("collections") + text("_sys.modules.get") + STACK_GLOBAL + (
-        text("posix") + b"\x85R0" + text("posix") + text("mknod") + STACK_GLOBAL + call
+    yield (
+        "submodule_of_plain",
+        PROTO4
+        + text("collections")
+        + text("_sys.modules.get")
+        + STACK_GLOBAL
+        + (text("posix") + b"\x85R0" + text("posix") + text("mknod") + STACK_GLOBAL + call),
     )
 
 
@@ -210,9 +219,14 @@ def encoded_bytes(place: Place) -> Streams:
         for size in (0, 70_000):
             inner = head + hidden + b"\0" * size
             pushed = spelled(inner, 2)
-            yield f"latin1_{length}_{size}", PROTO2 + b"ctorch.storage\n_load_from_bytes\n" + pushed + b"\x85R."
+            yield (
+                f"latin1_{length}_{size}",
+                PROTO2 + b"ctorch.storage\n_load_from_bytes\n" + pushed + b"\x85R.",
+            )
     padded = head + evil + b".]." + b"\xe9" * 70_000
     yield "latin1_plain", PROTO2 + b"ctorch.storage\n_load_from_bytes\n" + spelled(padded, 2) + b"\x85R."
     yield "bytes_plain", b"\x80\x03ctorch.storage\n_load_from_bytes\n" + spelled(padded, 3) + b"\x85R."
-    inner_again = head + b"ctorch.storage\n_load_from_bytes\n" + spelled(head + evil + b".].", 2) + b"\x85R.]."
+    inner_again = (
+        head + b"ctorch.storage\n_load_from_bytes\n" + spelled(head + evil + b".].", 2) + b"\x85R.]."
+    )
     yield "twice", b"\x80\x03ctorch.storage\n_load_from_bytes\n" + spelled(inner_again, 3) + b"\x85R."

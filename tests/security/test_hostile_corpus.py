@@ -88,3 +88,31 @@ def _other_commands(case: Case, target: Path) -> Iterable[str]:
             yield f"{arguments[0]} ended with {status}: {err.strip()[-200:]}"
         if arguments[0] == "inspect" and '"safety": "safe"' in out:
             yield "inspect says safe"
+
+
+NET = f"{ROOT / 'tests' / 'predict' / 'models' / 'nets.py'}:SimpleModel"
+WHOLE = {"torch-dcp/one-rank": ("one-rank/.metadata", "dcp"), "pytorch/guide.pth": ("guide.pth", "torch")}
+"""Honest checkpoints, and the file of each that holds a pickle."""
+SUBTLE = [
+    ("users_names", "function"),
+    ("torch_gadgets", "rebuild.tofile"),
+    ("torch_gadgets", "rebuild.write_text"),
+]
+"""Attacks that look harmless: a name that nobody knows, and plain names whose sum is a call."""
+
+
+@pytest.mark.framework
+def test_a_prediction_without_trust_runs_no_attack(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Corpus(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{corpus.modules}")
+    cases = [corpus.whole(*subtle, files / name, *WHOLE[name]) for subtle in SUBTLE for name in WHOLE]
+    options = ("--json", "--predict", "--model", NET, "--input-shape", "1,4")
+    for case in cases:
+        status, out, err = command("verify", *options, case.judged)
+        assert "internal error" not in out + err
+        assert not case.has_run, case.name
+        assert status == 1, out
+    load_all([(case.loader, case.path, False) for case in cases], corpus.modules, ROOT)
+    assert [case.name for case in cases if not case.has_run] == []

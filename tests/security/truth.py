@@ -28,8 +28,9 @@ GROUPS = {
 }
 PRELOADED = {
     "torch": (
-        "torch", "numpy", "torch.fx", "torch.hub", "torch.package", "torch.utils.data", "torch.distributed.checkpoint",
-        "sympy", "yaml", "h5py", "safetensors.numpy", "numpy.f2py", "numpy.testing", "distutils", "logging.handlers",
+        "torch", "numpy", "torch.fx", "torch.hub", "torch.package", "torch.utils.data",
+        "torch.distributed.checkpoint", "sympy", "yaml", "h5py", "safetensors.numpy", "numpy.f2py",
+        "numpy.testing", "distutils", "logging.handlers",
     ),
     "keras": ("tensorflow", "keras", "tf_keras"),
     "paddle": ("paddle",),
@@ -204,11 +205,11 @@ def load_all(orders: Iterable[tuple[str, Path, bool]], modules: Path, root: Path
 
 
 def _answers(group: str, orders: list[tuple[str, Path, bool]], modules: Path, root: Path) -> list[str]:
-    """Return one answer for each order; a file that ends the process is answered for, and the rest goes on."""
+    """Return one answer for each order; behind a file that ends the process, the rest goes on."""
     answers: list[str] = []
     while len(answers) < len(orders):
         status, new, errors = _answers_of_one_process(group, orders[len(answers) :], modules, root)
-        if status == 0 and len(answers) + len(new) != len(orders) or status > 0:
+        if status > 0 or (status == 0 and len(answers) + len(new) != len(orders)):
             raise RuntimeError(f"the loaders of {group} ended with {status}: {errors[-2000:]}")
         answers += new
         if status < 0:
