@@ -134,22 +134,19 @@ def _counts(words: Iterable[str]) -> dict[str, int]:
     return counts
 
 
-def table(scores: dict[str, Score], hostile: int, honest: int) -> str:
-    """Return the figures, one line a scanner."""
-    lines = [
-        f"{hostile} hostile files, each of which runs its payload in its framework; {honest} honest files",
-        "",
-        f"{'':12}{'recall':>9}{'unsafe':>8}{'unknown':>9}{'called safe':>13}{'failed':>8}"
-        f"{'false alarms':>14}{'seconds':>9}",
-    ]
-    for name, score in scores.items():
-        found = score.hostile
-        recall = (found["unsafe"] + found["unknown"]) / hostile
-        lines.append(
-            f"{name:12}{recall:>9.1%}{found['unsafe']:>8}{found['unknown']:>9}{found['safe']:>13}"
-            f"{found['failed']:>8}{score.honest['unsafe']:>14}{score.seconds:>9.1f}"
-        )
-    return "\n".join(lines)
+HEAD = (
+    f"{'':12}{'recall':>9}{'unsafe':>8}{'unknown':>9}{'called safe':>13}{'failed':>8}"
+    f"{'false alarms':>14}{'seconds':>9}"
+)
+
+
+def row(name: str, score: Score) -> str:
+    """Return the figures of one scanner; recall is the share of hostile files that it calls unsafe."""
+    found = score.hostile
+    return (
+        f"{name:12}{found['unsafe'] / sum(found.values()):>9.1%}{found['unsafe']:>8}{found['unknown']:>9}"
+        f"{found['safe']:>13}{found['failed']:>8}{score.honest['unsafe']:>14}{score.seconds:>9.1f}"
+    )
 
 
 def main(python: str) -> None:
@@ -168,9 +165,10 @@ def main(python: str) -> None:
                 made.rename(corpus.root / f"ran-{case.number}-{made.name}")
         honest = [*write(Path(directory) / "honest"), *_fixtures()]
         paths = [case.judged for case in proven]
-        scores = {"ckpttool": scored(sys.executable, OURS, paths, honest)}
-        scores |= {name: scored(python, script, paths, honest) for name, script in PEERS.items()}
-        print(table(scores, len(paths), len(honest)))
+        print(f"{len(paths)} hostile files, proven in their frameworks; {len(honest)} honest files\n\n{HEAD}")
+        print(row("ckpttool", scored(sys.executable, OURS, paths, honest)), flush=True)
+        for name, script in PEERS.items():
+            print(row(name, scored(python, script, paths, honest)), flush=True)
         ran = [case.name for case in proven if case.has_run]
         print(f"\n{len(ran)} payloads were run by a scanner" + "".join(f"\n  {name}" for name in ran))
 
