@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ SECONDS_OF_WAITING = 20
 SHARES = {"pytorch": 4, "pickle": 4, "pytorch-legacy": 2, "paddle": 2, "torch-dcp": 2, "keras": 2, "numpy": 2}
 """How much more often than others a room's files are changed: those that code can hide in."""
 BATCH = 400
-UNREADABLE = (BadZipFile, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error)
+UNREADABLE = (BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error)
 COMMANDS = ("verify", "inspect", "diff", "convert")
 
 
@@ -130,8 +131,10 @@ class Witness(pickle._Unpickler):  # type: ignore[name-defined,misc]
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data), encoding="latin1")
         self.calls: set[str] = set()
+        self.imports: set[str] = set()
 
     def find_class(self, module: str, name: str) -> Inert:
+        self.imports.add(f"{module} {name}")
         return Inert(f"{module} {name}", self.calls)
 
     def persistent_load(self, pid: object) -> Inert:
@@ -141,12 +144,17 @@ class Witness(pickle._Unpickler):  # type: ignore[name-defined,misc]
         raise pickle.UnpicklingError("an extension code")
 
 
-def calls_of(data: bytes) -> set[str]:
-    """Return the names that loading a pickle would call, or hand to a call, before it ends or breaks off."""
+def witnessed(data: bytes) -> Witness:
+    """Return what saw a pickle being loaded until it ended or broke off."""
     witness = Witness(data)
     with contextlib.suppress(Exception):  # whatever a broken pickle raises: what it called before counts
         witness.load()
-    return witness.calls
+    return witness
+
+
+def calls_of(data: bytes) -> set[str]:
+    """Return the names that loading a pickle would call, or hand to a call."""
+    return witnessed(data).calls
 
 
 def calls_in(path: Path) -> set[str]:
@@ -167,7 +175,7 @@ class Fuzzer:
             self.rooms.setdefault(one.checkpoint.parent.name, []).append(one)
         self.shares = [SHARES.get(room, 1) for room in self.rooms]
         self.pickles = [data for one in self.seedlings for data in pickles_of(one.file)]
-        self.honest = {name for data in self.pickles for name in calls_of(data)}
+        self.honest = {name for data in self.pickles for name in witnessed(data).imports}
 
     def write(self, number: int) -> tuple[Seedling, Path, Path]:
         """Write a mutation; return its seed, the changed file, and the checkpoint."""
@@ -218,7 +226,7 @@ def is_called_safe(said: str) -> bool:
 def ask(*arguments: object) -> tuple[str, str | None]:
     """Run a command: what it printed, and where it failed within itself."""
     from ckpttool.cli import run
-    from ckpttool.errors import CheckpointError
+    from ckpttool.errors import CheckpointError, UsageError
 
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -226,7 +234,7 @@ def ask(*arguments: object) -> tuple[str, str | None]:
             run([str(argument) for argument in arguments])
     except TooLong:
         raise
-    except CheckpointError:
+    except (CheckpointError, UsageError):
         pass
     except BaseException as error:  # noqa: BLE001 (the fuzzer reports whatever comes out)
         return "", _where(error)
@@ -271,7 +279,11 @@ def _batch(fuzzer: Fuzzer, begin: int, end: int, deadline: float, found: Found) 
     child = os.fork()
     if child == 0:
         os.close(reading)
-        _work(fuzzer, begin, end, deadline, writing)
+        try:
+            _work(fuzzer, begin, end, deadline, writing)
+        except BaseException:  # noqa: BLE001 (a forked worker must never go on as its parent)
+            traceback.print_exc()
+            os._exit(1)
     os.close(writing)
     at = begin
     with os.fdopen(reading) as answers:

@@ -75,7 +75,7 @@ def judge(path):
     for file in files_of(path):
         scan = fickling.scan_zip_archive if zipfile.is_zipfile(file) else fickling.scan_file
         found = scan(file, graceful=True)
-        found = [found] if hasattr(found, "is_safe") else list(found)
+        found = found.values() if isinstance(found, dict) else [found]
         said += ["unsafe" if not one.is_safe else "failed" if one.errors else "safe" for one in found]
     return next((word for word in ("unsafe", "failed", "safe") if word in said), "failed")
 """,

@@ -66,7 +66,7 @@ def test_a_mutated_archive_is_whole(files: Path) -> None:
         try:
             with ZipFile(io.BytesIO(archive(whole, Random(seed), [whole[100:200]]))) as opened:
                 intact += opened.testzip() is None
-        except (*UNREADABLE, EOFError):  # one header of it lies
+        except UNREADABLE:  # one header of it lies
             continue
     assert intact >= 20
 
