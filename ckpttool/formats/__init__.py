@@ -175,9 +175,13 @@ def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     if looks_like is None:
         known = ", ".join(sorted({format.name for format in formats()}))
         return NotACheckpoint(probe.path, what, expected=f"one of {known}")
-    return DamagedCheckpoint(
+    failure = DamagedCheckpoint(
         probe.path, what, expected=f"a {looks_like.name} checkpoint", code="unrecognised-content"
     )
+    from ckpttool.formats.readings import further_readings
+
+    failure.safety = tuple(further_readings(probe, None, damaged=True))
+    return failure
 
 
 def suffix_format(name: str) -> Format | None:

@@ -317,7 +317,8 @@ def _opened(format: Format, probe: Probe) -> Checkpoint:
     except DamagedCheckpoint as failure:
         with suppress(CheckpointError):  # it is damaged, and perhaps closed already
             if is_file:
-                failure.safety += tuple(further_readings(probe, format))
+                found = further_readings(probe, format, damaged=True)
+                failure.safety = tuple(dict.fromkeys((*failure.safety, *found)))
             elif probe.is_directory:
                 from ckpttool.formats.bystanders import bystander_findings
 

@@ -76,15 +76,22 @@ def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
         checkpoint.findings = (*checkpoint.findings, warning("suffix-mismatch", message))
 
 
-def further_readings(probe: Probe, format: Format, findings: Iterable[Finding] = ()) -> Iterator[Finding]:
+def further_readings(
+    probe: Probe, format: Format | None, findings: Iterable[Finding] = (), *, damaged: bool = False
+) -> Iterator[Finding]:
     """Yield what reading a file in other ways than its format does could run.
 
     Args:
         probe: The file, open.
-        format: What recognised it.
+        format: What recognised it, if anything does.
         findings: What the format found wrong with it, if that may change the verdict.
+        damaged: Whether it can't be opened, so that its format judged only a part of it, or nothing.
     """
     kind = type(format).__name__
+    if probe.is_zip and damaged:
+        from ckpttool.formats.zip_remains import judge_records
+
+        yield from judge_records(probe.source)
     if kind not in _PICKLED and may_begin_pickle(probe.head):
         yield from _read_as_pickles(probe.source)
     if not probe.is_zip and (zipped := _zip_behind(probe.source)):
@@ -111,10 +118,12 @@ def readings_of(path: str, formats: Iterable[Format]) -> Iterator[Finding]:
                 yield from getattr(failure, "safety", ())
                 message = f"read as {format.name}, it is damaged: {failure.reason}"
                 yield warning("not-scanned", message, failure.where)
-                findings = ()
+                findings, is_damaged = (), True
+            else:
+                is_damaged = False
         if not isinstance(format, SetFormat):
             with Probe(path) as probe:
-                yield from further_readings(probe, format, findings)
+                yield from further_readings(probe, format, findings, damaged=is_damaged)
 
 
 def _several(other: str, by: str) -> Finding:

@@ -211,6 +211,8 @@ def _global(vm: Interpreter) -> None:
 def _stack_global(vm: Interpreter) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
+        if isinstance(name, Call) or isinstance(module, Call):
+            vm.misused("a name to import is made by a call")
         raise vm.damaged("a name to import that is no text")
     vm.import_name(module, name)
 

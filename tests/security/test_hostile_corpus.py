@@ -86,8 +86,14 @@ def _other_commands(case: Case, target: Path) -> Iterable[str]:
         status, out, err = command(*arguments)
         if "internal error" in err or status not in (0, 1, 2):
             yield f"{arguments[0]} ended with {status}: {err.strip()[-200:]}"
-        if arguments[0] == "inspect" and '"safety": "safe"' in out:
+        if arguments[0] == "inspect" and str(case.judged) in safe_paths(out):
             yield "inspect says safe"
+
+
+def safe_paths(document: str) -> set[str]:
+    """Return the checkpoints that inspect calls safe; of a directory it may show one of many."""
+    found = json.loads(document)["checkpoints"] if document else []
+    return {one["path"] for one in found if one["safety"] == "safe"}
 
 
 NET = f"{ROOT / 'tests' / 'predict' / 'models' / 'nets.py'}:SimpleModel"

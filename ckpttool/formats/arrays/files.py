@@ -324,6 +324,17 @@ def safety_of(archive: Archive) -> list[Finding]:
     return arrays.safety
 
 
+def safety_of_array(source: Readable, name: str) -> list[Finding]:
+    """Return what loading bytes that begin with an array could run.
+
+    Raises:
+        DamagedCheckpoint: It can't be read; ``safety`` says what was seen.
+    """
+    arrays = _Arrays(source.path)
+    arrays.add(source, 0, source.size, name, extent=False, where=name)
+    return arrays.safety
+
+
 def safety_of_member(archive: Archive, member: Member) -> list[Finding]:
     """Return what loading the array in one record of a zip could run."""
     arrays = _Arrays(archive.source.path)
