@@ -17,7 +17,7 @@ from tests.security.fuzz import UNREADABLE, Found, Fuzzer, calls_of, report
 from tests.security.mutations import _blocks, archive, messages, opcodes, sstable
 
 ROOT = Path(__file__).parents[2]
-MUTATIONS = 150
+MUTATIONS = 100
 
 
 def test_a_fixed_set_of_mutations_brings_nothing_about() -> None:

@@ -77,12 +77,13 @@ def test_no_attack_is_called_safe_by_any_command_nor_run(cases: list[Case], tmp_
 
 
 def _other_commands(case: Case, target: Path) -> Iterable[str]:
-    """Run the commands that open a checkpoint; yield what they say that they should not."""
-    for arguments in (
+    """Run the commands that open a checkpoint, some on each fourth; yield what they should not say."""
+    commands = (
         ("inspect", "--json", case.judged),
         ("diff", "--json", case.judged, case.judged),
         ("convert", "--to", "safetensors", "--force", "--json", case.judged, target),
-    ):
+    )
+    for arguments in commands if EVERY or case.number % 4 == 0 else commands[:1]:
         status, out, err = command(*arguments)
         if "internal error" in err or status not in (0, 1, 2):
             yield f"{arguments[0]} ended with {status}: {err.strip()[-200:]}"

@@ -19,12 +19,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 GROUPS = {
     "torch": ("pickle", "pickles", "torch", "torchscript", "numpy", "numpys", "dcp"),
-    "keras": ("keras", "tf_keras", "savedmodel"),
-    "paddle": ("paddle", "paddle_program"),
+    "keras": ("keras", "tf_keras"),
+    "paddle": ("paddle",),
 }
 PRELOADED = {
     "torch": (
@@ -90,16 +89,6 @@ def load_paddle(path: str) -> None:
     paddle.load(path)
 
 
-def load_paddle_program(path: str) -> None:
-    import numpy as np
-    import paddle
-
-    paddle.enable_static()
-    executor = paddle.static.Executor(paddle.CPUPlace())
-    program, feeds, fetches = paddle.static.load_inference_model(path, executor)
-    executor.run(program, feed={feeds[0]: np.zeros((1, 4), "float32")}, fetch_list=fetches)
-
-
 def load_keras(path: str) -> None:
     import keras
     import numpy as np
@@ -114,13 +103,6 @@ def load_tf_keras(path: str) -> None:
 
     model = tf_keras.models.load_model(path, **({"safe_mode": False} if path.endswith(".keras") else {}))
     model.predict(np.zeros((1, 4), "float32"), verbose=0)
-
-
-def load_savedmodel(path: str) -> None:
-    import tensorflow as tf
-
-    loaded: Any = tf.saved_model.load(path)
-    loaded.signatures["serving_default"](tf.zeros((1, 4)))
 
 
 LOADERS: dict[str, Callable[[str], None]] = {
