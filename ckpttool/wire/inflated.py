@@ -63,16 +63,18 @@ class Inflated(Readable):
         raise self._damaged(f"inflates to {self._position:,} bytes")
 
     def _step(self, limit: int) -> bytes:
+        """Return up to ``limit`` of the next bytes: zlib may hold some when all input is used up."""
         packed = self._inflater.unconsumed_tail or self._more()
         try:
-            return self._inflater.decompress(packed, limit)
+            piece = self._inflater.decompress(packed, limit)
         except zlib.error as failure:
             raise self._damaged(f"can't be inflated: {failure}") from failure
+        if not packed and not piece and not self._inflater.eof:
+            raise self._damaged(f"its stream ends after {self._position:,} bytes")
+        return piece
 
     def _more(self) -> bytes:
         nbytes = min(_CHUNK, self._extent[1] - self._next)
-        if nbytes == 0:
-            raise self._damaged(f"its stream ends after {self._position:,} bytes")
         packed = self._source.read(self._next, nbytes, self._where)
         self._next += nbytes
         return packed
