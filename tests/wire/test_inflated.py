@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import verify
-from ckpttool.errors import DamagedCheckpoint
-from ckpttool.wire.inflated import Inflated
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.wire import inflated as wire_inflated
+from ckpttool.wire.inflated import MAX_EXPANSION, Inflated, Inflation
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.zipped import Archive
 
@@ -33,7 +34,7 @@ def deflated(content: bytes, level: int) -> bytes:
 
 
 def inflated(packed: bytes, size: int) -> Inflated:
-    return Inflated(Buffer("some.zip", packed), 0, len(packed), size, "record")
+    return Inflated(Inflation(Buffer("some.zip", packed)), 0, len(packed), size, "record")
 
 
 def zipped(content: bytes, level: int) -> bytes:
@@ -80,17 +81,51 @@ def test_a_stream_that_is_cut_or_lies_about_its_size(
         with pytest.raises(DamagedCheckpoint, match="inflates to"):
             inflated(packed, stated).read(0, stated)
     cut = data.draw(st.integers(0, len(packed) - 1))
-    with pytest.raises(DamagedCheckpoint, match="its stream ends after"):
+    with pytest.raises(DamagedCheckpoint, match="its stream ends after|can't be inflated"):
         inflated(packed[:cut], size).read(0, size)
     with pytest.raises(DamagedCheckpoint, match="inflates to more"):
         inflated(packed + b"\0", size).read(0, size)
 
 
 def test_arrays_that_numpy_compressed(tmp_path: Path) -> None:
-    for power in range(7, 21):
+    for power in range(7, 17):
         sizes = [(1 << power) + more for more in (-1, 0, 1)]
         arrays = {f"a{size}": np.full(size, 1.5, np.float32) for size in sizes}
         arrays |= {f"b{size}": np.arange(size, dtype=np.int64) for size in sizes}
         np.savez_compressed(tmp_path / f"{power}.npz", **arrays)
         report = verify(tmp_path / f"{power}.npz")
         assert report.is_valid and not report.findings, (power, report.findings)
+
+
+def test_what_states_more_than_deflate_can_hold() -> None:
+    packed = deflated(bytes(1 << 20), 9)
+    with pytest.raises(DamagedCheckpoint, match="can't be inflated to so many"):
+        inflated(packed, MAX_EXPANSION * len(packed) + 1).read_into(0, memoryview(bytearray(1)))
+
+
+def test_structure_has_a_budget_and_values_have_none(tmp_path: Path) -> None:
+    """Zeros are honest, however many; structure that is a thousand times its file is not."""
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, zeros=np.zeros(70_000_000, np.float32))
+    assert verify(path).is_valid  # 280 MB of 272 kB
+    archive = Archive(Buffer("some.zip", path.read_bytes()))
+    (member,) = archive.members
+    with pytest.raises(LimitExceeded, match="besides values"):
+        archive.read(member)
+    with pytest.raises(LimitExceeded, match="besides values"):
+        for at in range(0, member.size, 1 << 16):
+            archive.content(member).read(0, 1 << 16)
+
+
+def test_few_streams_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream takes 60 kB, and a zip has room for a record in 80 bytes."""
+    monkeypatch.setattr(wire_inflated, "_MAX_STREAMS", 3)
+    contents = [random.Random(at).randbytes(300) for at in range(40)]
+    packed = [deflated(content, 6) for content in contents]
+    inflation = Inflation(Buffer("some.zip", b"".join(packed)))
+    starts = [sum(map(len, packed[:at])) for at in range(40)]
+    records = [Inflated(inflation, at, len(one), 300, "") for at, one in zip(starts, packed, strict=True)]
+    for part in (0, 100, 200):
+        for record, content in zip(records, contents, strict=True):
+            assert record.read(part, 100) == content[part : part + 100]
+            assert sum(one.is_open for one in records) <= 3

@@ -32,6 +32,11 @@ CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weigh
 MAX_CONFIG = 100_000_000
 """The longest config in bytes."""
 
+MIN_INLINE = 1 << 26
+INLINE_A_BYTE = 16
+"""How large weights may be that lie compressed, which are read into memory whole: in bytes, and for each byte of
+the file."""
+
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ASSETS = "assets/"
 _ARRAYS = ".npz"
@@ -222,7 +227,13 @@ class Model:
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)
             return open_h5(location, source, member.payload)
-        data = self.archive.content(member).read(0, member.size, member.name)
+        most = max(MIN_INLINE, INLINE_A_BYTE * source.size)
+        if member.size > most:
+            found = f"a compressed record of {member.size:,} bytes"
+            raise LimitExceeded(path, found, expected=f"at most {most:,}", where=WEIGHTS)
+        buffer = bytearray(member.size)
+        self.archive.content(member).read_into(0, memoryview(buffer), member.name)
+        data = bytes(buffer)
         location = Location(path, 0, len(data), data, where=WEIGHTS)
         inside: Readable = Buffer(path, data)
         return open_h5(location, inside, 0, in_place=False)
