@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 MIN_REREADS = 1 << 30
 REREADS_A_BYTE = 64
-"""How many bytes may be read to count the NaN in single tensors, besides each once: in any case, and for each byte
-of the files."""
+"""How many bytes may be read to count the NaN in single tensors, besides each once: in any case, and for each
+byte of the files."""
 
 
 class Verifier:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.wire.readable import Readable
@@ -15,13 +15,13 @@ MAX_EXPANSION = 1032
 MIN_STRUCTURE = 6 << 20
 STRUCTURE_A_BYTE = 16
 _FREE = 1 << 20
-"""Of a file's compressed records so many bytes may be read as structure (not streamed as values): in any case,
-and for each byte of the file behind its first MiB. Honest text and pickles become a tenth."""
+"""Of a file's compressed records so many bytes may be read as structure (not streamed as values): in any
+case, and for each byte of the file behind its first MiB. Honest text and pickles become a tenth."""
 
 MIN_SKIPPED = 1 << 31
 SKIPPED_A_BYTE = 64
-"""Views of one record can make its beginning be inflated again and again: so many bytes may be passed over, in
-any case, and for each byte of the file."""
+"""Views of one record can make its beginning be inflated again and again: so many bytes may be passed over,
+in any case, and for each byte of the file."""
 
 _CHUNK = 1 << 16
 _RAW = -15  # deflate without zlib's header, and its largest window
@@ -129,14 +129,12 @@ class Inflated(Readable):
         return True
 
     def _restart(self) -> None:
-        from isal import isal_zlib  # many times as fast as zlib where much comes of little
-
         stored = self._extent[1] - self._extent[0]
         if self.size > stored * MAX_EXPANSION:
             raise self._damaged(f"{stored:,} bytes, which can't be inflated to so many")
         if self._inflater is None:
             self._inflation.keep(self)
-        self._inflater, self._error = isal_zlib.decompressobj(_RAW), isal_zlib.error
+        self._inflater = _decompressor()
         self._next = self._extent[0]
         self._position = 0
 
@@ -153,8 +151,8 @@ class Inflated(Readable):
         """Return up to ``limit`` of the next bytes: some is still to come when all input is used up."""
         packed = self._inflater.unconsumed_tail or self._more()
         try:
-            piece = self._inflater.decompress(packed, limit)
-        except self._error as failure:
+            piece: bytes = self._inflater.decompress(packed, limit)
+        except _errors() as failure:
             raise self._damaged(f"can't be inflated: {failure}") from failure
         if not packed and not piece and not self._inflater.eof:
             raise self._damaged(f"its stream ends after {self._position:,} bytes")
@@ -175,3 +173,16 @@ class Inflated(Readable):
 
     def _damaged(self, found: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(self.path, found, expected=f"{self.size:,} bytes", where=self._where)
+
+
+def _decompressor() -> Any:
+    from isal import isal_zlib  # many times as fast as zlib where much comes of little
+
+    return isal_zlib.decompressobj(_RAW)
+
+
+def _errors() -> type[Exception]:
+    """Return what is raised of bytes that are no stream; it is loaded where a stream is."""
+    from isal import isal_zlib
+
+    return cast("type[Exception]", isal_zlib.error)

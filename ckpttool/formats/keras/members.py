@@ -34,8 +34,8 @@ MAX_CONFIG = 100_000_000
 
 MIN_INLINE = 1 << 26
 INLINE_A_BYTE = 16
-"""How large weights may be that lie compressed, which are read into memory whole: in bytes, and for each byte of
-the file."""
+"""How large weights may be that lie compressed and are read into memory whole: in any case, and for each byte
+of the file."""
 
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ASSETS = "assets/"

@@ -18,7 +18,9 @@ from .sums import total
 from .walk import Walk
 
 MAX_CHUNKS = 1_000_000
-EXTRA_MEMORY = 7 << 26  # 448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block
+EXTRA_MEMORY = (
+    7 << 26
+)  # 448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block
 
 
 def block(library: Library, request: dict[str, Any]) -> None:
