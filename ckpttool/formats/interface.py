@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
+from ckpttool.wire.directories import walk
 from ckpttool.wire.source import Source
 from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
 from ckpttool.wire.zipped import Archive
@@ -228,7 +229,7 @@ class Unit:
         for name in self.members:
             path = os.path.join(directory, name)
             if os.path.isdir(path) and not os.path.islink(path):
-                for parent, _, names in os.walk(path):
+                for parent, _, names in walk(path):
                     yield from (os.path.join(parent, one) for one in sorted(names))
             else:
                 yield path

@@ -36,6 +36,7 @@ from ckpttool.formats.shard_index import (
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
+from ckpttool.wire.directories import walk
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
 _COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
@@ -99,7 +100,7 @@ def _weights_in(directory: str, entries: Entries) -> Iterator[str]:
         if entry.is_file() and name.lower().endswith(_WEIGHTS) and not _COMPANION.match(name):
             yield name
         elif entry.is_dir(follow_symlinks=False) and not name.startswith("."):
-            for parent, _, names in os.walk(entry.path):
+            for parent, _, names in walk(entry.path):
                 below = os.path.relpath(parent, directory).replace(os.sep, "/")
                 yield from (f"{below}/{inner}" for inner in names if inner.lower().endswith(_WEIGHTS))
 

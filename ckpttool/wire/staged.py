@@ -29,6 +29,7 @@ from ckpttool.wire.area import (
     stands,
 )
 from ckpttool.wire.atomic import adopt, sync_directory
+from ckpttool.wire.directories import walk
 from ckpttool.wire.recovering import bring, clear, told, undo
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.work import Advance, default_jobs
@@ -167,7 +168,7 @@ class Staged:
         try:
             for sink in self._sinks:
                 sink.close()
-            for directory, _, _ in os.walk(self._content):
+            for directory, _, _ in walk(self._content):
                 sync_directory(directory)
         except BaseException as failure:  # noqa: BLE001 - handed to the thread that commits, which raises it
             self._not_durable = failure

@@ -31,6 +31,12 @@ from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
+
+MIN_INLINE = 1 << 26
+INLINE_A_BYTE = 16
+"""How large weights may be that lie compressed and are read into memory whole: in any case, and for each byte
+of the file."""
+
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ARRAYS = ".npz"
 
@@ -219,7 +225,13 @@ class Model:
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)
             return open_h5(location, source, member.payload)
-        data = self.archive.content(member).read(0, member.size, member.name)
+        most = max(MIN_INLINE, INLINE_A_BYTE * source.size)
+        if member.size > most:
+            found = f"a compressed record of {member.size:,} bytes"
+            raise LimitExceeded(path, found, expected=f"at most {most:,}", where=WEIGHTS)
+        buffer = bytearray(member.size)
+        self.archive.content(member).read_into(0, memoryview(buffer), member.name)
+        data = bytes(buffer)
         location = Location(path, 0, len(data), data, where=WEIGHTS)
         inside: Readable = Buffer(path, data)
         return open_h5(location, inside, 0, in_place=False)

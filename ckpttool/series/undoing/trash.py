@@ -46,6 +46,7 @@ from ckpttool.series.undoing.copied import (
     is_of_copy,
     left_to_another,
 )
+from ckpttool.wire.directories import walk
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""
@@ -292,7 +293,7 @@ def _clear_temporaries(place: str) -> None:
 
 def _foreign(place: str, listed: Collection[str]) -> Iterator[Problem]:
     """Yield what lies in a command's place in the trash, and no record lists."""
-    for directory, names, files in os.walk(place):
+    for directory, names, files in walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             relative = os.path.relpath(path, place)

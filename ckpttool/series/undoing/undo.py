@@ -20,6 +20,7 @@ from ckpttool.series.problem import Problem
 from ckpttool.series.undoing.copied import as_given, is_anothers, left_to_another
 from ckpttool.series.undoing.stale import Taken, still_named
 from ckpttool.series.undoing.taking_back import TakenBack, taken_back
+from ckpttool.wire.directories import walk
 
 LEVELS_BELOW = 3
 """So far below is looked for something to take back, where a directory itself has nothing."""
@@ -223,7 +224,7 @@ def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
         levels: How many levels to descend; None is all.
     """
     seen: set[str] = set()
-    for directory, names, _ in os.walk(root):
+    for directory, names, _ in walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
                 for place in [directory] if name == TRASH else owners(directory, name):
