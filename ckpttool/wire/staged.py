@@ -152,7 +152,7 @@ class Staged:
             CheckpointError, OSError: See ``Crew.settle``.
             AccessDenied: Its path leads elsewhere by now.
         """
-        self._require_in_place()
+        self.require_in_place()
         for sink in self._sinks:
             sink.settle()
             self.written += sink.written
@@ -185,7 +185,7 @@ class Staged:
         if self._not_durable is not None:
             raise self._not_durable
         self._sinks.clear()
-        self._require_in_place()
+        self.require_in_place()
         names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None:
             self._require_absent(names)
@@ -199,7 +199,7 @@ class Staged:
         self._directory.sync()
         self.discard()
 
-    def _require_in_place(self) -> None:
+    def require_in_place(self) -> None:
         """Require that paths lead to what is held open: what was read back by its path is what was written.
 
         Raises:

@@ -1,0 +1,131 @@
+"""Another user at work beside a command: he owns the directory, and exchanges what is made in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+CALLS = (
+    *("open", "mkdir", "rename", "replace", "link", "symlink", "unlink", "rmdir", "fsync", "pwrite", "write"),
+    *("fchmod", "chmod", "fchown", "utime", "lstat", "stat", "fstat", "listdir", "scandir", "close"),
+)
+Way = Literal["a link", "a directory"]
+WAYS: tuple[Way, ...] = ("a link", "a directory")
+
+_NAMES = (
+    "owner",
+    "moving",
+    "journal.json",
+    "record.json",
+    "ckpt",
+    "ckpt.index",
+    ".ckpttool-000000000000.tmp",
+)
+_BELOW = ("content/ckpt", "replaced/ckpt", "0/model_epoch_1.pth")
+
+
+class Bystander:
+    """A directory of somebody else's, with all the names that a command could write or remove in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for name in (*_NAMES, *_BELOW):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(f"untouched: {name}".encode())
+        self._node = path.stat().st_ino
+        self._before = {where: self._state(path / where) for where in (".", *self._names(path))}
+
+    @staticmethod
+    def _names(path: Path) -> list[str]:
+        return sorted(str(one.relative_to(path)) for one in path.rglob("*"))
+
+    @staticmethod
+    def _state(path: Path) -> tuple[object, ...]:
+        found = path.lstat()
+        data = path.read_bytes() if path.is_file() else b""
+        return (
+            found.st_ino,
+            found.st_mode,
+            found.st_uid,
+            found.st_nlink,
+            found.st_size,
+            found.st_mtime_ns,
+            data,
+        )
+
+    def require_untouched(self, place: Path) -> None:
+        """Require that all in it is as it was, where it lies or in ``place``, from where it comes back."""
+        for path in place.iterdir():
+            if path.lstat().st_ino == self._node:
+                path.rename(self.path)
+        assert {
+            where: self._state(self.path / where) for where in (".", *self._names(self.path))
+        } == self._before
+
+
+class Exchange:
+    """Exchanges all that is called ``.ckpttool-…`` in a directory, before the call of some number."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, place: Path, by: Path, way: Way, number: int) -> None:
+        self.count, self.is_done = 0, False
+        self._place, self._by, self._way, self._number = place, by, way, number
+        self._lock = threading.RLock()
+        self._real = {name: getattr(os, name) for name in CALLS}
+        for name in CALLS:
+            patched.setattr(os, name, self._watched(self._real[name]))
+
+    def _watched(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self._lock:
+                self.count += 1
+                if self.count >= self._number and not self.is_done:
+                    self._exchange()
+            return real(*arguments, **options)
+
+        return call
+
+    def _exchange(self) -> None:
+        """Exchange what is there; where nothing is yet, wait for it."""
+        self.is_done = self.count > self._number + 3
+        for name in self._real["listdir"](self._place):
+            path = os.path.join(self._place, name)
+            if name.startswith(".ckpttool-") and os.path.isdir(path) and not os.path.islink(path):
+                self._real["rename"](path, os.path.join(self._place, f"taken-{name}"))
+                if self._way == "a link":
+                    self._real["symlink"](self._by, path)
+                else:
+                    self._real["rename"](self._by, path)
+                self.is_done = True
+                return
+
+
+def exchanges(
+    tmp_path: Path, way: Way, lay_out: Callable[[Path], None], work: Callable[[Path], object]
+) -> Iterator[tuple[Path, Exception | None]]:
+    """Do some work once for each call of the system that it makes, with an exchange before that call.
+
+    Yields:
+        The directory that it was done in, and how it failed; nobody else's was touched meanwhile.
+    """
+    bystander = Bystander(tmp_path / "bystander")
+    for number in itertools.count(1):
+        place = tmp_path / f"place-{number}"
+        place.mkdir()
+        lay_out(place)
+        failure: Exception | None = None
+        with pytest.MonkeyPatch.context() as patched:
+            exchange = Exchange(patched, place, bystander.path, way, number)
+            try:
+                work(place)
+            except Exception as error:  # noqa: BLE001 - handed to the test, which knows what it may be
+                failure = error
+        bystander.require_untouched(place)
+        if exchange.count < number:
+            return
+        yield place, failure
