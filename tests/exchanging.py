@@ -39,11 +39,11 @@ class Bystander:
             (path / name).parent.mkdir(parents=True, exist_ok=True)
             (path / name).write_bytes(f"untouched: {name}".encode())
         self._node = path.stat().st_ino
-        self._before = {where: self._state(path / where) for where in (".", *self._names(path))}
+        self._before = self._states()
 
-    @staticmethod
-    def _names(path: Path) -> list[str]:
-        return sorted(str(one.relative_to(path)) for one in path.rglob("*"))
+    def _states(self) -> dict[str, tuple[object, ...]]:
+        names = sorted(str(one.relative_to(self.path)) for one in self.path.rglob("*"))
+        return {name: self._state(self.path / name) for name in (".", *names)}
 
     @staticmethod
     def _state(path: Path) -> tuple[object, ...]:
@@ -59,14 +59,25 @@ class Bystander:
             data,
         )
 
-    def require_untouched(self, place: Path) -> None:
-        """Require that all in it is as it was, where it lies or in ``place``, from where it comes back."""
+    def require_untouched(self, place: Path, *, may_gain: bool = False) -> None:
+        """Require that all in it is as it was, where it lies or in ``place``, from where it comes back.
+
+        Args:
+            place: Where it may have been brought.
+            may_gain: Whether something may have come to it, and be there still.
+        """
         for path in place.iterdir():
             if path.lstat().st_ino == self._node:
                 path.rename(self.path)
-        assert {
-            where: self._state(self.path / where) for where in (".", *self._names(self.path))
-        } == self._before
+        if may_gain:
+            known = {self.path / where for where in self._before}
+            for path in sorted({*self.path.rglob("*")} - known, reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            for where, before in self._before.items():
+                after = self._state(self.path / where)
+                assert after == before or (self.path / where).is_dir()  # its time is another then
+            self._before = self._states()
+        assert self._states() == self._before
 
 
 class Exchange:
@@ -106,7 +117,12 @@ class Exchange:
 
 
 def exchanges(
-    tmp_path: Path, way: Way, lay_out: Callable[[Path], None], work: Callable[[Path], object]
+    tmp_path: Path,
+    way: Way,
+    lay_out: Callable[[Path], None],
+    work: Callable[[Path], object],
+    *,
+    may_gain: bool = False,
 ) -> Iterator[tuple[Path, Exception | None]]:
     """Do some work once for each call of the system that it makes, with an exchange before that call.
 
@@ -125,7 +141,8 @@ def exchanges(
                 work(place)
             except Exception as error:  # noqa: BLE001 - handed to the test, which knows what it may be
                 failure = error
-        bystander.require_untouched(place)
         if exchange.count < number:
+            bystander.require_untouched(place)
             return
         yield place, failure
+        bystander.require_untouched(place, may_gain=may_gain and way == "a directory")

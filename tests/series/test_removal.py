@@ -509,7 +509,7 @@ def _unwritable(monkeypatch: pytest.MonkeyPatch, path: Path, *, readable: bool) 
     real = os.open
 
     def refuse(name: str, flags: int, *arguments: int, **where: int) -> int:
-        if name == str(path) and (flags & os.O_RDWR or not readable):
+        if name == path.name and (flags & os.O_RDWR or not readable):
             raise PermissionError(errno.EACCES, "Permission denied", name)
         return real(name, flags, *arguments, **where)
 

@@ -99,7 +99,7 @@ def why_not(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
                     check(ground, move)
                 except (Changed, OSError) as failure:
                     yield move.path, told(failure)
-    except FileNotFoundError:  # the trash has gone
+    except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
         yield from ((move.path, "it has vanished") for move in moves.moves)
 
 

@@ -89,6 +89,8 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
             result = replace(result, problems=(*result.problems, *left))
         for number, identity in enumerate(found):
             records = [record for place in places for record in _records(place, identity)]
+            if not records:
+                raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
             above = above_of(root, identity)
             if above is not None and not (dry_run or is_held):
                 result, is_held = _held(stack, above.directory, result), True
