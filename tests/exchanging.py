@@ -123,14 +123,23 @@ def exchanges(
     work: Callable[[Path], object],
     *,
     may_gain: bool = False,
+    step: int = 1,
 ) -> Iterator[tuple[Path, Exception | None]]:
     """Do some work once for each call of the system that it makes, with an exchange before that call.
+
+    Args:
+        tmp_path: Where to work.
+        way: What comes to stand in the place of what is exchanged.
+        lay_out: Writes what lies in the directory.
+        work: What is done in it.
+        may_gain: Whether a directory that is brought there may have something put into it.
+        step: Of how many calls one is tried.
 
     Yields:
         The directory that it was done in, and how it failed; nobody else's was touched meanwhile.
     """
     bystander = Bystander(tmp_path / "bystander")
-    for number in itertools.count(1):
+    for number in itertools.count(1, step):
         place = tmp_path / f"place-{number}"
         place.mkdir()
         lay_out(place)
