@@ -9,13 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import ClassVar
+from functools import cache, cached_property, lru_cache
+from typing import Any, ClassVar, TypeVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
-from ckpttool.wire.directories import walk
 from ckpttool.wire.source import Source
+from ckpttool.wire.walk import walk
 from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
 from ckpttool.wire.zipped import Archive
 
@@ -29,6 +29,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _DIGITS = re.compile(r"([0-9]+)")
+_Key = TypeVar("_Key")
 
 
 class Probe:
@@ -193,6 +194,28 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
             return {entry.name: entry for entry in sorted(entries, key=lambda entry: natural(entry.name))}
     except OSError as error:
         raise from_os_error(error, path) from error
+
+
+def grouped(directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]) -> dict[_Key, list[str]]:
+    """Return the names in a directory in groups, in natural order; it is listed once while it stays as it is.
+
+    Each of many sets in one directory is compared with all that lies beside it.
+
+    Raises:
+        CheckpointError: It can't be listed.
+    """
+    try:
+        found = os.stat(directory)
+        state = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        names: dict[_Key, list[str]] = _grouped(directory, group, state)
+    except OSError as failure:
+        raise from_os_error(failure, directory) from failure
+    return names
+
+
+@lru_cache(maxsize=4)
+def _grouped(directory: str, group: Callable[[Iterable[str]], Any], state: tuple[int, ...]) -> Any:
+    return group(sorted(os.listdir(directory), key=natural))
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

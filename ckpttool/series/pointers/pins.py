@@ -35,8 +35,8 @@ from ckpttool.series.pointers.pin_files import (
 from ckpttool.series.pointers.pin_search import files_for, pins_above
 from ckpttool.series.pointers.readers import PINS
 from ckpttool.series.surveying.spelling import Place, named, place_of
-from ckpttool.wire.directories import walk
 from ckpttool.wire.tomledit import changed_strings, quoted
+from ckpttool.wire.walk import walk
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""
