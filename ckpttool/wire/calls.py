@@ -141,7 +141,7 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
         if kind in _SCALARS:
             continue
         if kind is tuple:
-            if len(arg) > _SHORT or not all(type(part) in _SCALARS for part in arg):
+            if len(arg) > _SHORT or not _SCALARS.issuperset(map(type, arg)):
                 return False
         elif kind is Persistent:
             if not _is_storage_id(arg.id):
@@ -178,7 +178,7 @@ def _never(call: Call, charge: Charge) -> Trust:
 
 def _items(call: Call, charge: Charge) -> Trust:
     """A container calls nothing that it holds; its first argument is what that is."""
-    return Trust.DANGEROUS if any(isinstance(arg, Global) for arg in call.args) else Trust.PLAIN
+    return Trust.PLAIN if Global not in map(type, call.args) else Trust.DANGEROUS
 
 
 def _new(call: Call, charge: Charge) -> Trust:

@@ -185,7 +185,9 @@ def _distinct_contents(calls: list[Call]) -> list[bytes | Payload]:
     """Return what calls load, each once: one text may be loaded any number of times."""
     found: dict[object, bytes | Payload] = {}
     for call in calls:
-        content = call.args[0]
+        content = call.args[0] if call.args else None
+        if not isinstance(content, bytes | Payload):
+            continue  # it was told when it was called
         found[(content.offset, content.kind) if isinstance(content, Payload) else content] = content
     return list(found.values())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.literals import LITERALS, U4, U8, Operation, integer
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, views_memory
+from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, views_memory
 
 if TYPE_CHECKING:
     from ckpttool.wire.interpreter import Interpreter
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TABLE: list[Operation | None] = [LITERALS.get(code) for code in range(256)]
 
 _NEWEST_PROTOCOL = 5
+_USUAL_ENTRIES = 1 << 20
 
 
 def _opcode(code: int) -> Callable[[Operation], Operation]:
@@ -160,7 +161,13 @@ def _binput(vm: Interpreter) -> None:
 
 @_opcode(0x72)  # r
 def _long_binput(vm: Interpreter) -> None:
-    vm.remember(vm.fixed(U4))
+    (index,) = U4.unpack_from(vm.data, vm.at)
+    vm.at += 4
+    if index > _USUAL_ENTRIES:
+        vm.remember(index)
+    else:  # written out, too
+        vm.memo[index] = vm.stack[-1]
+        vm.budget.made += ENTRY
 
 
 @_opcode(0x70)  # p
