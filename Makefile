@@ -63,4 +63,4 @@ $(VENV)/.docs: $(VENV)/.test
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-peers .venv-peers site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-peers site .mypy_cache .ruff_cache .pytest_cache
