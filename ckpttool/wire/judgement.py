@@ -106,7 +106,8 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
 
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
-    called = {call.function for _, call in pickle.unsafe if _meaning(call.function) is not Trust.DANGEROUS}
+    functions = (call.function for _, call in pickle.unsafe)
+    called = dict.fromkeys(name for name in functions if _meaning(name) is not Trust.DANGEROUS)
     findings = [
         found
         for name in pickle.names
