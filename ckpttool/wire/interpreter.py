@@ -206,6 +206,11 @@ class Interpreter(Window):
         elif isinstance(target, Call):
             self._filled(target)
             target.pairs.extend(pairs)
+        elif isinstance(target, list):
+            for key, value in pairs:
+                if not isinstance(key, int):
+                    raise self.damaged(f"a list's item {_kind(key)}")
+                target[key] = value
         elif pairs:
             self._unfit(target, "set on")
 

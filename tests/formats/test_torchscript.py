@@ -104,7 +104,7 @@ def test_a_record_that_nothing_declares_is_judged(traced: Path, changed) -> None
 def test_the_object_is_judged_although_it_is_damaged(traced: Path, changed) -> None:
     with pytest.raises(DamagedCheckpoint) as caught:
         open_checkpoint(changed(traced, **{"data.pkl": CALL[:-1]}))
-    assert {finding.code for finding in caught.value.safety} == {"unsafe-import", "not-scanned"}
+    assert {finding.code for finding in caught.value.safety} == {"unsafe-import"}
 
 
 def test_a_damaged_pickle_without_tensors_is_a_finding(traced: Path, changed) -> None:
