@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ckpttool.wire.calls import judge, takes_items
+from ckpttool.wire.calls import judge, takes_items, takes_pairs
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle
+from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
 from ckpttool.wire.readable import Readable
-from ckpttool.wire.trust import Trust, kind_of, modern
+from ckpttool.wire.states import fits, has_plain_attributes
+from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern
 from ckpttool.wire.window import Window
 
 MAX_OPCODES = 10_000_000
@@ -78,6 +79,8 @@ class Interpreter(Window):
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
+        self.callers: dict[Global, str] = {}
+        """The names that are only to be called, with their kinds."""
         self._hashes: dict[int, tuple[object, int]] = {}
         self.frame_is_cut = False
 
@@ -154,12 +157,20 @@ class Interpreter(Window):
             raise self.damaged(f"the memo has no entry {index}") from None
         self.stack.append(node)
 
-    def to_mark(self) -> list[Any]:
-        """Return what was pushed since the last mark, and forget the mark."""
+    def to_mark(self, kept: Collection[str] = CALLED_ONLY) -> list[Any]:
+        """Return what was pushed since the last mark, and forget the mark; ``kept`` is as for ``keep``."""
         if not self.marks:
             raise self.damaged("an opcode needs a mark, and there is none")
         items, self.stack = self.stack, self.marks.pop()
+        if self.callers:
+            self.keep(items, kept)
         return items
+
+    def keep(self, values: Iterable[object], kinds: Collection[str] = CALLED_ONLY) -> None:
+        """Note names that only calls have a place for, where something else takes and may call them."""
+        for value in values:
+            if type(value) is Global and value in self.callers and self.callers[value] in kinds:
+                self.misused(f"{value} is kept instead of called")
 
     def hashable(self, key: object) -> object:
         """Return a key that can be hashed safely and fast.
@@ -203,7 +214,8 @@ class Interpreter(Window):
             for key, value in pairs:
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
-            self._filled(target)
+            if not takes_pairs(target, pairs):
+                self.misused(f"values are set by key on what {target.function} makes")
             target.pairs.extend(pairs)
         elif pairs:
             self._unfit(target, "set on")
@@ -212,7 +224,8 @@ class Interpreter(Window):
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, Call):
-            self._filled(target)
+            if not takes_items(target):
+                self.misused(f"items are given to what {target.function} makes")
             target.items.extend(items)
         elif isinstance(target, set):
             self.charge(_ENTRY * len(items))
@@ -228,6 +241,9 @@ class Interpreter(Window):
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
+            kind = kind_of(module, name)
+            if kind in CALLED_ONLY:
+                self.callers[found] = kind
         self.grow(found)
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
@@ -245,10 +261,19 @@ class Interpreter(Window):
             self.pickle.stored.append(call)
         self.grow(self._plain(call))
 
-    def _filled(self, call: Call) -> None:
-        """Note items for what is no container: it would run a method of its own to take them."""
-        if not takes_items(call):
-            self.misused(f"items are given to what {call.function} makes")
+    def set_state(self, target: object, state: object) -> None:
+        """Note what BUILD sets, and judge it: an object that was made takes one state."""
+        if views_memory(state):
+            self.misused("an object that lets NumPy view any memory is made")
+        if not isinstance(target, Call | Mapped):
+            self.misused(f"a state is set on {_kind(target)}")
+        elif target.state is not None:
+            self.misused("a state is set twice on one object")
+        else:
+            target.state = state
+            if not (has_plain_attributes(state) if isinstance(target, Mapped) else fits(target, state)):
+                made = target.kind if isinstance(target, Mapped) else target.function
+                self.misused(f"what {made} makes is given a state that it should not have")
 
     def _plain(self, call: Call) -> object:
         """Return the data that a harmless constructor makes, or the call itself."""
@@ -304,7 +329,7 @@ class Interpreter(Window):
 
     def _unfit(self, target: object, what: str) -> None:
         """Note items for what Python would ask to take them, or refuse those for what can't."""
-        if not isinstance(target, Global | Persistent):
+        if not isinstance(target, Global | Persistent | Mapped):
             raise self.damaged(f"items are {what} {_kind(target)}")
         self.misused(f"items are {what} {_kind(target)}")
 
@@ -315,6 +340,7 @@ class Interpreter(Window):
         if self.frame_is_cut:
             raise self.damaged("a frame of more bytes than there are")
         self.pickle.root = self.stack.pop()
+        self.keep((self.pickle.root,))
         self.pickle.end = self.position
         return self.pickle
 
