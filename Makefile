@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench fuzz peers docs clean
 .DEFAULT_GOAL := help
 
 help:            ## what there is
@@ -27,6 +27,12 @@ bench: $(VENV)/.test     ## speed and memory against the peers, as ratios
 	$(BIN)/python -m compileall -q ckpttool tests/benchmarks
 	$(BIN)/python -m tests.benchmarks $(ARGS)
 
+fuzz: $(VENV)/.test      ## mutated fixtures, for a minute or ARGS='--seconds 3600 --seed 1'
+	$(BIN)/python -m tests.security.fuzz $(ARGS)
+
+peers: $(VENV)/.test .venv-peers/.ready  ## other scanners beside ckpttool over hostile and honest files
+	$(BIN)/python -m tests.security.peers .venv-peers/bin/python
+
 docs: $(VENV)/.docs      ## pictures, reference pages and the site
 	$(BIN)/python docs/pictures.py
 	$(BIN)/mkdocs build --strict
@@ -47,9 +53,14 @@ $(VENV)/.test: $(VENV)/.base pyproject.toml constraints.txt
 	$(PIP) --constraint constraints.txt --editable '.[dev,frameworks]'
 	@touch $@
 
+.venv-peers/.ready: tests/security/peers-requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 $(VENV)/.docs: $(VENV)/.test
 	$(PIP) --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-peers site .mypy_cache .ruff_cache .pytest_cache

@@ -76,6 +76,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         producer: What wrote it.
         findings: What is wrong or remarkable in its structure.
         safety: What loading it with its framework could run.
+        judged: Absolute paths of the files by themselves that ``safety`` speaks of.
         complete: False where a part is missing.
     """
 
@@ -97,6 +98,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         producer: Producer = Producer(),
         findings: tuple[Finding, ...] = (),
         safety: tuple[Finding, ...] = (),
+        judged: frozenset[str] = frozenset(),
         complete: bool = True,
         close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -108,6 +110,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.producer = producer
         self.findings = findings
         self.safety = safety
+        self.judged = judged
         self.complete = complete
         self.spans = spans
         """Iterate over every byte range worth scanning, in file order."""
@@ -142,6 +145,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
             "producer": self.producer,
             "findings": self.findings,
             "safety": self.safety,
+            "judged": self.judged,
             "complete": self.complete,
             "close": self.close,
         }

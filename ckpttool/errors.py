@@ -89,9 +89,13 @@ class NotACheckpoint(CheckpointError):
 
 
 class AmbiguousFormat(NotACheckpoint):
-    """Two formats claim it, and neither is declared to specialise the other."""
+    """Two formats claim it, and neither is declared to specialise the other.
+
+    ``safety`` holds what loading it by any of them could run.
+    """
 
     code = "ambiguous-format"
+    safety: tuple[Finding, ...] = ()
 
 
 class DamagedCheckpoint(CheckpointError):

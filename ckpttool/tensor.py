@@ -79,7 +79,7 @@ class Values(Protocol):
         """Yield the elements as bytes in C order, little-endian, at most ``limit`` bytes at once."""
 
     def once(self) -> Values:
-        """Return the same elements, each stored one once: an expanded tensor repeats its own."""
+        """Return the same elements in any order, each stored one once: an expanded tensor repeats its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ class Outcome:
         judged: What the configuration asks of each checkpoint, with its verdict before anything was ignored.
         sealed: What became of the manifests, by the checkpoints' paths.
         seconds: How long each took, by its path.
-        warnings: Globs that matched nothing in any of the directories.
+        unknown: Files that were passed over in the directories, and may be checkpoints by their names.
+        warnings: Globs that matched nothing in any of the directories, and what was passed over.
     """
 
     verifications: list[Verification] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Outcome:
     judged: list[tuple[Settings, Verification]] = field(default_factory=list)
     sealed: dict[str, Sealed] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
 
     def passes(self, strict: bool) -> bool:
@@ -94,6 +96,7 @@ def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(told for told in first if all(told in others for others in unmatched))
+    outcome.warnings += tuple(_passed_over(outcome.unknown))
     _check_wishes(targets, wanted)
     known: set[str] = set()
     for _ in range(_TRIES):
@@ -107,6 +110,13 @@ def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
     if known and not (outcome.verifications or outcome.failures):
         _fail(NotFound(paths[0], "all in it was removed or renamed meanwhile; nothing was verified"), outcome)
     return outcome
+
+
+def _passed_over(unknown: Sequence[str]) -> Iterator[str]:
+    """Yield what is to be said of files that may be checkpoints by their names, and that no format knows."""
+    if unknown:
+        more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
+        yield f"{unknown[0]}{more}: not verified, safety unknown: no format recognises the content"
 
 
 def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -> bool:
@@ -177,7 +187,8 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs])
 
     lost: list[CheckpointError] = []
     globs = Globs(wanted.exclude, path)
-    walk = Walk(exclude=globs, max_depth=wanted.max_depth, on_error=lost.append)
+    unknown: list[str] = []
+    walk = Walk(exclude=globs, max_depth=wanted.max_depth, on_error=lost.append, on_unknown=unknown.append)
     try:
         units = sorted(discover(path, walk), key=lambda unit: unit.path)
         if [unit.path for unit in units] != [path]:
@@ -189,6 +200,7 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs])
     except CheckpointError as error:
         _fail(error, outcome)
         return
+    outcome.unknown += (one for one in unknown if one not in outcome.unknown)
     for unit in units:
         yield _Target(unit, _settings(unit.path, wanted), unit.path == path)
     for one in lost:

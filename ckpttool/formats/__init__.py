@@ -13,6 +13,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.foreign import foreign
 from ckpttool.formats.interface import Format, Probe, open_with
+from ckpttool.report import Finding
 
 FORMATS: dict[str, str] = {
     "torch.zip:PytorchZip": "zip",
@@ -48,7 +49,7 @@ All formats that may have a probe's kind of content are asked; the others are no
 
 ENTRY_POINTS = "ckpttool.formats"
 
-_PYTORCH_BIN = (
+PYTORCH_BIN = (
     "pytorch_model",
     "adapter_model",
     "diffusion_pytorch_model",
@@ -91,14 +92,19 @@ def detect(probe: Probe) -> Format | None:
     Raises:
         AmbiguousFormat: Several do, and none of them specialises the others.
     """
-    found = [format for format in formats(probe.kinds) if format.matches(probe)]
-    if not found:
-        found = [format for format in third_party_formats() if format.matches(probe)]
-    found = [one for one in found if not any(_specialises(other, one) for other in found)]
+    found = matching(probe)
     if len(found) > 1:
         names = " and ".join(sorted({type(format).__name__ for format in found}))
         raise AmbiguousFormat(probe.path, f"{names} both recognise it")
     return found[0] if found else None
+
+
+def matching(probe: Probe) -> list[Format]:
+    """Return all formats that recognise a path, but for those that others of them specialise."""
+    found = [format for format in formats(probe.kinds) if format.matches(probe)]
+    if not found:
+        found = [format for format in third_party_formats() if format.matches(probe)]
+    return [one for one in found if not any(_specialises(other, one) for other in found)]
 
 
 def _specialises(format: Format, other: Format) -> bool:
@@ -133,10 +139,26 @@ def recognised(probe: Probe) -> Format:
         NotACheckpoint, DamagedCheckpoint: None does.
         AmbiguousFormat: Several do.
     """
-    format = detect(probe)
+    try:
+        format = detect(probe)
+    except AmbiguousFormat as failure:
+        failure.safety = _safety_of_all(probe)
+        raise
     if format is None:
         raise unrecognised(probe)
     return format
+
+
+def _safety_of_all(probe: Probe) -> tuple[Finding, ...]:
+    """Return what could run of what several formats recognise."""
+    from ckpttool.formats.bystanders import bystander_findings
+    from ckpttool.formats.readings import readings_of
+
+    return (
+        bystander_findings(probe.path)
+        if probe.is_directory
+        else tuple(readings_of(probe.path, matching(probe)))
+    )
 
 
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
@@ -153,15 +175,19 @@ def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     if looks_like is None:
         known = ", ".join(sorted({format.name for format in formats()}))
         return NotACheckpoint(probe.path, what, expected=f"one of {known}")
-    return DamagedCheckpoint(
+    failure = DamagedCheckpoint(
         probe.path, what, expected=f"a {looks_like.name} checkpoint", code="unrecognised-content"
     )
+    from ckpttool.formats.readings import further_readings
+
+    failure.safety = tuple(further_readings(probe, None, damaged=True))
+    return failure
 
 
 def suffix_format(name: str) -> Format | None:
     """Return the format that usually has such a name, or None."""
     lowered = name.lower()
-    if lowered.endswith(".bin") and not lowered.startswith(_PYTORCH_BIN):
+    if lowered.endswith(".bin") and not lowered.startswith(PYTORCH_BIN):
         return None
     return next((format for format in formats() if lowered.endswith(format.suffixes)), None)
 

@@ -8,8 +8,9 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from ckpttool.errors import CheckpointError, NotFound
+from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
@@ -19,6 +20,8 @@ OWN_PREFIX = ".ckpttool"
 
 _NEVER_ENTERED = frozenset({".git"})
 _INDEX = re.compile(r"(index|weights).*\.json$")
+_MAYBE = (".bin", ".joblib", ".dill")
+"""How files end that may be checkpoints, pickles or any data."""
 _LEVELS_ABOVE = 2
 """How far above a directory an index is looked for that names files in it: ``shards/part_1.safetensors``."""
 
@@ -33,12 +36,15 @@ class Walk:
             somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
         on_error: Told of what could not be looked at; the walk goes on.
+        on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
+            none by its content.
     """
 
     recursive: bool = True
     exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
     on_error: Callable[[CheckpointError], None] = lambda error: None
+    on_unknown: Callable[[str], None] = lambda path: None
 
 
 def discover(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Unit]:
@@ -72,9 +78,7 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
         yield unit
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
-        yield from _in_directory(
-            path, path, replace(walk, exclude=globs), 0, frozenset(named_from_above(path))
-        )
+        yield from _in_tree(path, replace(walk, exclude=globs))
 
 
 def unit_at(path: str) -> Unit | None:
@@ -92,20 +96,47 @@ def unit_at(path: str) -> Unit | None:
 def unit_of(probe: Probe) -> Unit | None:
     """Return the checkpoint that the path of a probe itself is, or None; see ``unit_at``.
 
+    A file that several formats recognise is one, too, of none of them.
+
     Raises:
         CheckpointError: It can't be looked at.
     """
-    format = detect(probe)
+    try:
+        format = detect(probe)
+    except AmbiguousFormat:
+        if probe.is_directory:
+            raise
+        return _with_sidecars(Unit(probe.path, (probe.name,), None))
     if format is None and (probe.is_directory or suffix_format(probe.name) is None):
         return None
     unit = format.unit_of(probe) if isinstance(format, SetFormat) else Unit(probe.path, (probe.name,), format)
     return None if unit is None else _with_sidecars(unit)
 
 
-def _in_directory(
-    directory: str, root: str, walk: Walk, depth: int, parts: frozenset[str]
-) -> Iterator[Unit | str]:
-    """Yield what lies in a directory; ``parts`` are what indexes above it name."""
+class _Below(NamedTuple):
+    """A directory that is no checkpoint, ``depth`` levels below the root; indexes above it name ``parts``."""
+
+    directory: str
+    depth: int
+    parts: frozenset[str]
+
+
+def _in_tree(root: str, walk: Walk) -> Iterator[Unit | str]:
+    """Yield what lies in a tree, in its order; without recursion, however deep it is."""
+    opened = [_in_directory(_Below(root, 0, frozenset(named_from_above(root))), root, walk)]
+    while opened:
+        found = next(opened[-1], None)
+        if found is None:
+            opened.pop()
+        elif isinstance(found, _Below):
+            opened.append(_in_directory(found, root, walk))
+        else:
+            yield found
+
+
+def _in_directory(place: _Below, root: str, walk: Walk) -> Iterator[Unit | str | _Below]:
+    """Yield what lies in a directory, and those below it that are to be descended into."""
+    directory, depth, parts = place
     try:
         everything = {name: entry for name, entry in scan(directory).items() if not _is_ours(name)}
     except CheckpointError as error:
@@ -125,7 +156,9 @@ def _in_directory(
         if name in claimed or entry.path in parts or _is_sidecar(name, entries):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _subdirectory(entry, root, walk, depth, below)
+            found = _subdirectory(entry, walk, _Below(entry.path, depth + 1, below))
+            if found is not None:
+                yield found
         elif _is_candidate(entry, root):
             yield entry.path
 
@@ -219,27 +252,29 @@ def _is_sidecar(name: str, entries: Mapping[str, os.DirEntry[str]]) -> bool:
     return any(name.endswith(ending) and name.removesuffix(ending) in entries for ending in SIDECARS)
 
 
-def _subdirectory(
-    entry: os.DirEntry[str], root: str, walk: Walk, depth: int, parts: frozenset[str]
-) -> Iterator[Unit | str]:
+def _subdirectory(entry: os.DirEntry[str], walk: Walk, below: _Below) -> Unit | _Below | None:
+    """Return the checkpoint that a directory is, or the directory where it is to be descended into."""
     try:
         unit = unit_at(entry.path)
     except CheckpointError as error:
         _told(walk, error)
-        return
+        return None
     if unit is not None:
-        yield unit
-    elif walk.recursive and (walk.max_depth is None or depth < walk.max_depth):
-        yield from _in_directory(entry.path, root, walk, depth + 1, parts)
+        return unit
+    is_entered = walk.recursive and (walk.max_depth is None or below.depth <= walk.max_depth)
+    return below if is_entered else None
 
 
 def looked_at(path: str, walk: Walk) -> Unit | None:
     """Return the checkpoint that a candidate is, or None where it is none; the walk is told of an error."""
     try:
-        return unit_at(path)
+        unit = unit_at(path)
     except CheckpointError as error:
         _told(walk, error)
         return None
+    if unit is None and path.lower().endswith(_MAYBE):
+        walk.on_unknown(path)
+    return unit
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

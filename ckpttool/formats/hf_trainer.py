@@ -85,6 +85,7 @@ class HfTrainer(Format):
                 ),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
+                judged=frozenset(parts.judged),
                 complete=parts.complete,
                 close=parts.keep(),
             )

@@ -7,14 +7,15 @@ import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import ClassVar
+from functools import cache, cached_property, lru_cache
+from typing import Any, ClassVar, TypeVar
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.wire.source import Source
+from ckpttool.wire.walk import walk
 from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
 from ckpttool.wire.zipped import Archive
 
@@ -28,6 +29,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _DIGITS = re.compile(r"([0-9]+)")
+_Key = TypeVar("_Key")
 
 
 class Probe:
@@ -89,7 +91,8 @@ class Probe:
             "json": b"{" in head
             and not head.startswith(_HDF5)
             and (not is_zip or _JSON_HEADER.match(head) is not None),
-            "hdf5": any(head.startswith(_HDF5, at) for at in (0, 512, 1024, 2048)),
+            # What a zip stores may lie at such an offset by chance.
+            "hdf5": any(head.startswith(_HDF5, at) for at in ((0,) if is_zip else (0, 512, 1024, 2048))),
             "numpy": head.startswith(b"\x93NUMPY"),
             # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
             "table": (head[:2] == b"\0\0" and head[2:3] > b"\0") or self._file.endswith(".index"),
@@ -193,6 +196,28 @@ def scan(path: str) -> dict[str, os.DirEntry[str]]:
         raise from_os_error(error, path) from error
 
 
+def grouped(directory: str, group: Callable[[Iterable[str]], dict[_Key, list[str]]]) -> dict[_Key, list[str]]:
+    """Return the names in a directory in groups, in natural order; it is listed once while it stays as it is.
+
+    Each of many sets in one directory is compared with all that lies beside it.
+
+    Raises:
+        CheckpointError: It can't be listed.
+    """
+    try:
+        found = os.stat(directory)
+        state = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+        names: dict[_Key, list[str]] = _grouped(directory, group, state)
+    except OSError as failure:
+        raise from_os_error(failure, directory) from failure
+    return names
+
+
+@lru_cache(maxsize=4)
+def _grouped(directory: str, group: Callable[[Iterable[str]], Any], state: tuple[int, ...]) -> Any:
+    return group(sorted(os.listdir(directory), key=natural))
+
+
 def natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sorting key in which numbers compare as numbers: epoch_9 comes before epoch_10."""
     parts = _DIGITS.split(name)
@@ -227,7 +252,7 @@ class Unit:
         for name in self.members:
             path = os.path.join(directory, name)
             if os.path.isdir(path) and not os.path.islink(path):
-                for parent, _, names in os.walk(path):
+                for parent, _, names in walk(path):
                     yield from (os.path.join(parent, one) for one in sorted(names))
             else:
                 yield path
@@ -297,8 +322,40 @@ def open_probed(probe: Probe, choose: Callable[[Probe], Format]) -> Checkpoint:
     """
     with ExitStack() as until_opened:
         until_opened.enter_context(probe)
-        checkpoint = choose(probe).open(probe)
+        checkpoint = _opened(choose(probe), probe)
         until_opened.pop_all()
+    return checkpoint
+
+
+def _opened(format: Format, probe: Probe) -> Checkpoint:
+    """Return the checkpoint with what all other readings of its file or directory could run.
+
+    Raises:
+        CheckpointError: It can't be opened; what those readings say is in its ``safety``.
+    """
+    from ckpttool.formats.readings import add_readings, further_readings
+
+    is_file = not probe.is_directory and not isinstance(format, SetFormat)
+    try:
+        checkpoint = format.open(probe)
+    except DamagedCheckpoint as failure:
+        with suppress(CheckpointError):  # it is damaged, and perhaps closed already
+            if is_file:
+                found = further_readings(probe, format, damaged=True)
+                failure.safety = tuple(dict.fromkeys((*failure.safety, *found)))
+            elif probe.is_directory:
+                from ckpttool.formats.bystanders import bystander_findings
+
+                failure.safety += bystander_findings(probe.path)
+        raise
+    if is_file:
+        add_readings(checkpoint, probe, format)
+        return checkpoint
+    root = probe.path if probe.is_directory else checkpoint.path
+    if os.path.isdir(root):
+        from ckpttool.formats.bystanders import add_bystanders
+
+        add_bystanders(checkpoint, root)
     return checkpoint
 
 

@@ -25,6 +25,7 @@ class Gathered:
         self.parts: dict[str, Checkpoint] = {}
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
+        self.judged: set[str] = set()
         self.complete = True
         self._kind = kind
         self._opened = ExitStack()
@@ -52,12 +53,14 @@ class Gathered:
             self._lost(name, failure)
             return None
         self.parts[name] = part
+        self.judged |= part.judged
         self.findings += (placed(finding, name) for finding in part.findings)
         self.safety += (placed(finding, name) for finding in part.safety)
         self.complete &= part.complete
         return part
 
     def _lost(self, name: str, failure: CheckpointError) -> None:
+        self.judged.add(os.path.abspath(failure.path))
         place = "" if failure.where is None else f"{failure.where}: "
         self.fault("damaged", f"{place}{failure.reason}", name)
         self.safety += (placed(finding, name) for finding in getattr(failure, "safety", ()))

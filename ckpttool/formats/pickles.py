@@ -26,6 +26,8 @@ _BINARY_MAGIC = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
 _TEXT_MAGIC = f"L{MAGIC}L\n".encode()
 _MAGIC_WITHIN = 32  # before it come a protocol and a frame at most
 
+_HEADER = 16
+_RUNNING = frozenset({"unsafe-import", "unsafe-call"})
 _PROTO = 0x80
 _PROTOCOLS = range(2, 6)
 
@@ -61,7 +63,7 @@ class PlainPickle(Format):
         head = probe.head
         if not head or _has_legacy_magic(head):
             return False
-        return _is_header(head) or (TABLE[head[0]] is not None and _runs(probe.source))
+        return is_pickle(probe.source, 0, probe.source.size)
 
     def open(self, probe: Probe) -> Checkpoint:
         from ckpttool.formats.plain_pickle import open_plain
@@ -99,6 +101,14 @@ def _has_legacy_magic(head: bytes) -> bool:
     return _BINARY_MAGIC in head[:_MAGIC_WITHIN] or head.startswith(_TEXT_MAGIC)
 
 
+def is_pickle(source: Readable, start: int, end: int) -> bool:
+    """Tell whether bytes between two offsets are pickles, or would run something before they break off."""
+    head = source.read(start, min(_HEADER, end - start))
+    if _is_header(head):
+        return True
+    return bool(head) and TABLE[head[0]] is not None and _runs(source, start, end)
+
+
 def _is_header(head: bytes) -> bool:
     """Tell whether a protocol and an opcode come first, and not the length of a safetensors header."""
     if len(head) < 3 or head[0] != _PROTO or head[1] not in _PROTOCOLS or TABLE[head[2]] is None:
@@ -106,20 +116,23 @@ def _is_header(head: bytes) -> bool:
     return head[4:9] != b"\0\0\0\0{"
 
 
-def _runs(source: Readable) -> bool:
-    """Tell whether a file without a header is pickles of containers or objects, or calls something.
+def _runs(source: Readable, at: int, end: int) -> bool:
+    """Tell whether bytes without a header are pickles of containers or objects, or call something.
 
-    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then.
+    An unpickler carries out one opcode after the other: what is no pickle to its end may have run by then. In
+    ordinary text an opcode may find a name, too, but none that is known.
     """
     from ckpttool.wire.interpreter import Budget, Interpreter
+    from ckpttool.wire.judgement import judge
 
-    at, budget = 0, Budget(source, source.size)
-    while at < source.size:
-        interpreter = Interpreter(source, at, source.size, budget=budget)
+    budget = Budget(source, end - at)
+    while at < end:
+        interpreter = Interpreter(source, at, end, budget=budget)
         try:
             pickle = interpreter.run()
         except CheckpointError:
-            return interpreter.pickle.calls > 0
+            found = judge(interpreter.pickle) if interpreter.pickle.calls else ()
+            return any(finding.code in _RUNNING for finding in found)
         if pickle.calls:
             return True
         if not isinstance(pickle.root, dict | list | tuple | set):

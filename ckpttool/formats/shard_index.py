@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -172,17 +172,26 @@ def deeper(mapped: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.replace("/", os.sep) for name in mapped if "/" in name)
 
 
-Schemes = Mapping[tuple[str, str], Sequence[str]]
+Schemes = Mapping[tuple[str, str], list[str]]
 """The names of shards, by what those of one set have in common: stem and suffix."""
 
 
-def schemes_of(names: Iterable[str]) -> Schemes:
+def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
     """Return the shards among the names in a directory."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in names:
         if scheme := _scheme(name):
             found[scheme].append(name)
-    return found
+    return dict(found)
+
+
+def schemes_named(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
+    """Return the schemes that an index's shards have: of what it names, or else of its own name."""
+    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
+    index = INDEX.fullmatch(os.path.basename(index_path))
+    if not schemes and index:
+        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
+    return schemes
 
 
 def members(index_path: str, mapped: Iterable[str], names: Collection[str], shards: Schemes) -> list[str]:
@@ -195,11 +204,7 @@ def members(index_path: str, mapped: Iterable[str], names: Collection[str], shar
         shards: The shards among these.
     """
     mapped = set(mapped)
-    schemes = {scheme for name in mapped if (scheme := _scheme(name))}
-    index = INDEX.fullmatch(os.path.basename(index_path))
-    if not schemes and index:
-        schemes = {(index["stem"] + (index["variant"] or ""), index["suffix"] or "")}
-    alike = (name for scheme in schemes for name in shards.get(scheme, ()))
+    alike = (name for scheme in schemes_named(index_path, mapped) for name in shards.get(scheme, ()))
     return sorted({*alike, *(name for name in mapped if name in names)}, key=natural)
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
 from ckpttool.formats.content.carried import ENTRY, restored
-from ckpttool.formats.interface import Probe, SetFormat, Unit, natural
+from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped, natural
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import (
     KINDS,
@@ -31,13 +32,18 @@ from ckpttool.formats.shard_index import (
     mapped_files,
     members,
     read_index,
+    schemes_named,
     schemes_of,
 )
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
+from ckpttool.wire.walk import walk
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".keras", ".msgpack", ".gguf", ".onnx")
+_MOST_EXTRA = 100
+"""So many files beside a set are named one by one; what many indexes in one directory say of each other
+would grow with its square."""
 _COMPANION = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state|random_states|sampler)[._]")
 
 
@@ -65,13 +71,23 @@ class Sharded(SetFormat):
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         seen: set[str] = set()
         shards = schemes_of(entries)
-        for name, kind in indexes(directory, entries).items():
-            if kind == self.name:
-                path = os.path.join(directory, name)
-                mapped = mapped_files(path)
-                found = members(path, mapped, entries, shards)
-                seen.update(found)
-                yield Unit(path, (name, *found), self, deeper(mapped))
+        named = {
+            name: mapped_files(os.path.join(directory, name))
+            for name, kind in indexes(directory, entries).items()
+            if kind == self.name
+        }
+        claims = Counter(scheme for name, mapped in named.items() for scheme in schemes_named(name, mapped))
+        # What is named like the shards of several indexes is no one's: it is listed once, not with each.
+        common = {
+            scheme: shards.pop(scheme) for scheme, times in claims.items() if times > 1 and scheme in shards
+        }
+        for name, mapped in named.items():
+            path = os.path.join(directory, name)
+            found = members(path, mapped, entries, shards)
+            alike = [one for scheme in schemes_named(name, mapped) for one in common.pop(scheme, ())]
+            apart = sorted({*alike} - {*found}, key=natural)
+            seen.update(found, apart)
+            yield Unit(path, (name, *found), self, (*deeper(mapped), *apart))
         orphans = defaultdict(list)
         for name in entries.keys() - seen:
             match = SHARD.fullmatch(name)
@@ -99,7 +115,7 @@ def _weights_in(directory: str, entries: Entries) -> Iterator[str]:
         if entry.is_file() and name.lower().endswith(_WEIGHTS) and not _COMPANION.match(name):
             yield name
         elif entry.is_dir(follow_symlinks=False) and not name.startswith("."):
-            for parent, _, names in os.walk(entry.path):
+            for parent, _, names in walk(entry.path):
                 below = os.path.relpath(parent, directory).replace(os.sep, "/")
                 yield from (f"{below}/{inner}" for inner in names if inner.lower().endswith(_WEIGHTS))
 
@@ -133,7 +149,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
     with Gathered("shard") as shards:
         _add_shards(shards, index, format)
         whole = isinstance(asked, Probe) and asked.is_directory
-        shards.findings += _beside(index, _names_in(directory or os.curdir), whole)
+        shards.findings += _beside(index, directory or os.curdir, whole)
         tensors = tuple(_mapped_tensors(shards, index))
         if shards.complete:
             shards.findings += _check_total(index, tensors)
@@ -156,6 +172,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
             producer=next((part.producer for part in shards.parts.values()), Producer()),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),
+            judged=frozenset(shards.judged),
             complete=shards.complete,
             close=shards.keep(),
         )
@@ -229,16 +246,20 @@ def _names_in(directory: str) -> list[str]:
         raise from_os_error(failure, directory) from failure
 
 
-def _beside(index: Index, names: Sequence[str], whole: bool) -> Iterator[Finding]:
+def _beside(index: Index, directory: str, whole: bool) -> Iterator[Finding]:
     """Yield what lies beside the shards and is none; ``whole`` where the directory was asked for."""
     if index.weight_map is not None:
         named = set(index.files)
-        stems = tuple({name[: match.end("stem")] for name in named if (match := SHARD.fullmatch(name))})
-        alike = [name for name in names if name.startswith(stems)]
-        extra = (name for name in members(index.path, named, alike, schemes_of(alike)) if name not in named)
-        for name in extra:
+        shards = grouped(directory, schemes_of)
+        schemes = schemes_named("", named)
+        alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in named)
+        extra = list(islice(alike, _MOST_EXTRA + 1))
+        for name in sorted(extra[:_MOST_EXTRA], key=natural):
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
-    for name in sorted(names, key=natural) if whole else ():
+        if len(extra) > _MOST_EXTRA:
+            more = f"more than {_MOST_EXTRA} files are named like a shard, and the index does not name them"
+            yield warning("shard-extra", more, os.path.basename(index.path))
+    for name in sorted(_names_in(directory), key=natural) if whole else ():
         if _COMPANION.match(name) and name.endswith(_WEIGHTS):
             yield note("not-part", "it lies beside the shards, and was not looked at", name)
 

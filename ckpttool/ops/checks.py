@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError
+from ckpttool.errors import CheckpointError, LimitExceeded
 from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.manifest import compare, has_digests, manifests_of
 from ckpttool.ops.scanned import (
@@ -44,6 +44,12 @@ if TYPE_CHECKING:
     from ckpttool.predict.run import Stage
 
 
+MIN_REREADS = 1 << 30
+REREADS_A_BYTE = 64
+"""How many bytes may be read to count the NaN in single tensors, besides each once: in any case, and for each
+byte of the files."""
+
+
 class Verifier:
     """Runs the checks on one open checkpoint and collects what they find."""
 
@@ -63,6 +69,7 @@ class Verifier:
         self._findings: list[Finding] = []
         self._scanned: list[Scanned] = []
         self._manifests = manifests_of(checkpoint)
+        self._rereads = 0
         self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
 
     def run(self, prediction: Prediction | None, ignores: Sequence[Ignore]) -> Verification:
@@ -178,10 +185,22 @@ class Verifier:
     def _specials(self, tensor: Tensor) -> list[Finding]:
         assert tensor.values is not None  # selected by the caller
         try:
-            specials = count_specials(tensor.values, tensor.dtype)
+            specials = count_specials(tensor.values, tensor.dtype, self._reread)
         except CheckpointError as failure:
             return [error(failure.code, failure.reason, tensor.name)]
         return special_findings(specials, tensor)
+
+    def _reread(self, nbytes: int) -> None:
+        """Count bytes that are read once more, because tensors in them may hold a NaN.
+
+        Raises:
+            LimitExceeded: Tensors view the same bytes too often.
+        """
+        self._rereads += nbytes
+        once = sum(one.span.nbytes for one in self._scanned)
+        if self._rereads > max(MIN_REREADS, REREADS_A_BYTE * self._checkpoint.nbytes) + once:
+            found = "views that overlap too often to look at the values of each"
+            raise LimitExceeded(self._checkpoint.path, found)
 
     def _safety(self) -> Check:
         if not self._checkpoint.safety:

@@ -64,6 +64,7 @@ def carry_out(plan: Plan, *, advance: Advance = lambda nbytes: None) -> Converte
             plan.writer.write(plan.content, staged, plan.options)
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
+            staged.require_in_place()  # else something else was read back
             _require_sums(plan.source, staged.written, jobs, advance)
             _require_unchanged(plan.source, marks)
             if converted.verified:

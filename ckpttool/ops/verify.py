@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated, Unsupported
+from ckpttool.errors import AmbiguousFormat, CheckpointError, DamagedCheckpoint, Truncated, Unsupported
 from ckpttool.formats import recognised, suffix_format
 from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
 from ckpttool.ops.verdict import (
@@ -73,8 +73,9 @@ def verify(
             from ckpttool.ops.checks import Verifier
 
             return Verifier(checkpoint, only, strict, jobs or default_jobs(), advance).run(child, ignores)
-    except (DamagedCheckpoint, Unsupported) as failure:
-        hint = format or suffix_format(os.path.basename(name))
+    except (AmbiguousFormat, DamagedCheckpoint, Unsupported) as failure:
+        is_ambiguous = isinstance(failure, AmbiguousFormat)
+        hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
         unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
         nbytes = replace(unit, members=unit.parts).nbytes
         found = _beyond_opening(name, hint, failure, only, predicts=prediction is not None)

@@ -39,13 +39,17 @@ def dumps(document: Any) -> str:
 
 def finite(value: Any) -> Any:
     """Return plain data with the floats that JSON lacks spelled as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
+    root = [value]
+    pending: list[Any] = [root]
+    while pending:
+        holder = pending.pop()
+        for key, item in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+            if isinstance(item, float) and not math.isfinite(item):
+                holder[key] = "NaN" if item != item else "Infinity" if item > 0 else "-Infinity"
+            elif isinstance(item, Mapping | list | tuple):
+                holder[key] = dict(item) if isinstance(item, Mapping) else list(item)
+                pending.append(holder[key])
+    return root[0]
 
 
 def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:

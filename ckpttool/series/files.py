@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+MAX_LEVELS = 100
+"""How deep directories may lie in a checkpoint: each is open while those in it are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +89,12 @@ def fingerprint(path: str, status: os.stat_result) -> Fingerprint:
     )
 
 
-def _walk(directory: str | int, members: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(
+    directory: str | int, members: Iterable[str], levels: int = MAX_LEVELS
+) -> Iterator[tuple[str, os.stat_result]]:
     """Yield paths relative to a directory, given by its path or by its open descriptor."""
+    if not levels:
+        raise OSError(errno.ENAMETOOLONG, f"directories nested over {MAX_LEVELS} deep in a checkpoint")
     for name in members:
         if isinstance(directory, int):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -94,17 +102,17 @@ def _walk(directory: str | int, members: Iterable[str]) -> Iterator[tuple[str, o
             status = os.lstat(os.path.join(directory, name))
         yield name, status
         if stat.S_ISDIR(status.st_mode):
-            for inner, found in _below(directory, name):
+            for inner, found in _below(directory, name, levels - 1):
                 yield os.path.join(name, inner), found
 
 
-def _below(directory: str | int, name: str) -> Iterator[tuple[str, os.stat_result]]:
+def _below(directory: str | int, name: str, levels: int) -> Iterator[tuple[str, os.stat_result]]:
     if not isinstance(directory, int):
         path = os.path.join(directory, name)
-        yield from _walk(path, sorted(os.listdir(path)))
+        yield from _walk(path, sorted(os.listdir(path)), levels)
         return
     with opened(name, directory) as descriptor:
-        yield from _walk(descriptor, sorted(os.listdir(descriptor)))
+        yield from _walk(descriptor, sorted(os.listdir(descriptor)), levels)
 
 
 @contextmanager

@@ -10,16 +10,17 @@ In it lie
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckpttool.wire.atomic import OWN_PREFIX, write_atomically
+from ckpttool.wire.atomic import OWN_PREFIX, write_within
+from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.regular import NotRegular, regular_descriptor
 
@@ -29,7 +30,6 @@ _NAME = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.new")
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _MOST = 1 << 24
 """The most bytes of a plan."""
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 class LeftAsItIs(Exception):
@@ -49,28 +49,28 @@ class Plan:
     old: dict[str, int]
 
 
-def new_area(directory: str) -> str:
-    """Return the path of an area in a directory that has none of this name."""
-    return os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.new")
+def new_name() -> str:
+    """Return a name for an area that no other has."""
+    return f"{OWN_PREFIX}{os.urandom(6).hex()}.new"
 
 
-def is_area(path: str) -> bool:
-    """Tell whether a path has the name of an area, and is a directory.
+def is_area(directory: OpenDirectory, name: str) -> bool:
+    """Tell whether an entry of a directory has the name of an area, and is a directory.
 
     Raises:
         OSError: It can't be told.
     """
-    return _NAME.fullmatch(os.path.basename(path)) is not None and stands(path) and is_directory(path)
+    return _NAME.fullmatch(name) is not None and directory.holds_directory(name)
 
 
-def claim(area: str) -> None:
+def claim(area: OpenDirectory) -> None:
     """Note in an area which directory it is, and where it was made.
 
     Raises:
         OSError: It can't be written.
     """
-    told = {"inode": os.lstat(area).st_ino, **_host()}
-    descriptor = os.open(os.path.join(area, _OWNER), _CREATE, 0o600)
+    told = {"inode": area.own_status().st_ino, **_host()}
+    descriptor = area.create(_OWNER, 0o600)
     try:
         os.write(descriptor, json.dumps(told).encode())
         os.fsync(descriptor)
@@ -78,58 +78,57 @@ def claim(area: str) -> None:
         os.close(descriptor)
 
 
-def plan(directory: str, area: str, new: Sequence[str], old: Sequence[str]) -> Plan:
+def plan(directory: OpenDirectory, area: OpenDirectory, new: Sequence[str], old: Sequence[str]) -> Plan:
     """Note in an area what will be moved; nothing is moved yet.
 
     Raises:
         OSError: It can't be written.
     """
-    made = Plan(
-        {name: mark(os.path.join(area, CONTENT, name)) for name in new},
-        {name: os.lstat(os.path.join(directory, name)).st_ino for name in old},
-    )
+    with area.open(CONTENT) as content:
+        made = Plan(
+            {name: mark(_present(content, name)) for name in new},
+            {name: _present(directory, name).st_ino for name in old},
+        )
     told = {
         "new": {_encoded(name): one for name, one in made.new.items()},
         "old": {_encoded(name): inode for name, inode in made.old.items()},
     }
-    os.mkdir(os.path.join(area, REPLACED))
-    write_atomically(os.path.join(area, _MOVING), json.dumps(told).encode())
+    area.make(REPLACED).close()
+    write_within(area, _MOVING, json.dumps(told).encode())
     return made
 
 
-def remove(area: str) -> None:
+def remove(directory: OpenDirectory, area: OpenDirectory) -> None:
     """Remove an area with all in it: the plan first, and last what says whose it is.
 
     Raises:
         OSError: Something can't be removed.
     """
-    for name in sorted(os.listdir(area), key=lambda name: (name == _OWNER, name != _MOVING)):
-        path = os.path.join(area, name)
-        if is_directory(path):
-            shutil.rmtree(path)
-        else:
-            os.unlink(path)
-    os.rmdir(area)
+    for name in sorted(area.names(), key=lambda name: (name == _OWNER, name != _MOVING)):
+        area.remove(name)
+    directory.remove_held(area, os.path.basename(area.path))
 
 
-def is_bare(area: str) -> bool:
+def is_bare(area: OpenDirectory) -> bool:
     """Tell whether not a byte lies in an area: whoever made it had not yet said so."""
-    names = os.listdir(area)
-    owner = os.path.join(area, _OWNER)
-    return not names or (names == [_OWNER] and not is_directory(owner) and not os.lstat(owner).st_size)
+    names = area.names()
+    if not names:
+        return True
+    owner = area.status(_OWNER)
+    return names == [_OWNER] and owner is not None and not stat.S_ISDIR(owner.st_mode) and not owner.st_size
 
 
-def require_own(area: str, status: os.stat_result) -> None:
+def require_own(area: OpenDirectory) -> None:
     """Require that an area was made by this user, here, and on this host.
 
     Raises:
         LeftAsItIs: It was not.
         OSError, CheckpointError: It can't be told.
     """
+    status = area.own_status()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise LeftAsItIs("others may have written in it")
-    owner = os.path.join(area, _OWNER)
-    match _read(owner, "owner") if stands(owner) else None:
+    match _read(area, _OWNER, "owner") if area.has(_OWNER) else None:
         case {"inode": int(inode), "host": str(host), "boot": str(boot)}:
             own = _host()
             if inode != status.st_ino:
@@ -149,23 +148,22 @@ def _host() -> dict[str, str]:
     return {"host": os.uname().nodename if hasattr(os, "uname") else "", "boot": boot}
 
 
-def read_plan(area: str) -> Plan | None:
+def read_plan(area: OpenDirectory) -> Plan | None:
     """Return what was to be moved; None where nothing is in between.
 
     Raises:
         LeftAsItIs: It is no plan.
         OSError, CheckpointError: It can't be read.
     """
-    path = os.path.join(area, _MOVING)
-    if not stands(path):
+    if not area.has(_MOVING):
         return None
-    match _read(path, "plan"):
+    match _read(area, _MOVING, "plan"):
         case {"new": dict(new), "old": dict(old)} if _are(_is_mark, new) and _are(_is_number, old):
             return Plan(
                 {_decoded(name): one for name, one in new.items()},
                 {_decoded(name): inode for name, inode in old.items()},
             )
-    raise LeftAsItIs(f"{path} is no plan")
+    raise LeftAsItIs(f"{area.join(_MOVING)} is no plan")
 
 
 def _are(what: Callable[[object], bool], values: dict[str, object]) -> bool:
@@ -180,15 +178,16 @@ def _is_mark(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
 
 
-def _read(path: str, what: str) -> object:
+def _read(area: OpenDirectory, name: str, what: str) -> object:
     """Return what a small JSON file in an area holds.
 
     Raises:
         LeftAsItIs: It is not such a file.
         OSError, CheckpointError: It can't be read.
     """
+    path = area.join(name)
     try:
-        descriptor = regular_descriptor(path, follows=False)
+        descriptor = regular_descriptor(area.at(name), follows=False, place=area.descriptor)
     except NotRegular as error:
         raise LeftAsItIs(f"{path} is no file of ckpttool's") from error
     try:
@@ -220,29 +219,13 @@ def _decoded(name: str) -> str:
     return found
 
 
-def mark(path: str) -> list[int]:
+def mark(status: os.stat_result) -> list[int]:
     """Return what stays the same of a file or a directory while it is renamed, and no longer."""
-    status = os.lstat(path)
     return [status.st_ino, status.st_mtime_ns]
 
 
-def stands(path: str) -> bool:
-    """Tell whether anything has this name; unlike ``os.path.lexists``, it never says no for not knowing.
-
-    Raises:
-        OSError: It can't be told.
-    """
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def is_directory(path: str) -> bool:
-    """Tell whether a path is a directory, and no link to one.
-
-    Raises:
-        OSError: It can't be told.
-    """
-    return stat.S_ISDIR(os.lstat(path).st_mode)
+def _present(place: OpenDirectory, name: str) -> os.stat_result:
+    status = place.status(name)
+    if status is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place.join(name))
+    return status

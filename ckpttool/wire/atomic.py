@@ -2,66 +2,63 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from contextlib import suppress
 
+from ckpttool.wire.directories import OpenDirectory
+
 OWN_PREFIX = ".ckpttool-"
 """Temporary names begin with it; no walk looks at them."""
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-
-def write_atomically(path: str | os.PathLike[str], data: bytes, within: str | None = None) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Replace a file's content so that a reader, or a crash, sees all of the old one or all of the new.
 
     Mode and owner of an existing file stay. A symlink is replaced, not followed.
 
+    Raises:
+        OSError: It can't be written; what was there is untouched.
+    """
+    directory, name = os.path.split(os.fspath(path))
+    with OpenDirectory(directory) as place:
+        write_within(place, name, data)
+
+
+def write_within(place: OpenDirectory, name: str, data: bytes, scratch: OpenDirectory | None = None) -> None:
+    """Replace the content of a file in an open directory; see ``write_atomically``.
+
     Args:
-        path: The file.
+        place: The directory.
+        name: The file's name there.
         data: Its new content.
-        within: The directory in which the content waits, on the same file system; None for the file's own.
+        scratch: The directory in which the content waits, on the same file system; None for the file's own.
 
     Raises:
         OSError: It can't be written; what was there is untouched.
     """
-    target = os.fspath(path)
-    directory = os.path.dirname(target) or os.curdir
-    temporary = os.path.join(within or directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
-    descriptor = os.open(temporary, _CREATE, 0o666)
+    scratch = place if scratch is None else scratch
+    temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
+    descriptor = scratch.create(temporary)
     try:
         try:
             _fill(descriptor, data)
-            adopt(descriptor, target)
+            adopt(descriptor, place.at(name), place.descriptor)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, target)
+        scratch.replace(temporary, place, name)
     except BaseException:
-        _discard(temporary)
+        with suppress(OSError):  # the first failure is the one to tell
+            scratch.unlink(temporary)
         raise
-    sync_directory(directory)
+    place.sync()
 
 
 def sync_directory(directory: str | os.PathLike[str]) -> None:
     """Make what was renamed in a directory durable, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_opened(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_opened(directory: int) -> None:
-    """Make what was renamed in an open directory durable, where the file system can."""
-    try:
-        os.fsync(directory)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing there
-            raise
+    with OpenDirectory(os.fspath(directory)) as place:
+        place.sync()
 
 
 def _fill(descriptor: int, data: bytes) -> None:
@@ -79,7 +76,7 @@ def adopt(descriptor: int, target: str, directory: int | None = None) -> None:
         directory: An open directory that the path starts at.
     """
     try:
-        old = os.lstat(target) if directory is None else os.lstat(target, dir_fd=directory)
+        old = os.lstat(target, dir_fd=directory)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(old.st_mode) or not hasattr(os, "fchmod"):
@@ -89,8 +86,3 @@ def adopt(descriptor: int, target: str, directory: int | None = None) -> None:
         with suppress(PermissionError):  # only root may give files away
             os.fchown(descriptor, old.st_uid, old.st_gid)
     os.fchmod(descriptor, stat.S_IMODE(old.st_mode) & ~(stat.S_ISUID | stat.S_ISGID))
-
-
-def _discard(temporary: str) -> None:
-    with suppress(OSError):  # the first failure is the one to tell
-        os.unlink(temporary)

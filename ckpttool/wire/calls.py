@@ -180,7 +180,7 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
         if kind in _SCALARS:
             continue
         if kind is tuple:
-            if len(arg) > _SHORT or not all(type(part) in _SCALARS for part in arg):
+            if len(arg) > _SHORT or not _SCALARS.issuperset(map(type, arg)):
                 return False
         elif kind is Persistent:
             if not _is_storage_id(arg.id):

@@ -20,7 +20,7 @@ from typing import Any
 from ckpttool.wire.calls import judge, takes_items, takes_pairs
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
+from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.states import fits, has_plain_attributes
 from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern
@@ -33,9 +33,7 @@ MAX_MADE = 1 << 29
 _FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
 """How many opcodes and bytes any pickle may take, and how many more for each byte that is stored of it."""
 
-_ENTRY = 64
-"""About what an object, or an entry of a dictionary, takes in bytes; a set and a call take more."""
-_COSTS: dict[type, int] = {set: 4 * _ENTRY, Call: 4 * _ENTRY, Mapped: 2 * _ENTRY}
+_COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 
 
 _MAX_COLLISIONS = 1000
@@ -119,7 +117,10 @@ class Interpreter(Window):
 
     def grow(self, node: object) -> None:
         """Push something that takes memory of its own."""
-        self.charge(_COSTS.get(type(node), _ENTRY))
+        budget = self.budget
+        budget.made += _COSTS.get(type(node), ENTRY)
+        if budget.made > budget.most:
+            self.charge(0)
         self.stack.append(node)
 
     def charge(self, nbytes: int) -> None:
@@ -147,7 +148,7 @@ class Interpreter(Window):
         if index > MAX_OPCODES:
             raise self.exceeded(f"entry {index:,} of a pickle's memo")
         self.memo[index] = self.stack[-1]
-        self.charge(_ENTRY)
+        self.budget.made += ENTRY  # asked for when something is made, and at the end
 
     def recall(self, index: int) -> None:
         """Push what the memo holds."""
@@ -210,7 +211,7 @@ class Interpreter(Window):
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
-            self.charge(_ENTRY * len(pairs))
+            self.charge(ENTRY * len(pairs))
             for key, value in pairs:
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
@@ -228,7 +229,7 @@ class Interpreter(Window):
                 self.misused(f"items are given to what {target.function} makes")
             target.items.extend(items)
         elif isinstance(target, set):
-            self.charge(_ENTRY * len(items))
+            self.charge(ENTRY * len(items))
             target.update(map(self.hashable, items))
         elif items:
             self._unfit(target, "appended to")
@@ -257,7 +258,7 @@ class Interpreter(Window):
             self.misused(f"{_kind(function)} is called")
         elif judge(call, self.charge) is Trust.DANGEROUS:
             self.pickle.unsafe.append((self.position, call))
-        elif kind_of(function.module, function.name) == "storage_bytes":
+        elif function.name == "_load_from_bytes":
             self.pickle.stored.append(call)
         self.grow(self._plain(call))
 
@@ -337,6 +338,7 @@ class Interpreter(Window):
         self.pickle.misuse.append((self.position, sentence))
 
     def _finished(self) -> Pickle:
+        self.charge(0)
         if self.frame_is_cut:
             raise self.damaged("a frame of more bytes than there are")
         self.pickle.root = self.stack.pop()

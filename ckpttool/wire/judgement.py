@@ -18,7 +18,7 @@ from ckpttool.wire.trust import Trust, kind_of, modern, stranger
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
 
-_SEARCHED = 1 << 22
+_SEARCHED = 1 << 20
 """How many bytes behind the place where a pickle broke off are searched for names."""
 _BACK = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
 _NAMED_BY_LINES = re.compile(rb"[ci]([A-Za-z_][\w.]{0,254})\n([A-Za-z_][\w.]{0,254})\n")
@@ -96,8 +96,9 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
     try:
         return interpreter.run()
     except DamagedCheckpoint as failure:
-        at = interpreter.position
-        behind = _names_behind(interpreter.source, at, end)
+        # Without a name or a protocol it could be anything, and names in it chance.
+        is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
+        behind = _names_behind(interpreter.source, interpreter.position, end) if is_pickle else ()
         found = (_judge_name(name, where) for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
         failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
         raise
@@ -105,7 +106,8 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
 
 def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
-    called = {call.function for _, call in pickle.unsafe if _meaning(call.function) is not Trust.DANGEROUS}
+    functions = (call.function for _, call in pickle.unsafe)
+    called = dict.fromkeys(name for name in functions if _meaning(name) is not Trust.DANGEROUS)
     findings = [
         found
         for name in pickle.names
@@ -157,7 +159,9 @@ def _distinct_contents(calls: list[Call]) -> list[bytes | Payload]:
     """Return what calls load, each once: one text may be loaded any number of times."""
     found: dict[object, bytes | Payload] = {}
     for call in calls:
-        content = call.args[0]
+        content = call.args[0] if call.args else None
+        if not isinstance(content, bytes | Payload):
+            continue  # it was told when it was called
         found[(content.offset, content.kind) if isinstance(content, Payload) else content] = content
     return list(found.values())
 

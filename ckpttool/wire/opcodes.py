@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.literals import LITERALS, U4, U8, Operation, integer
-from ckpttool.wire.pickled import Payload, Persistent
+from ckpttool.wire.pickled import ENTRY, Call, Payload, Persistent
 from ckpttool.wire.trust import NEVER_AN_ARGUMENT
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TABLE: list[Operation | None] = [LITERALS.get(code) for code in range(256)]
 
 _NEWEST_PROTOCOL = 5
+_USUAL_ENTRIES = 1 << 20
 
 
 def _opcode(code: int) -> Callable[[Operation], Operation]:
@@ -165,7 +166,13 @@ def _binput(vm: Interpreter) -> None:
 
 @_opcode(0x72)  # r
 def _long_binput(vm: Interpreter) -> None:
-    vm.remember(vm.fixed(U4))
+    (index,) = U4.unpack_from(vm.data, vm.at)
+    vm.at += 4
+    if index > _USUAL_ENTRIES:
+        vm.remember(index)
+    else:  # written out, too
+        vm.memo[index] = vm.stack[-1]
+        vm.budget.made += ENTRY
 
 
 @_opcode(0x70)  # p
@@ -216,6 +223,8 @@ def _global(vm: Interpreter) -> None:
 def _stack_global(vm: Interpreter) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
+        if isinstance(name, Call) or isinstance(module, Call):
+            vm.misused("a name to import is made by a call")
         raise vm.damaged("a name to import that is no text")
     vm.import_name(module, name)
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from ckpttool.wire.readable import Readable
 
+ENTRY = 64
+"""About what an object, or an entry of a dictionary, takes in bytes; a set and a call take more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Global:

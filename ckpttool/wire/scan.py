@@ -266,8 +266,13 @@ class Specials:
     infinite: int = 0
 
 
-def count_specials(values: Values, dtype: DType) -> Specials:
-    """Return how many stored elements are NaN, and how many infinite; a complex one counts by its parts."""
+def count_specials(
+    values: Values, dtype: DType, advance: Callable[[int], None] = lambda nbytes: None
+) -> Specials:
+    """Return how many stored elements are NaN, and how many infinite; a complex one counts by its parts.
+
+    ``advance`` is called with the bytes of each block before it is looked at.
+    """
     import numpy as np
 
     code = dtype.float_code
@@ -275,6 +280,7 @@ def count_specials(values: Values, dtype: DType) -> Specials:
         return Specials()
     nan = infinite = 0
     for block in values.once().blocks(CHUNK_BYTES):
+        advance(len(block))
         words: np.ndarray[Any, Any] = np.frombuffer(block, f"<u{code.word_bytes}") & np.array(
             code.mask, f"<u{code.word_bytes}"
         )

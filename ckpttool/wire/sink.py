@@ -14,6 +14,7 @@ from isal import isal_zlib
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import crc32c
+from ckpttool.wire.directories import CREATE, OpenDirectory
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.scan import combined_crc
 from ckpttool.wire.source import Source
@@ -29,7 +30,6 @@ _BLOCK = 1 << 18
 _SHARED = 4096
 """File systems that share bytes between files share blocks of so many, and whole ones."""
 _SUMS: dict[str, Callable[[bytes | memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _NO_KERNEL_COPY = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO}
 )
@@ -145,10 +145,14 @@ class Sink:
         written: The tensors that were put, in their order.
     """
 
-    def __init__(self, path: str, crew: Crew, advance: Advance) -> None:
+    def __init__(self, path: str, crew: Crew, advance: Advance, place: OpenDirectory | None = None) -> None:
+        """Make the file, which nobody else has made; its path is one in ``place``, where that is given."""
         self.path = path
         self._crew, self._advance = crew, advance
-        self._descriptor = os.open(path, _CREATE, 0o666)
+        if place is None:
+            self._descriptor = os.open(path, CREATE, 0o666)
+        else:
+            self._descriptor = place.create(os.path.basename(path))
         self._buffer = bytearray()
         self._flushed = 0
         self.written: list[Written] = []

@@ -3,6 +3,9 @@
 Everything is written below ``.ckpttool-<id>.new/content/`` in the directory of the target, under its final
 name. A lock on that directory says that somebody works there; one without a lock is what a kill left. It is
 cleared when the next target is staged beside it; see ``recovering``.
+
+Both directories, and the one of the target, are held open: whoever may write in the target's directory can
+put a link in the place of ours, and has nothing written, moved or removed behind it.
 """
 
 from __future__ import annotations
@@ -12,23 +15,14 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.wire.area import (
-    CONTENT,
-    REPLACED,
-    Plan,
-    claim,
-    is_directory,
-    new_area,
-    plan,
-    remove,
-    stands,
-)
-from ckpttool.wire.atomic import adopt, sync_directory
+from ckpttool.wire.area import CONTENT, REPLACED, Plan, claim, new_name, plan, remove
+from ckpttool.wire.atomic import adopt
+from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
 from ckpttool.wire.recovering import bring, clear, told, undo
 from ckpttool.wire.sink import Crew, Sink, Written
 from ckpttool.work import Advance, default_jobs
@@ -77,8 +71,7 @@ class Staged:
         """
         self.target = os.fspath(target).rstrip(os.sep)
         self.shape = shape
-        self._directory, self._name = os.path.split(self.target)
-        self._directory = self._directory or os.curdir
+        directory, self._name = os.path.split(self.target)
         self._replaces = replaces
         self._crew = Crew(default_jobs() if jobs is None else jobs)
         self._advance = advance
@@ -87,21 +80,27 @@ class Staged:
         self._not_durable: BaseException | None = None
         self.written: list[Written] = []
         self.warnings: tuple[str, ...] = ()
-        self._area, self._lock = "", -1
         self._holds_old = False
+        self._held = ExitStack()
+        self._area: OpenDirectory | None = None
         try:
-            self._enter()
-            self._content = os.path.join(self._area, CONTENT)
-            self.path = os.path.join(self._content, self._name)
-            os.makedirs(self.path if shape == "directory" else self._content)
+            self._directory = self._hold(OpenDirectory(directory or os.curdir))
+            self._area = self._enter()
+            self._content = self._hold(self._area.make(CONTENT))
+            self.path = self._content.join(self._name)
+            if shape == "directory":
+                self._content.make(self._name).close()
         except OSError as error:
             self.discard()
-            raise from_os_error(error, self._directory) from error
+            raise from_os_error(error, directory or os.curdir) from error
         except BaseException:
             self.discard()
             raise
 
-    def _enter(self) -> None:
+    def _hold(self, opened: OpenDirectory) -> OpenDirectory:
+        return self._held.enter_context(opened)
+
+    def _enter(self) -> OpenDirectory:
         """Make a locked area, beside what kills left as far as that can't be cleared.
 
         Raises:
@@ -111,14 +110,14 @@ class Staged:
             if is_alone:
                 self.warnings = (*clear(self._directory),)
             else:
-                self.warnings = (f"{self._directory} is locked: what kills left there is not looked for",)
-            area = new_area(self._directory)
-            os.mkdir(area, 0o700)
+                place = self._directory.path
+                self.warnings = (f"{place} is locked: what kills left there is not looked for",)
+            area = self._hold(self._directory.make(new_name(), 0o700))
             self._area = area
-            if fcntl is not None:
-                self._lock = os.open(area, os.O_RDONLY)
-                _lock(self._lock)
+            if fcntl is not None and area.descriptor is not None:
+                _lock(area.descriptor)
             claim(area)
+            return area
 
     def __enter__(self) -> Staged:
         return self
@@ -137,16 +136,12 @@ class Staged:
         Raises:
             OSError: It can't be made.
         """
-        path = self.place(name)
-        if self.shape == "directory":
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        sink = Sink(path, self._crew, self._advance)
+        path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
+        above, own = os.path.split(path)
+        with self._content.make_or_open(above) as place:
+            sink = Sink(place.join(own), self._crew, self._advance, place)
         self._sinks.append(sink)
         return sink
-
-    def place(self, name: str = "") -> str:
-        """Return where a file of the target lies while it is written; see ``create``."""
-        return os.path.join(self.path, name) if self.shape == "directory" else self.path + name
 
     def settle(self) -> None:
         """Bring all that was written into the files; the target can be opened at ``path`` then.
@@ -155,7 +150,9 @@ class Staged:
 
         Raises:
             CheckpointError, OSError: See ``Crew.settle``.
+            AccessDenied: Its path leads elsewhere by now.
         """
+        self.require_in_place()
         for sink in self._sinks:
             sink.settle()
             self.written += sink.written
@@ -167,8 +164,7 @@ class Staged:
         try:
             for sink in self._sinks:
                 sink.close()
-            for directory, _, _ in os.walk(self._content):
-                sync_directory(directory)
+            self._content.sync_tree()
         except BaseException as failure:  # noqa: BLE001 - handed to the thread that commits, which raises it
             self._not_durable = failure
 
@@ -189,51 +185,70 @@ class Staged:
         if self._not_durable is not None:
             raise self._not_durable
         self._sinks.clear()
-        names = sorted(os.listdir(self._content), key=lambda name: (name.endswith(".index"), name))
+        self.require_in_place()
+        names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None:
             self._require_absent(names)
-        old = [name for name in (self._replaces or ()) if stands(os.path.join(self._directory, name))]
-        if names == old == [self._name] and self.shape == "file" and not is_directory(self.target):
-            self._replace_file()
+        old = [name for name in (self._replaces or ()) if self._directory.has(name)]
+        is_over_file = not self._directory.holds_directory(self._name)
+        if names == old == [self._name] and self.shape == "file" and is_over_file:
+            _keep_mode(self._content, self._directory, self._name)
+            self._content.replace(self._name, self._directory, self._name)
         else:
             self._move(names, old)
-        sync_directory(self._directory)
+        self._directory.sync()
         self.discard()
+
+    def require_in_place(self) -> None:
+        """Require that paths lead to what is held open: what was read back by its path is what was written.
+
+        Raises:
+            AccessDenied: They don't.
+        """
+        area = self._area
+        assert area is not None  # it is not discarded
+        if area.descriptor is not None and not (
+            self._directory.is_at_path() and self._directory.leads_to(os.path.basename(area.path), area)
+        ):
+            reason = (
+                "its directory, or the one in which it was written, was moved away or exchanged meanwhile"
+            )
+            raise AccessDenied(self.target, f"{reason}; nothing was put there")
 
     def _require_absent(self, names: list[str]) -> None:
         for name in names:
-            if stands(os.path.join(self._directory, name)):
-                raise UsageError(f"{os.path.join(self._directory, name)} has come to exist meanwhile")
-
-    def _replace_file(self) -> None:
-        _keep_mode(self.path, self.target)
-        os.replace(self.path, self.target)
+            if self._directory.has(name):
+                raise UsageError(f"{self._directory.join(name)} has come to exist meanwhile")
 
     def _move(self, names: list[str], old: list[str]) -> None:
+        area = self._area
+        assert area is not None  # it is not discarded
         for name in set(names) & set(old):
-            _keep_mode(os.path.join(self._content, name), os.path.join(self._directory, name))
+            _keep_mode(self._content, self._directory, name)
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
-        moves = plan(self._directory, self._area, names, old) if old or len(names) > 1 else None
+        moves = plan(self._directory, area, names, old) if old or len(names) > 1 else None
         try:
-            for name in old:
-                os.rename(os.path.join(self._directory, name), os.path.join(self._area, REPLACED, name))
+            if moves is not None:
+                with area.open(REPLACED) as aside:
+                    for name in old:
+                        self._directory.rename(name, aside)
             for name in names:
-                bring(os.path.join(self._content, name), os.path.join(self._directory, name))
+                bring(name, self._content, self._directory)
         except BaseException as error:
             if moves is not None:
-                self._undo(moves, error)
+                self._undo(area, moves, error)
             raise
 
-    def _undo(self, moves: Plan, error: BaseException) -> None:
+    def _undo(self, area: OpenDirectory, moves: Plan, error: BaseException) -> None:
         self._holds_old = True  # until it is back: what goes wrong here must not remove it
         try:
-            undo(self._directory, self._area, moves)
+            undo(self._directory, area, moves)
         except BaseException as failure:
             raise AccessDenied(
                 self.target,
                 f"it can't be brought there ({told(error)}), and what stood there can't be put back "
-                f"({told(failure)}): it lies in {os.path.join(self._area, REPLACED)}",
+                f"({told(failure)}): it lies in {area.join(REPLACED)}",
             ) from failure
         self._holds_old = False
 
@@ -245,36 +260,32 @@ class Staged:
             with suppress(OSError):  # it goes
                 sink.abandon()
         self._sinks.clear()
-        area, self._area = self._area, ""
-        lock, self._lock = self._lock, -1
+        area, self._area = self._area, None
         try:
-            if area and not self._holds_old:
-                remove(area)
+            if area is not None and not self._holds_old:
+                remove(self._directory, area)
         except OSError as error:  # of what was committed, or of another failure, it changes nothing
-            self.warnings += (f"{area} can't be removed: {told(error)}",)
+            self.warnings += (f"{area.path if area else ''} can't be removed: {told(error)}",)
         finally:
-            if lock >= 0:
-                os.close(lock)
+            self._held.close()
 
 
 @contextmanager
-def _locked(directory: str) -> Iterator[bool]:
+def _locked(directory: OpenDirectory) -> Iterator[bool]:
     """Keep others from making or clearing areas in a directory; tell whether they are kept from it.
 
     Raises:
         OSError: It can't be opened.
     """
-    if fcntl is None:
+    if fcntl is None or directory.descriptor is None:
         yield True
         return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
+    with directory.open(os.curdir) as again:
+        assert again.descriptor is not None  # as that of the other is not
         until = time.monotonic() + _PATIENCE
-        while not (is_alone := _is_locked(descriptor)) and time.monotonic() < until:
+        while not (is_alone := _is_locked(again.descriptor)) and time.monotonic() < until:
             time.sleep(0.02)
         yield is_alone
-    finally:
-        os.close(descriptor)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -300,13 +311,17 @@ def _lock(descriptor: int) -> None:
         return
 
 
-def _keep_mode(path: str, old: str) -> None:
+def _keep_mode(content: OpenDirectory, directory: OpenDirectory, name: str) -> None:
     """Give a file the mode and the owner of the one that gives way to it, and a directory the mode."""
-    if is_directory(path) and is_directory(old):
-        os.chmod(path, stat.S_IMODE(os.lstat(old).st_mode))
-    elif os.path.isfile(path):
-        descriptor = os.open(path, os.O_RDWR)
+    new, old = content.status(name), directory.status(name)
+    if new is None or old is None:
+        return
+    if stat.S_ISDIR(new.st_mode) and stat.S_ISDIR(old.st_mode):
+        with content.open(name) as place:
+            os.chmod(place.path if place.descriptor is None else place.descriptor, stat.S_IMODE(old.st_mode))
+    elif stat.S_ISREG(new.st_mode):
+        descriptor = os.open(content.at(name), os.O_RDWR | FOLLOWS_NOTHING, dir_fd=content.descriptor)
         try:
-            adopt(descriptor, old)
+            adopt(descriptor, directory.at(name), directory.descriptor)
         finally:
             os.close(descriptor)

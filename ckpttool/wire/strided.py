@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.gathering import BOX_BYTES, filled, gather
-from ckpttool.wire.readable import Readable
+from ckpttool.wire.readable import Contiguous, Readable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,8 +59,11 @@ class Strided:
         skipped = sum(at * stride for at, stride in zip(start, self.strides, strict=True))
         gather(self.source, self.offset + skipped * self.itemsize, self.strides, self.swap, into)
 
-    def once(self) -> Strided:
-        """Return the view with each stored element once: without the axes that repeat it."""
+    def once(self) -> Strided | Contiguous:
+        """Return each stored element once, in the order of the file: without the axes that repeat it."""
         kept = [axis for axis, stride in enumerate(self.strides) if stride or self.shape[axis] == 0]
+        kept.sort(key=lambda axis: -self.strides[axis])
         shape, strides = tuple(self.shape[a] for a in kept), tuple(self.strides[a] for a in kept)
+        if is_contiguous(shape, strides):
+            return Contiguous(self.source, self.offset, math.prod(shape) * self.itemsize, self.swap)
         return Strided(self.source, self.offset, self.itemsize, shape, strides, self.swap)

@@ -12,16 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from ckpttool.errors import LimitExceeded
 from ckpttool.report import Finding
-from ckpttool.wire.inflated import Inflated
+from ckpttool.wire.inflated import Inflated, Inflation
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Source
 from ckpttool.wire.zip_directory import STORED, Member, find_directory, read_directory
 from ckpttool.wire.zip_records import locate
-
-MAX_INFLATED = 1 << 28
-"""The most bytes that a member which has to be inflated may have."""
 
 
 class Archive:
@@ -43,6 +39,7 @@ class Archive:
         self.findings: list[Finding] = []
         self._directory = find_directory(source, self.findings)
         self._listed = read_directory(source, self._directory)
+        self._inflation = Inflation(source)
 
     @property
     def names(self) -> Iterator[str]:
@@ -65,19 +62,10 @@ class Archive:
         return any(member.crc32 for member in self.members) or not any(m.size for m in self.members)
 
     def content(self, member: Member) -> Readable:
-        """Return something to read the content of a member from; see ``offset``.
-
-        Raises:
-            LimitExceeded: It would inflate to more than ``MAX_INFLATED`` bytes.
-        """
+        """Return something to read the content of a member from; see ``offset``."""
         if member.method == STORED:
             return self.source
-        if member.size > MAX_INFLATED:
-            found = f"a compressed record of {member.size:,} bytes"
-            raise LimitExceeded(
-                self.source.path, found, expected=f"at most {MAX_INFLATED:,}", where=member.name
-            )
-        return Inflated(self.source, member.payload, member.stored, member.size, member.name)
+        return Inflated(self._inflation, member.payload, member.stored, member.size, member.name)
 
     def offset(self, member: Member) -> int:
         """Return the offset of a member's first byte in what ``content`` returns."""

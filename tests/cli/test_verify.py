@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,31 @@ def test_directory_without_checkpoints(run, tmp_path: Path) -> None:
     status, out, err = run("verify", tmp_path)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ckpttool: error: {tmp_path}: no checkpoint")
+
+
+def test_what_is_passed_over_by_its_content_is_said(run, guide: Path, tmp_path: Path) -> None:
+    shutil.copy(guide, tmp_path / "guide.pth")
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"any data")
+    answer = run("verify", tmp_path)
+    assert (answer.status, answer.err) == (
+        0,
+        f"ckpttool: warning: {tmp_path}/a.bin, and 1 more: not verified, safety unknown: "
+        "no format recognises the content\n",
+    )
+    assert run("verify", "-q", tmp_path).err == ""
+
+
+def test_a_file_of_two_formats_is_invalid_and_judged(run, tmp_path: Path) -> None:
+    path = tmp_path / "both.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("config.json", "metadata.json"):
+            archive.writestr(name, "{}")
+        archive.writestr("archive/data.pkl", b"cposix\nsystem\n.")
+    answer = run("verify", "--json", path)
+    (verdict,) = json.loads(answer.out)["checkpoints"]
+    assert (answer.status, verdict["verdict"], verdict["safety"]) == (1, "invalid", "unsafe")
+    assert verdict["findings"][0]["code"] == "ambiguous-format"
 
 
 def test_empty_directory(run, tmp_path: Path) -> None:

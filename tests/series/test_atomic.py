@@ -26,8 +26,8 @@ def test_mode_and_owner_of_an_existing_file_stay(tmp_path: Path, monkeypatch: py
     given: list[tuple[int, int]] = []
     real = os.lstat
 
-    def lstat(place: str) -> os.stat_result:
-        found = list(real(place))
+    def lstat(name: str, *, dir_fd: int | None = None) -> os.stat_result:
+        found = list(real(name, dir_fd=dir_fd))
         found[4:6] = [12345, 54321]
         return os.stat_result(found)
 
@@ -44,7 +44,12 @@ def test_an_owner_that_can_not_be_kept(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "old"
     path.write_bytes(b"old")
     real = os.lstat
-    monkeypatch.setattr(os, "lstat", lambda place: os.stat_result([*real(place)[:4], 1, 1, *real(place)[6:]]))
+
+    def lstat(name: str, *, dir_fd: int | None = None) -> os.stat_result:
+        found = real(name, dir_fd=dir_fd)
+        return os.stat_result([*found[:4], 1, 1, *found[6:]])
+
+    monkeypatch.setattr(os, "lstat", lstat)
     monkeypatch.setattr(os, "fchown", refuse)
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"

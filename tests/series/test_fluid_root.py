@@ -199,7 +199,7 @@ def test_other_directories_keep_their_own(tmp_path: Path) -> None:
 
 def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object, *arguments: object, **keywords: object) -> int:
-        if str(path).startswith(f"{root.parent}{os.sep}.ckpttool"):
+        if str(path).startswith(".ckpttool"):
             raise PermissionError(13, "Permission denied")
         return real(path, *arguments, **keywords)
 

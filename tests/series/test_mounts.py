@@ -140,8 +140,8 @@ def test_another_device_is_one_without_a_list_of_mounts(run: Path, monkeypatch: 
     assert mount_points() is None
     before, real = _tree(run / OLDEST), files._walk
 
-    def walk(directory: str | int, members: object) -> object:
-        for path, status in real(directory, members):
+    def walk(directory: str | int, members: object, *levels: int) -> object:
+        for path, status in real(directory, members, *levels):
             if path.endswith("sub dir"):
                 status = os.stat_result([*status[:2], status.st_dev + 1, *status[3:]])
             yield path, status

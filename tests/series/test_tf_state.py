@@ -267,7 +267,7 @@ def test_a_kill_while_the_state_is_rewritten_leaves_no_temporary_file(managed: P
     if not child:
         try:
             replace = os.replace
-            os.replace = lambda old, new: _die() if str(new).endswith("checkpoint") else replace(old, new)
+            os.replace = lambda old, new, **at: _die() if new == "checkpoint" else replace(old, new, **at)
             prune(request)
         finally:
             os._exit(0)

@@ -18,6 +18,7 @@ from ckpttool.series.pruning.pruning import Pruned, prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
+from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.recovering import clear
 
 TRASH = ".ckpttool-trash"
@@ -60,7 +61,8 @@ def test_nobody_looks_into_it(short: Path, run) -> None:
     put_aside(short)
     assert len(list_checkpoints(short, recursive=True).checkpoints) == 2
     assert run("list", "-r", short).out.count("model_epoch") <= run("list", short).out.count("model_epoch")
-    assert clear(str(short)) == []  # what clears what kills left of conversions leaves it
+    with OpenDirectory(str(short)) as opened:
+        assert clear(opened) == []  # what clears what kills left of conversions leaves it
     assert len(undo(str(short)).restored) == 2
 
 
@@ -80,11 +82,11 @@ def test_a_fluid_roots_lies_beside_it(files: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object, content: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = digests(short)
-    monkeypatch.setattr(removal, "write_atomically", refuse)
+    monkeypatch.setattr(removal, "write_within", refuse)
     with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
         put_aside(short)
     assert digests(short) == before

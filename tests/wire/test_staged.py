@@ -22,9 +22,9 @@ import pytest
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError
 from ckpttool.tensor import Tensor
-from ckpttool.wire import area, staged
+from ckpttool.wire import area, recovering, staged
+from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.readable import Contiguous, InMemory
-from ckpttool.wire.recovering import clear
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged import Staged
 
@@ -33,6 +33,12 @@ Content = dict[str, bytes]
 
 LARGE = random.Random(1).randbytes(200_000)
 """Of a tensor that other threads copy."""
+
+
+def clear(directory: str) -> list[str]:
+    """Clear a directory of what kills left."""
+    with OpenDirectory(directory) as opened:
+        return recovering.clear(opened)
 
 
 def _at_once(descriptor: int) -> None:
@@ -282,7 +288,7 @@ def half_moved(place: Path) -> None:
         target = Staged(place / "ckpt", "directory", replaces=["ckpt"])
         target.create("a").write(b"new")
         target.settle()
-        setattr(staged, "bring", lambda path, to: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+        setattr(staged, "bring", lambda *moved: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
         target.commit()
 
     assert in_child(begin) == -signal.SIGKILL
@@ -321,11 +327,12 @@ class Planted:
         (self.area / "replaced" / "ckpt.a").write_bytes(b"old a")
         (place / "ckpt.a").write_bytes(b"new a")
         (place / "beside").write_bytes(b"untouched")
-        area.claim(str(self.area))
+        with OpenDirectory(str(self.area)) as opened:
+            area.claim(opened)
         self.plan(
             {
-                "ckpt.a": area.mark(str(place / "ckpt.a")),
-                "ckpt.b": area.mark(str(self.area / "content" / "ckpt.b")),
+                "ckpt.a": area.mark((place / "ckpt.a").lstat()),
+                "ckpt.b": area.mark((self.area / "content" / "ckpt.b").lstat()),
             },
             {"ckpt.a": (self.area / "replaced" / "ckpt.a").lstat().st_ino},
         )
@@ -542,9 +549,9 @@ def test_a_name_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.
     real = os.unlink
 
     def refused(path: Any, **options: Any) -> None:
-        if "content" in str(path) or options:
+        if path != "moving":
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
-        real(path)
+        real(path, **options)
 
     with _stage(place) as target:
         monkeypatch.setattr(os, "unlink", refused)
@@ -562,19 +569,20 @@ def test_a_removal_that_is_cut_off_undoes_nothing(
     count: int, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even where what was committed is gone since, the old does not come back in part."""
-    calls = itertools.count()
+    gone: list[str] = []
     real = os.unlink
 
     def cut_off(path: Any, **options: Any) -> None:
-        if options and next(calls) >= count:
+        if "moving" in gone and len(gone) - gone.index("moving") > count:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         real(path, **options)
+        gone.append(path)
 
     with _stage(place) as target:
         monkeypatch.setattr(os, "unlink", cut_off)
         target.commit()
     monkeypatch.undo()
-    assert len(litter(place)) == (count < 2)
+    assert len(litter(place)) == (count < 3)
     (place / "ckpt.index").unlink()
     assert clear(str(place)) == []
     assert {name: told[1] for name, told in state(place).items()} == {"ckpt.data-00000-of-00001": b"new"}
@@ -582,7 +590,7 @@ def test_a_removal_that_is_cut_off_undoes_nothing(
 
 def test_a_plan_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _stage(place) as target:
-        monkeypatch.setattr(staged, "remove", lambda area: None)
+        monkeypatch.setattr(staged, "remove", lambda directory, area: None)
         target.commit()
     monkeypatch.undo()
     assert len([*place.glob(".ckpttool-*.new/moving")]) == 1
@@ -594,10 +602,14 @@ def test_a_plan_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.
 
 
 def test_an_interrupt_while_room_is_made_leaves_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(path: str) -> None:
-        raise KeyboardInterrupt
+    real = os.mkdir
 
-    monkeypatch.setattr(os, "makedirs", interrupted)
+    def interrupted(path: str, *mode: int, **options: Any) -> None:
+        if path == "content":
+            raise KeyboardInterrupt
+        real(path, *mode, **options)
+
+    monkeypatch.setattr(os, "mkdir", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Staged(place / "ckpt")
     assert state(place) == {}
@@ -744,9 +756,9 @@ def test_what_can_not_be_put_back_is_kept(place: Path, monkeypatch: pytest.Monke
     (place / "ckpt").write_bytes(b"old")
     real = os.rename
 
-    def refused(source: str, target: str) -> None:
-        if os.path.basename(os.path.dirname(target)) == "replaced":
-            real(source, target)
+    def refused(source: str, target: str, **places: Any) -> None:
+        if source == "ckpt" and Path(os.readlink(f"/proc/self/fd/{places['dst_dir_fd']}")).name == "replaced":
+            real(source, target, **places)
         else:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -754,8 +766,8 @@ def test_what_can_not_be_put_back_is_kept(place: Path, monkeypatch: pytest.Monke
         target.create("a").write(b"new")
         target.settle()
         monkeypatch.setattr(os, "rename", refused)
-        monkeypatch.setattr(os, "link", lambda source, target, **options: refused(source, target))
-        aside = f"{target._area}/replaced"
+        monkeypatch.setattr(os, "link", refused)
+        aside = target._area.join("replaced") if target._area else ""
         with pytest.raises(AccessDenied, match="can't be put back") as caught:
             target.commit()
     monkeypatch.undo()
@@ -806,19 +818,19 @@ def test_all_is_durable_before_it_is_moved_and_the_move_is_too(
         real = getattr(os, name)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            steps.append((name, node(*arguments)))
+            steps.append((name, node(*arguments, options.get("src_dir_fd"))))
             return real(*arguments, **options)
 
         monkeypatch.setattr(os, name, call)
 
-    watched("fsync", lambda descriptor: os.fstat(descriptor).st_ino)
+    watched("fsync", lambda descriptor, place: os.fstat(descriptor).st_ino)
     for name in ("rename", "replace", "link"):
-        watched(name, lambda source, target: os.lstat(source).st_ino)
+        watched(name, lambda source, target, place: os.lstat(source, dir_fd=place).st_ino)
     with Staged(place / "ckpt", job.shape, replaces=job.replaces) as target:
         for name in job.new:
             target.create(name).put(large)
         target.settle()
-        for root, _, names in os.walk(target._content):
+        for root, _, names in os.walk(target._content.path):
             new |= {os.lstat(os.path.join(root, name)).st_ino for name in names}
             new |= {os.lstat(root).st_ino}
         target.commit()

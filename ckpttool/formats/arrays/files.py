@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
@@ -22,7 +23,7 @@ from ckpttool.formats.content.telling import Sums
 from ckpttool.formats.content.trees import Flat
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.objects import TensorParts
-from ckpttool.report import Finding, error, note, warning
+from ckpttool.report import Finding, Severity, error, note, warning
 from ckpttool.roles import role_of
 from ckpttool.tensor import Extent, Path, Role, Span, Values
 from ckpttool.wire.judgement import read_pickles
@@ -39,6 +40,8 @@ _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}
 _OPAQUE = {"V1": "bits8", "V2": "bits16"}
 """How bfloat16 and types of a byte come out: NumPy forgets which they were."""
 _MAX_INT64 = (1 << 63) - 1
+MAX_BEHIND = 10_000
+"""The most arrays, one behind the other, that are judged in one file."""
 
 
 class _Arrays:
@@ -104,22 +107,58 @@ class _Arrays:
             raise DamagedCheckpoint(self.path, found, where=where, code="shape-overflow")
         return nbytes
 
+    def judge_behind(self, source: Readable, at: int, end: int, where: str | None) -> Finding:
+        """Judge what ``np.load`` would read next from the same file, and return what is said of it.
+
+        More arrays, as ``np.save`` into an open file writes them, are a warning; anything else is an error.
+        """
+        start, more = at, _Arrays(self.path)
+        for _ in range(MAX_BEHIND):
+            if not _begins_array(source, at, end):
+                break
+            try:
+                at = more.add(source, at, end, "", extent=False, where=where)
+            except DamagedCheckpoint as failure:
+                more.safety += failure.safety
+                break
+        self.safety += more.safety
+        if at >= end:
+            return warning("trailing-bytes", f"{end - start:,} bytes behind the array, another array", where)
+        self.safety += _judged_bytes(source, at, end, where)
+        found = f"{end - start:,} bytes behind the array, which nothing declares"
+        return error("trailing-bytes", found, where)
+
     def _add_objects(self, source: Readable, header: Header, end: int, name: str, where: str | None) -> int:
-        """Judge the pickle of an array of objects."""
+        """Judge the pickle of an array of objects; return where it ends, or all that belongs to no array."""
+        self.findings.append(
+            note("object-array", "Python objects in a pickle, which are not read", where or name)
+        )
         try:
             judged = read_pickles(source, header.data, end, where)
         except DamagedCheckpoint as failure:
             failure.safety = (*self.safety, *failure.safety)
             raise
         self.safety += judged.safety
+        behind = judged.pickles[-1].end
+        if len(judged.pickles) == 1 and _begins_array(source, behind, end):
+            return behind
         if judged.trailing or len(judged.pickles) > 1:
             self.findings.append(
                 error("pickle-trailing", "something lies behind the pickle's STOP", where or name)
             )
-        self.findings.append(
-            note("object-array", "Python objects in a pickle, which are not read", where or name)
-        )
         return end
+
+
+def _begins_array(source: Readable, at: int, end: int) -> bool:
+    return at < end and source.read(at, min(end - at, len(MAGIC))) == MAGIC
+
+
+def _judged_bytes(source: Readable, at: int, end: int, where: str | None) -> tuple[Finding, ...]:
+    """Return what reading bytes as a pickle could run, which is what ``np.load`` takes all else for."""
+    try:
+        return read_pickles(source, at, end, where).safety
+    except DamagedCheckpoint as failure:
+        return failure.safety
 
 
 def _parts(
@@ -178,12 +217,8 @@ class Npy(Format):
     def open(self, probe: Probe) -> Checkpoint:
         source, arrays = probe.source, _Arrays(probe.path)
         end = arrays.add(source, 0, source.size, "tensor", extent=True, where=None)
-        trailing = source.size - end
-        if trailing:
-            follows = source.read(end, min(trailing, len(MAGIC))) == MAGIC
-            what = "another array" if follows else "which nothing declares"
-            message = f"{trailing:,} bytes behind the array, {what}"
-            arrays.findings.append((warning if follows else error)("trailing-bytes", message))
+        if end < source.size:
+            arrays.findings.append(arrays.judge_behind(source, end, source.size, None))
         if arrays.told:
             return _told(probe, arrays)
         return assemble(
@@ -289,6 +324,24 @@ def safety_of(archive: Archive) -> list[Finding]:
     return arrays.safety
 
 
+def safety_of_array(source: Readable, name: str) -> list[Finding]:
+    """Return what loading bytes that begin with an array could run.
+
+    Raises:
+        DamagedCheckpoint: It can't be read; ``safety`` says what was seen.
+    """
+    arrays = _Arrays(source.path)
+    arrays.add(source, 0, source.size, name, extent=False, where=name)
+    return arrays.safety
+
+
+def safety_of_member(archive: Archive, member: Member) -> list[Finding]:
+    """Return what loading the array in one record of a zip could run."""
+    arrays = _Arrays(archive.source.path)
+    _add(archive, arrays, member)
+    return arrays.safety
+
+
 def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
     content, start = archive.content(member), archive.offset(member)
     name, end = member.name.removesuffix(_SUFFIX), start + member.size
@@ -301,8 +354,8 @@ def _add(archive: Archive, arrays: _Arrays, member: Member) -> None:
         arrays.safety.append(warning("not-scanned", "it could not be read", member.name))
         return
     if behind < end:
-        message = f"{end - behind:,} bytes behind the array"
-        arrays.findings.append(error("trailing-bytes", message, member.name))
+        found = arrays.judge_behind(content, behind, end, member.name)
+        arrays.findings.append(replace(found, severity=Severity.ERROR))
 
 
 def _member_spans(probe: Probe, members: tuple[Member, ...]) -> Iterator[Span]:

@@ -10,7 +10,6 @@ from ckpttool.report import Finding, warning
 
 _MODELS = ("keras.config", "keras.training_config")
 _ASSET, _ARRAYS = "keras.asset:", ".npz"
-_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def safety_of_native(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
@@ -48,11 +47,14 @@ def _of_asset(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"
         return (warning("not-scanned", message, where),)
-    if data.startswith(_PICKLES):
-        from ckpttool.wire.judgement import read_pickles
-        from ckpttool.wire.source import Buffer
+    from ckpttool.formats.pickles import is_pickle
+    from ckpttool.wire.source import Buffer
 
-        return tuple(read_pickles(Buffer("", data), 0, len(data), where).safety)
+    content = Buffer("", data)
+    if is_pickle(content, 0, content.size):
+        from ckpttool.wire.judgement import read_pickles
+
+        return tuple(read_pickles(content, 0, content.size, where).safety)
     from ckpttool.formats.keras.native import is_own_asset
 
     if is_own_asset(key.removeprefix(_ASSET)):

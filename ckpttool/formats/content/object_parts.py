@@ -82,7 +82,7 @@ def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
     pending: list[object] = [root]
     while pending:
         node = pending.pop()
-        parts = _parts(node)
+        parts = direct_parts(node)
         if parts is not None and id(node) not in seen:
             seen.add(id(node))
             yield node
@@ -94,7 +94,7 @@ def references(root: object, visited: set[int] | None = None) -> Iterator[Persis
     return (node for node in nodes(root, visited) if isinstance(node, Persistent))
 
 
-def _parts(node: object) -> Iterable[object] | None:
+def direct_parts(node: object) -> Iterable[object] | None:
     """Return all that a node holds, or None where it can't hold anything."""
     if isinstance(node, Call):
         pairs = [part for pair in node.pairs for part in pair]

@@ -22,6 +22,8 @@ _MAX_STATE_DEPTH = 32
 """How deep state dicts are told from other dictionaries."""
 
 _SCALARS = frozenset({int, float, str, bool, type(None)})
+_EMPTY: dict[type, Callable[[], object]] = {dict: dict, set: list, frozenset: list}
+"""What empty containers become: a hostile file has millions of them."""
 _SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
 
 T = TypeVar("T")
@@ -168,6 +170,8 @@ class _Flattening(Generic[T]):
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
             self._spent.visits += len(node) // _SCALARS_A_VISIT
             return [self._plain(item) for item in node]
+        if not node and (empty := _EMPTY.get(type(node))) is not None:
+            return empty()
         parts = self._children(node)
         if parts is None:
             return self._plain(node)

@@ -20,6 +20,7 @@ from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import named_tensors
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
 from ckpttool.formats.parts import placed
+from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.hdf5 import Location
@@ -30,9 +31,14 @@ from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
 
 CONFIG, METADATA, WEIGHTS, ARRAYS = "config.json", "metadata.json", "model.weights.h5", "model.weights.npz"
+
+MIN_INLINE = 1 << 26
+INLINE_A_BYTE = 16
+"""How large weights may be that lie compressed and are read into memory whole: in any case, and for each byte
+of the file."""
+
 _EXPECTED = frozenset({CONFIG, METADATA, WEIGHTS, ARRAYS, ENTRY})
 _ARRAYS = ".npz"
-_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 def spans_of(archive: Archive, path: str) -> Iterator[Span]:
@@ -179,7 +185,7 @@ class Model:
 
     def _look_into(self, member: Member) -> None:
         content, start = self.archive.content(member), self.archive.offset(member)
-        if member.size >= 2 and content.read(start, 2, member.name).startswith(_PICKLES):
+        if is_pickle(content, start, start + member.size):
             self.safety += read_pickles(content, start, start + member.size, member.name).safety
         elif not is_own_asset(member.name):
             message = "a record that Keras does not write; what would use it is not known"
@@ -219,7 +225,13 @@ class Model:
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)
             return open_h5(location, source, member.payload)
-        data = self.archive.content(member).read(0, member.size, member.name)
+        most = max(MIN_INLINE, INLINE_A_BYTE * source.size)
+        if member.size > most:
+            found = f"a compressed record of {member.size:,} bytes"
+            raise LimitExceeded(path, found, expected=f"at most {most:,}", where=WEIGHTS)
+        buffer = bytearray(member.size)
+        self.archive.content(member).read_into(0, memoryview(buffer), member.name)
+        data = bytes(buffer)
         location = Location(path, 0, len(data), data, where=WEIGHTS)
         inside: Readable = Buffer(path, data)
         return open_h5(location, inside, 0, in_place=False)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.interface import Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import deeper, read_weight_map, refusal, require_few
 from ckpttool.report import Finding, error, warning
@@ -153,7 +153,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
         shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
         for name in index.files:
             _add(shards, index, name, os.path.join(directory, name))
-        shards.findings += _extra(index, scan(directory or os.curdir))
+        shards.findings += _extra(index, directory or os.curdir)
         tensors = tuple(_tensors(shards, index))
         if shards.complete:
             shards.findings += _check_total(index, tensors)
@@ -174,6 +174,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
             producer=next((part.producer for part in shards.parts.values()), Producer("keras")),
             findings=tuple(shards.findings),
             safety=tuple(shards.safety),
+            judged=frozenset(shards.judged),
             complete=shards.complete,
             close=shards.keep(),
         )
@@ -208,11 +209,21 @@ def _add(shards: Gathered, index: Index, name: str, path: str) -> None:
         shards.findings.append(error("shard-stale", message, name))
 
 
-def _extra(index: Index, entries: Entries) -> Iterator[Finding]:
+def _extra(index: Index, directory: str) -> Iterator[Finding]:
     match = INDEX.fullmatch(os.path.basename(index.path))
-    for name in entries:
-        if index.groups and match and _stem(name) == match["stem"] and name not in index.files:
+    alike = grouped(directory, _by_stem).get(match["stem"], ()) if index.groups and match else ()
+    for name in alike:
+        if name not in index.files:
             yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
+
+
+def _by_stem(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the shards among the names in a directory, by the stem that those of one set have in common."""
+    found = defaultdict(list)
+    for name in names:
+        if stem := _stem(name):
+            found[stem].append(name)
+    return dict(found)
 
 
 def _tensors(shards: Gathered, index: Index) -> Iterator[Tensor]:

@@ -13,9 +13,8 @@ from typing import Any
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.paddle.operators import Operator, kinds_by_operator
-from ckpttool.formats.paddle.program import LOD_TENSOR, SHOWN, TOUCHING, Program, Variable
+from ckpttool.formats.paddle.program import FILE_SETTINGS, LOD_TENSOR, Program, Variable, judged
 from ckpttool.formats.paddle.wiring import Step, pir_steps, told_program
-from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.readable import Readable
 
@@ -24,6 +23,8 @@ MAX_BYTES = 1 << 26
 
 _START = re.compile(rb'\s*\{\s*"base_code"\s*:\s*\{[^{}]*"magic"\s*:\s*"pir"')
 _PARAMETER = "p"
+_DIALECTS = frozenset({"", "0", "1", "2"})
+"""Paddle's own operators: built in, computing, control flow. Other numbers are of those that users add."""
 
 ELEMENTS = {
     f"t_{short}": BY_NAME[name]
@@ -79,7 +80,7 @@ def read_pir(source: Readable) -> Program:
     if (key := _doubled(told)) is not None:
         raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")
     variables: dict[str, Variable] = {}
-    safety: dict[Finding, None] = {}
+    kinds: dict[str, str | None] = {}
     operators = 0
     try:
         for operator in _operators(told["program"]):
@@ -87,13 +88,14 @@ def read_pir(source: Readable) -> Program:
             if operator["#"] == _PARAMETER:
                 one = _variable(operator)
                 variables.setdefault(one.name, one)
-            elif (finding := _judged(operator)) is not None:
-                safety[finding] = None
+            else:
+                kind = _kind(operator["#"])
+                kinds[kind] = kinds.get(kind) or _file(operator)
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         what = f"operator {operators:,} is malformed"
         raise DamagedCheckpoint(source.path, what, expected="a program") from failure
     computed = partial(told_program, source, partial(_steps, source), list(variables))
-    return Program(variables, 0, operators, tuple(safety), partial(_kinds, source), computed)
+    return Program(variables, 0, operators, judged(kinds), partial(_kinds, source), computed)
 
 
 def _steps(source: Readable) -> Iterator[Step]:
@@ -166,14 +168,16 @@ def _variable(operator: Any) -> Variable:
     return Variable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
 
 
-def _judged(operator: Any) -> Finding | None:
-    """Return what an operator could do outside the program."""
-    name = _bare(operator["#"]).removesuffix("_")
-    if name not in TOUCHING:
-        return None
-    texts = [one["AT"].get("D") for one in operator["A"] if one["N"] == "file_path"]
-    path = f", {str(texts[0])[:SHOWN]}" if texts else ""
-    return error("unsafe-op", f"running it {TOUCHING[name]}: {name}{path}", "operator")
+def _kind(name: str) -> str:
+    """Return the name of an operator as the list has it: another library's with its dialect."""
+    dialect, _, bare = name.rpartition(".")
+    return bare.removesuffix("_") if dialect in _DIALECTS else name
+
+
+def _file(operator: Any) -> str | None:
+    """Return the file that an operator touches, where its attributes name one."""
+    texts = (one["AT"].get("D") for one in operator["A"] if one["N"] in FILE_SETTINGS)
+    return next((str(text) for text in texts), None)
 
 
 def _bare(name: str) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.content.operator_lists import OperatorLists
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
 from ckpttool.formats.paddle.wiring import steps_in, told_program
-from ckpttool.report import Finding, error
+from ckpttool.report import Finding
 from ckpttool.wire.lodtensor import ELEMENTS, described
 from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
 from ckpttool.wire.readable import Readable
@@ -28,15 +30,9 @@ MAX_NAME = 1 << 16
 _START = re.compile(rb"\x0a[\x80-\xff]{0,9}[\x00-\x7f]\x08\x00\x10\xff{9}\x01")
 LOD_TENSOR, _SELECTED_ROWS = 7, 8
 
-TOUCHING = {
-    "py_func": "calls Python functions",
-    "save": "writes a file",
-    "save_combine": "writes a file",
-    "load": "reads a file",
-    "load_combine": "reads a file",
-}
-_PATH = "file_path"
-SHOWN = 200
+FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
+"""Which attributes of operators name a file."""
+OPERATORS = OperatorLists(Path(__file__).with_name("names"), "paddle")
 
 
 class Variable(NamedTuple):
@@ -129,30 +125,32 @@ class _Reader:
                         dtype = ELEMENTS.get(-1 if number is None else number)
         return kind, dtype, shape
 
-    def judged(self, message: Field) -> Finding | None:
-        """Return what an operator could do outside the program."""
-        name = ""
-        for field in self.fields(message.data, "an operator"):
-            if (field.number, field.kind) == (3, BYTES):
-                name = field.text
-        if name not in TOUCHING:
-            return None
-        return error("unsafe-op", f"running it {TOUCHING[name]}: {name}{self._file(message)}", "operator")
+    def kind(self, message: Field) -> str:
+        """Return the name of an operator's kind."""
+        names = [
+            field.text
+            for field in self.fields(message.data, "an operator")
+            if (field.number, field.kind) == (3, BYTES)
+        ]
+        return names[-1] if names else ""
 
-    def _file(self, message: Field) -> str:
-        """Return the path among an operator's attributes, to be said behind its name."""
+    def file(self, message: Field) -> str | None:
+        """Return the file that an operator's attributes name."""
         for field in self.fields(message.data, "an operator"):
-            if (field.number, field.kind) != (4, BYTES):
-                continue
-            name = text = ""
-            for inner in self.fields(field.data, "an attribute"):
-                if (inner.number, inner.kind) == (1, BYTES):
-                    name = inner.text
-                elif (inner.number, inner.kind) == (5, BYTES):
-                    text = inner.text[:SHOWN]
-            if name == _PATH:
-                return f", {text}"
-        return ""
+            if (field.number, field.kind) == (4, BYTES):
+                name, text = self._attribute(field)
+                if name in FILE_SETTINGS:
+                    return text
+        return None
+
+    def _attribute(self, message: Field) -> tuple[str, str]:
+        name = text = ""
+        for field in self.fields(message.data, "an attribute"):
+            if (field.number, field.kind) == (1, BYTES):
+                name = field.text
+            elif (field.number, field.kind) == (5, BYTES):
+                text = field.text
+        return name, text
 
 
 def read_program(source: Readable, where: str | None = None) -> Program:
@@ -164,7 +162,7 @@ def read_program(source: Readable, where: str | None = None) -> Program:
     """
     reader = _Reader(source.path)
     variables: dict[str, Variable] = {}
-    safety: dict[Finding, None] = {}
+    kinds: dict[str, str | None] = {}
     version = operators = 0
     for outer in reader.fields(source.read(0, source.size), where):
         if (outer.number, outer.kind) == (1, BYTES):
@@ -174,8 +172,9 @@ def read_program(source: Readable, where: str | None = None) -> Program:
                     variables.setdefault(one.name, one)
                 elif (field.number, field.kind) == (4, BYTES):
                     operators += 1
-                    if (finding := reader.judged(field)) is not None:
-                        safety[finding] = None
+                    kind = reader.kind(field)
+                    if kind not in kinds:
+                        kinds[kind] = reader.file(field) if OPERATORS.danger(kind) else None
                 if len(variables) > MAX_VARIABLES:
                     raise LimitExceeded(source.path, f"more than {MAX_VARIABLES:,} variables")
         elif (outer.number, outer.kind) == (4, BYTES):
@@ -183,10 +182,15 @@ def read_program(source: Readable, where: str | None = None) -> Program:
             version = next(told, 0)
         elif outer.number not in (2, 3, 5):
             raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
-    kinds = partial(_kinds, source)
     kept = [one.name for one in variables.values() if one.is_persistable and one.kind == LOD_TENSOR]
     computed = partial(told_program, source, partial(steps_in, source), kept, partial(_type, variables))
-    return Program(variables, version, operators, tuple(safety), kinds, computed)
+    return Program(variables, version, operators, judged(kinds), partial(_kinds, source), computed)
+
+
+def judged(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
+    """Return what running operators would do besides computing, from the file that each kind touches."""
+    files = {kind: file for kind, file in kinds.items() if file is not None}
+    return tuple(OPERATORS.judge(kinds, "operator", "running it calls", files))
 
 
 def _type(variables: Mapping[str, Variable], name: str) -> str:

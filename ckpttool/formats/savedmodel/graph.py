@@ -28,6 +28,8 @@ from ckpttool.formats.savedmodel.values import HARMLESS, Body, function_body, gr
 from ckpttool.formats.savedmodel.walk import Message
 from ckpttool.formats.savedmodel.wiring import Attribute, Unread, Wires, Wiring, attribute_of
 
+MAX_GRAPHS = 1000
+"""The most meta graphs; two bytes make one, and savers write one for each set of tags."""
 MAX_OPS = 20_000
 MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
@@ -118,6 +120,9 @@ def read_model(message: Message) -> SavedModel:
         if number == 1:
             model.schema = value
         elif number == 2:
+            if len(model.graphs) == MAX_GRAPHS:
+                found = f"more than {MAX_GRAPHS:,} meta graphs"
+                raise LimitExceeded(message.window.source.path, found, expected="fewer")
             model.graphs.append(_meta_graph(part))
     return model
 

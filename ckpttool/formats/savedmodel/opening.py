@@ -41,6 +41,7 @@ from ckpttool.formats.tensorflow.training import training_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.source import Source
+from ckpttool.wire.walk import walk
 
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""
@@ -185,7 +186,7 @@ def _read(directory: str, name: str) -> SavedModel:
 
 
 def _files(directory: str) -> Iterator[FileEntry]:
-    for parent, below, names in os.walk(directory):
+    for parent, below, names in walk(directory):
         below.sort()
         paths = (os.path.join(parent, name) for name in sorted(names))
         yield from (file_entry(path) for path in paths if os.path.isfile(path))

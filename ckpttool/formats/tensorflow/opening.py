@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.formats.content.carried import ENTRY, restored
-from ckpttool.formats.interface import natural, scan
+from ckpttool.formats.interface import grouped, natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry
 from ckpttool.formats.tensorflow.native import native_of
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, Known, own_names
-from ckpttool.formats.tensorflow.prefix import META, PART, TEMPORARY, bundles, shard_name
+from ckpttool.formats.tensorflow.prefix import META, PART, TEMPORARY, parts_by_prefix, shard_name
 from ckpttool.formats.tensorflow.reader import Bundle
 from ckpttool.formats.tensorflow.training import training_of
 from ckpttool.report import Finding, error, warning
@@ -94,8 +94,10 @@ def _without_copies(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _beside(prefix: str) -> tuple[str, ...]:
+    """Return the shards of a prefix, and what its writer has not renamed."""
     directory, name = os.path.split(prefix)
-    return bundles(directory or os.curdir, scan(directory or os.curdir)).get(name, ())
+    found = grouped(directory or os.curdir, parts_by_prefix).get(name, ())
+    return tuple(one for one in found if os.path.isfile(os.path.join(directory, one)))
 
 
 def _unfinished(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:

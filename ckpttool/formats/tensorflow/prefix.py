@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import scan
@@ -52,6 +52,15 @@ def is_table_source(source: Source) -> bool:
         return False
     is_ended = source.read(source.size - len(MAGIC), len(MAGIC)) == MAGIC
     return is_ended and source.read(0, 2) == b"\0\0"
+
+
+def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the shards among names, and what a writer has not renamed, by their prefix."""
+    found = defaultdict(list)
+    for name in names:
+        if match := DATA.fullmatch(name) or TEMPORARY.fullmatch(name):
+            found[match["prefix"]].append(name)
+    return dict(found)
 
 
 def bundles(directory: str, entries: Entries) -> dict[str, tuple[str, ...]]:

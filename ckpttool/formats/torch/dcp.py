@@ -74,6 +74,7 @@ class TorchDcp(Format):
                 producer=Producer("pytorch"),
                 findings=tuple(parts.findings),
                 safety=tuple(dict.fromkeys(parts.safety)),
+                judged=directory.judged(),
                 complete=parts.complete,
                 close=lambda: (keep(), keep_parts())[0],
             )
@@ -156,6 +157,11 @@ class _Directory:
         for name, entry in self._probe.entries.items():
             if entry.is_file() and (name in (EXTRA, ENTRY) or name.endswith((".distcp", ".metadata"))):
                 yield entry.path
+
+    def judged(self) -> frozenset[str]:
+        """Return the paths of the files that were looked into, item by item or whole."""
+        sources = (*self.beside.values(), *(file.source for file in self._files.values()))
+        return frozenset((*self._parts.judged, *(os.path.abspath(source.path) for source in sources)))
 
     def spans(self, parts: Gathered) -> Iterator[Span]:
         """Iterate over the metadata, which has no checksum, and the records of all items file by file."""

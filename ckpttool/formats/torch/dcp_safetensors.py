@@ -70,6 +70,7 @@ class DcpSafetensors(Format):
                 producer=Producer("pytorch"),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
+                judged=frozenset(parts.judged),
                 complete=parts.complete,
                 close=parts.keep(),
             )

@@ -82,6 +82,7 @@ class DeepSpeed(Format):
                 producer=Producer("deepspeed", _text(told.get("ds_version"))),
                 findings=tuple(parts.findings),
                 safety=tuple(parts.safety),
+                judged=frozenset(parts.judged),
                 complete=parts.complete,
                 close=parts.keep(),
             )

@@ -14,7 +14,8 @@ from zlib import crc32
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.digests import described, told_operators
-from ckpttool.report import Finding, error, warning
+from ckpttool.formats.torch.torch_operators import OPERATORS
+from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import objects
 
 _SCALAR_TYPES = {
@@ -40,12 +41,35 @@ _SCALAR_TYPES = {
     34: "uint32",
     35: "uint64",
 }
-_OWN_OPERATORS = frozenset(
-    {"aten", "prim", "prims", "higher_order", "quantized_decomposed", "_c10d_functional"}
-)
 _ABOUT_THE_FILE = frozenset({"schema_version", "torch_version"})
+_LONGEST = 200
 _TENSORS = frozenset({"as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors"})
-_TARGET = re.compile(r"(?:torch\.ops\.)?([A-Za-z_]\w*)[.:]+([\w.]+)")
+_OPERATOR = re.compile(r"(?:torch\.ops\.)?(?P<space>[A-Za-z_]\w*)[.:]+(?P<name>\w+)(?:\.\w+)?")
+_RESOLVED = ("torch", "_operator", "math")
+"""What begins like these is looked up in Python's modules, attribute by attribute."""
+_ARITHMETIC = "abs add and_ floordiv getitem lshift mod mul neg or_ pos pow rshift sub truediv xor"
+_COMPARING = "eq ge gt le lt ne not_"
+_FUNCTIONS = frozenset(
+    {f"_operator.{name}" for name in f"{_ARITHMETIC} {_COMPARING}".split()}
+    | {f"math.{name}" for name in ("ceil", "floor", "trunc")}
+    | {f"torch.sym_{name}" for name in ("float", "int", "ite", "max", "min", "not", "sqrt", "sum")}
+    | {"torch._sym_sqrt", "torch._C._set_grad_enabled", "torch.autograd.grad_mode.set_grad_enabled"}
+    | {f"torch.amp.autocast_mode._{name}_autocast" for name in ("enter", "exit")}
+    | {"torch.fx.experimental.symbolic_shapes.cast_symbool_to_symint_guardless"}
+    | {f"torch._functorch.predispatch._{name}_batch_dim" for name in ("add", "remove")}
+    | {f"torch._functorch.predispatch._{name}_dual" for name in ("make", "unpack")}
+    | {f"torch._functorch.predispatch._{name}_dual_level" for name in ("enter", "exit")}
+    | {
+        f"torch._functorch.predispatch._{kind}_{name}_nesting"
+        for kind in ("jvp", "vmap")
+        for name in ("increment", "decrement")
+    }
+    | {f"torch._functorch.predispatch.{name}" for name in ("lazy_load_decompositions", "_unwrap_for_grad")}
+)
+"""What graphs call besides operators: arithmetic on sizes, and switches.
+
+Source: PyTorch ``torch/_export/verifier.py``, ``_SYM_OPS`` of ``torch/_export/serde/serialize.py``.
+"""
 
 
 def dtype(path: str, where: str, number: object) -> DType:
@@ -139,17 +163,15 @@ def _is_tensor(argument: object) -> bool:
 
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield what a graph calls besides PyTorch's own operators, wherever in it a call stands."""
-    foreign: dict[str, None] = {}
-    for node in objects(program):
-        target = node.get("target")
-        match = _TARGET.match(target) if isinstance(target, str) else None
-        if match and "inputs" in node and match[1] not in ("_operator", "operator", "math", "torch"):
-            if match[1] not in _OWN_OPERATORS:
-                foreign[match[1]] = None
-            elif match[2].split(".")[0] in ("from_file", "save"):
-                yield error("unsafe-op", f"its graph calls {target}, which touches files", where)
-    if foreign:
-        message = (
-            f"its graph calls operators of {', '.join(sorted(foreign)[:8])}, which are code of their own"
-        )
-        yield warning("custom-ops", message, where)
+    operators: set[str] = set()
+    for target in dict.fromkeys(node["target"] for node in objects(program) if _is_call(node)):
+        match = _OPERATOR.fullmatch(target)
+        is_resolved = target.startswith(_RESOLVED) and not target.startswith("torch.ops.")
+        if target in _FUNCTIONS:
+            continue
+        if is_resolved or (match is None and target.startswith("torch")):
+            message = f"its graph calls {target[:_LONGEST]}, which is a Python function and no operator"
+            yield error("unsafe-op", message, where)
+        else:
+            operators.add(f"{match['space']}::{match['name']}" if match else target)
+    yield from OPERATORS.judge(operators, where, "its graph calls")

@@ -17,6 +17,7 @@ from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described_members, told_below
 from ckpttool.formats.content.trees import Flat
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
 from ckpttool.formats.torch.dcp_metadata import Place
 from ckpttool.formats.torch.export import OLD_PROGRAM
@@ -47,7 +48,13 @@ _CONFIG = re.compile(r"data/(?P<kind>weights|constants)/(?P<model>.+?)_(model_)?
 _OLD_PARTS = {"serialized_state_dict": (), "serialized_constants": ("constants",)}
 _NATIVE = re.compile(r"\.(so|dylib|dll|pyd|o|a|cubin|ptx|fatbin|hsaco|spv|metallib|exe)$")
 _NATIVE_MAGIC = (b"\x7fELF", b"MZ", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+_UNPICKLED = re.compile(
+    r"(?:[^/]*/)?(?:data/(?:weights|constants|sample_inputs)/(?!.*_config\.json$).+|serialized_\w+\.pt)",
+    re.IGNORECASE,
+)
+"""Records that PyTorch unpickles, whatever they begin with, unless they are a tensor's elements."""
+_OBJECTS = ("custom_obj_", "opaque_obj_")
+"""What the names of constants begin with that are no tensors."""
 
 
 Found = list[tuple[Path, TensorParts]]
@@ -101,7 +108,7 @@ class _Program:
             self.findings.append(error("archive-format", f"archive format {format!r}, not pt2"))
         named = self._weights()
         for name, member in self._records.by_name.items():
-            if name.startswith("models/") and name.endswith(".json"):
+            if _is_graph(name):
                 self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
         self._others()
         self.told |= told_below(self._records.unknown(self._is_told), self.told)
@@ -109,9 +116,10 @@ class _Program:
 
     def _is_told(self, name: str) -> bool:
         """Tell whether a record is told by itself: as a tensor, or as a graph."""
-        is_graph = name.startswith("models/") and name.endswith(".json")
         return (
-            is_graph or _CONFIG.fullmatch(name) is not None or self._records.by_name[name].name in self._raw
+            _is_graph(name)
+            or _CONFIG.fullmatch(name) is not None
+            or self._records.by_name[name].name in self._raw
         )
 
     def spans(self) -> Iterator[Span]:
@@ -184,6 +192,8 @@ class _Program:
         """
         try:
             name, meta = entry["path_name"], entry["tensor_meta"]
+            if name.startswith(_OBJECTS):
+                return  # judged with the other records
             member = self._records.by_name.get(f"{directory}/{name}".casefold())
             if member is None:
                 found = "a tensor's record is missing"
@@ -225,6 +235,11 @@ class _Program:
         """
         if member.method != STORED:
             raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
+        content, start = self._archive.content(member), self._archive.offset(member)
+        if content.read(start, min(len(LOCAL_MAGIC), member.size), member.name) != LOCAL_MAGIC:
+            failure = DamagedCheckpoint(self._path, "no archive of torch.save", where=member.name)
+            failure.safety = tuple(_judged_pickle(content, start, member))
+            raise failure
         place = Place(member.name, member.payload, member.size)
         return open_item(self._archive.source, place, member.name, Pickles())
 
@@ -237,7 +252,7 @@ class _Program:
 
     def _judged_members(self, members: Iterable[Member]) -> Iterator[Finding]:
         for member in members:
-            if member.name in self._raw:
+            if member.name in self._raw and not _is_loaded_by_name(member):
                 continue
             try:
                 content, start = self._archive.content(member), self._archive.offset(member)
@@ -248,7 +263,9 @@ class _Program:
                 yield error("native-code", "compiled code, which loading it runs", member.name)
             elif head == LOCAL_MAGIC:
                 yield from self._judged_archive(member)
-            elif "/data/" in member.name and head.startswith(_PICKLE_STARTS):
+            elif head and (
+                _UNPICKLED.fullmatch(member.name) or is_pickle(content, start, start + member.size)
+            ):
                 yield from _judged_pickle(content, start, member)
 
     def _judged_archive(self, member: Member) -> Iterator[Finding]:
@@ -312,6 +329,17 @@ class _OldProgram(_Program):
             read = reader_from(self._archive.content(member), self._archive.offset(member))
             inflated = None if member.method == STORED else member.size
             yield Span(extent, member.name, read, member.crc32, inflated=inflated)
+
+
+def _is_graph(name: str) -> bool:
+    """Tell whether a record is a program: PyTorch loads all of a directory, whatever their suffix."""
+    return name.startswith("models/") and not name.endswith("/")
+
+
+def _is_loaded_by_name(member: Member) -> bool:
+    """Tell whether PyTorch unpickles a record whatever else is said of it."""
+    name = member.name.rpartition("/")[2].casefold()
+    return name.endswith(".pt") or name.startswith(_OBJECTS)
 
 
 def _judged_pickle(content: Readable, start: int, member: Member) -> Iterator[Finding]:

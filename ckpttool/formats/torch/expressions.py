@@ -14,11 +14,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator
 
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import objects
+from ckpttool.wire.trust import Trust, trust
 
 MAX_TEXT = 20_000
 MAX_NESTING = 50
@@ -58,50 +58,50 @@ _HARMLESS = (
 
 
 _STRUCTURES = frozenset({"in_spec", "out_spec"})
-_FACTORIES = frozenset({"dict", "float", "int", "list", "set", "str", "tuple"})
-"""What a ``defaultdict`` may call, of ``builtins``."""
+_FACTORIES = frozenset(("builtins", name) for name in ("dict", "float", "int", "list", "set", "str", "tuple"))
+"""What a ``defaultdict`` may call."""
 
 
 def judge_structures(tree: object, where: str) -> Iterator[Finding]:
-    """Yield what of other modules the structure of a program's inputs and outputs names."""
-    for node in objects(tree):
-        for key in _STRUCTURES & node.keys():
-            if isinstance(node[key], str):
-                yield from _judged_structure(node[key], f"{where}: {key}")
+    """Yield which modules loading a program imports for what the layout of its inputs and outputs names.
 
-
-def _judged_structure(text: str, where: str) -> Iterator[Finding]:
-    pending: list[object] = [text]
+    The layout is JSON in a text, and has texts that are JSON again.
+    """
+    found: dict[Finding, None] = {}
+    pending: list[tuple[str, object]] = [("", tree)]
     while pending:
-        node = pending.pop()
+        key, node = pending.pop()
         if isinstance(node, list):
-            pending += node
+            pending += ((key, item) for item in node)
         elif isinstance(node, dict):
-            yield from _judged_names(node, where)
-            pending += node.values()
-        elif isinstance(node, str) and node.lstrip()[:1] in ("[", "{"):  # JSON in JSON
+            found |= dict.fromkeys(_judge_layout(node, where))
+            pending += ((key if key in _STRUCTURES else name, item) for name, item in node.items())
+        elif isinstance(node, str) and node.lstrip()[:1] in ("[", "{"):
             try:
-                pending.append(json.loads(node))
+                pending.append((key, json.loads(node)))
             except (ValueError, RecursionError):
-                yield warning("custom-type", f"a structure that can't be read: {node[:80]!r}", where)
+                if key in _STRUCTURES:
+                    message = f"a layout of inputs that can't be read: {node[:80]!r}"
+                    found[warning("unknown-class", message, where)] = None
+    yield from found
 
 
-def _judged_names(node: dict[str, object], where: str) -> Iterator[Finding]:
+def _judge_layout(node: dict[str, object], where: str) -> Iterator[Finding]:
+    """Judge what a node imports: the enumeration that it is a member of, or the factory of a dictionary."""
     module, _, name = str(node.get("fqn", "")).partition(":")
-    if "default_factory_module" in node:
+    is_factory = "default_factory_module" in node
+    if is_factory:
         module, name = str(node["default_factory_module"]), str(node.get("default_factory_name"))
-        if module == "builtins" and name in _FACTORIES:
-            return
     elif "__enum__" not in node:
         return
-    top = module.partition(".")[0]
-    if top == "torch" and "default_factory_module" not in node:
-        return  # an enumeration of PyTorch's own
-    message = f"loading it imports {module[:60]!r}, and takes {name[:60]!r} of it"
-    if top in sys.stdlib_module_names or top == "torch":
-        yield error("unsafe-expression", message, where)
-    else:
-        yield warning("custom-type", message, where)
+    meaning = trust(module, name)
+    if is_factory and (module, name) in _FACTORIES:
+        return
+    message = f"loading it would import {module[:60]}.{name[:60]}"
+    if meaning is Trust.DANGEROUS or (is_factory and meaning is not Trust.UNKNOWN):
+        yield error("unsafe-import", message, where)
+    elif meaning is Trust.UNKNOWN or (meaning is Trust.KNOWN and not module.startswith("torch.")):
+        yield warning("unknown-class", f"{message}, which is not known to be harmless", where)
 
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:

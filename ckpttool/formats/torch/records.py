@@ -12,11 +12,13 @@ from typing import Any, Literal
 from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.digests import described_member
+from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.objects import Storage, TensorParts
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.judgement import Judged, read_pickles
+from ckpttool.wire.npy import MAGIC as NPY_MAGIC
 from ckpttool.wire.readable import reader_from
 from ckpttool.wire.zip_directory import STORED, Member
 from ckpttool.wire.zipped import Archive
@@ -28,7 +30,6 @@ _OWN = frozenset(
     | {".data/serialization_id", ".data/version"}
 )
 """Records that say how the archive is laid out."""
-_PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 
 
 class Records:
@@ -128,21 +129,37 @@ class Records:
     def judged_others(self, known: str = "") -> Iterator[Finding]:
         """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
 
-        No framework loads the others by itself; whoever ships them has a use for them.
+        No framework loads the others by itself, nor arrays of objects, which ``np.load`` finds in any zip;
+        whoever ships them has a use for them.
         """
+        return self.judged_but(lambda name: name.startswith("data/") or name == known)
+
+    def judged_but(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
+        """Yield what loading any pickle could run whose name, in small letters, is none of those read."""
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
-            if not name.startswith("data/") and name != known and self._starts_like_a_pickle(member):
+            if is_read(name):
+                continue
+            if name == "data.pkl" or self._is_pickle(member):
                 yield from self._judged(member)
+            elif self._head(member) == NPY_MAGIC:
+                from ckpttool.formats.arrays.files import safety_of_member
 
-    def _starts_like_a_pickle(self, member: Member) -> bool:
-        if member.size < 2:
-            return False
+                yield from safety_of_member(self.archive, member)
+
+    def _is_pickle(self, member: Member) -> bool:
         try:
             content, start = self.archive.content(member), self.archive.offset(member)
-            return content.read(start, 2, member.name).startswith(_PICKLE_STARTS)
+            return is_pickle(content, start, start + member.size)
         except CheckpointError:  # what can't be inflated fails its checksum
             return False
+
+    def _head(self, member: Member) -> bytes:
+        try:
+            content, start = self.archive.content(member), self.archive.offset(member)
+            return content.read(start, min(member.size, len(NPY_MAGIC)), member.name)
+        except CheckpointError:  # what can't be inflated fails its checksum
+            return b""
 
     def _judged(self, member: Member) -> tuple[Finding, ...]:
         start = self.archive.offset(member)

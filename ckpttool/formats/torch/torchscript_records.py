@@ -10,8 +10,7 @@ Source: PyTorch ``torch/csrc/jit/serialization/export_module.cpp``, ``import.cpp
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -19,14 +18,16 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.digests import described, told_below
-from ckpttool.formats.content.object_parts import nodes
+from ckpttool.formats.content.object_parts import direct_parts, nodes
 from ckpttool.formats.content.trees import Flat, Leaf, flatten
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import told_by_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records, StorageRecords
+from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import told_code, without_mangles
-from ckpttool.report import Finding, error, warning
+from ckpttool.formats.torch.torchscript_tokens import judge_byte_code, judge_text
+from ckpttool.report import Finding, error
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.judgement import Judged, judge
 from ckpttool.wire.pickled import Call, Global, Pickle
@@ -43,12 +44,6 @@ _WRAPPERS = frozenset(
         "restore_type_tag",
     )
 )
-_OWN_OPERATORS = frozenset(
-    {"aten", "cuda", "inductor", "mkldnn", "mkldnn_prepacked", "prepacked", "prim", "prims", "profiler"}
-    | {"quantized", "_quantized", "sparse", "static_runtime", "_c10d_functional", "c10d"}
-)
-_OPERATOR = re.compile(rb"(?<![\w.])(?:torch\.)?ops\.([A-Za-z_]\w*)\.")
-_FILE_OPERATOR = re.compile(rb"(?<![\w.])((?:torch|(?:torch\.)?ops\.aten)\.(?:from_file|save))\b")
 _TOLD = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
@@ -65,8 +60,10 @@ def opened(probe: Probe, format: str) -> Checkpoint:
         flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
         fixed = pickles.root("constants.pkl")
         flat.tensors += _constants(fixed, TorchObjects(probe.path, constants), probe.path)
-        pickles.judge_others()
+        pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
         pickles.found |= dict.fromkeys(judge_code(records))
+        if "bytecode.pkl" in records.by_name:
+            pickles.found |= dict.fromkeys(_judged_byte_code(pickles.root("bytecode.pkl")))
     findings = (*records.findings(), *data.findings(), *constants.findings(), *pickles.findings)
     return assemble(
         probe=probe,
@@ -104,8 +101,8 @@ class _Pickles:
             self._roots[name] = self._judged(name).pickles[0].root
         return self._roots[name]
 
-    def judge_others(self) -> None:
-        """Interpret all pickles that no tensor lies in: inputs, byte code, debug records."""
+    def judge_others(self, is_storage: Callable[[str], bool]) -> None:
+        """Interpret all pickles that no tensor lies in: inputs, byte code, debug records, and all others."""
         for name, member in self._records.by_name.items():
             if name.endswith("pkl") and name not in self._read:
                 try:
@@ -115,6 +112,8 @@ class _Pickles:
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
                 except CheckpointError as failure:
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
+        others = self._records.judged_but(lambda name: name in self._read or is_storage(name))
+        self.found |= dict.fromkeys(others)
 
     def _judged(self, name: str) -> Judged:
         self._read.add(name)
@@ -122,6 +121,7 @@ class _Pickles:
         member = self._records.by_name[name]
         own = [set(judge(_own_names(pickle), member.name)) for pickle in judged.pickles]
         self.found |= dict.fromkeys(f for f in judged.safety if not any(f in inert for inert in own))
+        self.found |= dict.fromkeys(judge_classes(_classes(judged), member.name))
         behind = len(judged.pickles) - 1
         if behind or judged.trailing:
             message = f"{behind} more pickles and {judged.trailing:,} bytes behind the first pickle"
@@ -133,6 +133,13 @@ def _own_names(pickle: Pickle) -> Pickle:
     """Return the names of a pickle alone that the archive's own code defines."""
     own = {name: at for name, at in pickle.names.items() if name.module.partition(".")[0] == _OWN_PREFIX}
     return Pickle(names=own)
+
+
+def _classes(judged: Judged) -> Iterator[str]:
+    """Yield the classes in C++ that pickles name, by namespace and name."""
+    for pickle in judged.pickles:
+        full = (f"{name.module}.{name.name}" for name in pickle.names)
+        yield from (name.removeprefix(CLASSES) for name in full if name.startswith(CLASSES))
 
 
 # Tensors ------------------------------------------------------------------------------------------
@@ -245,10 +252,18 @@ def judge_code(records: Records) -> Iterator[Finding]:
         DamagedCheckpoint: The code can't be read.
     """
     for _, member in _code(records):
-        text = records.archive.read(member)
-        for name in sorted(set(_FILE_OPERATOR.findall(text))):
-            yield error("unsafe-op", f"its code calls {name.decode()}, which touches files", member.name)
-        foreign = {name.decode() for name in _OPERATOR.findall(text)} - _OWN_OPERATORS
-        if foreign:
-            message = f"its code calls operators that other libraries register: {', '.join(sorted(foreign))}"
-            yield warning("custom-ops", message, member.name)
+        yield from judge_text(records.archive.read(member), member.name)
+
+
+def _judged_byte_code(root: object) -> Iterator[Finding]:
+    texts = (part for node in nodes(root) for part in _leaves(node))
+    return judge_byte_code(texts, "bytecode.pkl")
+
+
+def _leaves(node: object) -> Iterator[str]:
+    """Yield the texts among the parts of a node, however old a pickle writes them."""
+    for part in direct_parts(node) or ():
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, bytes):
+            yield part.decode("utf-8", "replace")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +27,11 @@ from ckpttool.series.changing.moves import (
     old_name,
     trash_at,
 )
-from ckpttool.series.changing.owned import not_ours, own_data, require_own
+from ckpttool.series.changing.owned import not_ours, opened_own, own_data
 from ckpttool.series.changing.strictly import count_of, text_of
 from ckpttool.series.changing.trash_places import make_place, require_own_trash, tidy
-from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.atomic import write_within
+from ckpttool.wire.directories import OpenDirectory
 
 RECORD = "record.json"
 SCHEMA = "ckpttool.record/1"
@@ -131,10 +133,11 @@ def read_record(directory: str, home: Home, identity: str) -> Record | None:
     """
     path = os.path.join(trash_at(home, identity), RECORD)
     require_own_trash(home)
+    if not os.path.lexists(os.path.dirname(path)):
+        return None
     try:
-        if os.path.lexists(os.path.dirname(path)):
-            require_own(os.path.dirname(path), directory)
-        text = own_data(path, directory, "a record", MAX_RECORD)
+        with opened_own(directory, home.path, TRASH + home.suffix, identity) as place:
+            text = own_data(place, RECORD, directory, "a record", MAX_RECORD)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -177,7 +180,8 @@ def write_record(record: Record) -> None:
     """
     if not record.steps:
         if os.path.lexists(record.path):
-            os.unlink(record.path)
+            with _opened_place(record) as place:
+                place.unlink(RECORD)
         return
     told = {
         "schema": SCHEMA,
@@ -191,7 +195,12 @@ def write_record(record: Record) -> None:
         "root": record.root,
     }
     make_place(record.home, record.identity)
-    write_atomically(record.path, json.dumps(told).encode())
+    with _opened_place(record) as place:
+        write_within(place, RECORD, json.dumps(told).encode())
+
+
+def _opened_place(record: Record) -> AbstractContextManager[OpenDirectory]:
+    return opened_own(record.directory, record.home.path, TRASH + record.home.suffix, record.identity)
 
 
 def without(record: Record, step: Step) -> None:

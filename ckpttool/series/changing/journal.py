@@ -18,7 +18,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.series.changing.home import beside, home_around, may_be_strict, owner_of
 from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
 from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.owned import not_ours, own_data, require_own, user_named
+from ckpttool.series.changing.owned import not_ours, opened_own, own_data, user_named
 from ckpttool.series.changing.strictly import contents_of, contents_told, name_of, names_of, text_of
 from ckpttool.series.files import Contents
 
@@ -180,9 +180,9 @@ def read(path: str, directory: str) -> Journal | Moves:
         CheckpointError: It can't be read, or isn't one of ours.
     """
     stage = os.path.dirname(path)
-    require_own(stage, directory)
     try:
-        text = own_data(path, directory, "a journal")
+        with opened_own(directory, *os.path.split(stage)) as place:
+            text = own_data(place, JOURNAL, directory, "a journal")
     except OSError as error:
         raise from_os_error(error, path) from error
     try:

@@ -10,12 +10,13 @@ from contextlib import contextmanager, suppress
 from ckpttool.errors import AccessDenied, from_os_error
 from ckpttool.series.changing.home import home_of
 from ckpttool.series.changing.owned import user_named
+from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
 
 LOCK = ".ckpttool.lock"
 BUSY = "locked"
 """Code of the error that says that another command is at work."""
 
-_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
 """Others can lock what they can read: a lock that somebody left behind is in nobody's way."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -34,28 +35,38 @@ def locked(directory: str) -> Iterator[None]:
         AccessDenied: Another command holds it, or its file can't be written.
     """
     around, suffix = home_of(directory)
-    path = os.path.join(around, LOCK + suffix)
-    descriptor = _acquire(path)
+    name = LOCK + suffix
+    with _held(around, name) as place:
+        descriptor = _acquire(place, name)
+        try:
+            yield
+        finally:
+            _release(place, name, descriptor)
+
+
+def _held(around: str, name: str) -> OpenDirectory:
     try:
-        yield
-    finally:
-        _release(path, descriptor)
+        return OpenDirectory(around)
+    except OSError as error:
+        raise from_os_error(error, os.path.join(around, name)) from error
 
 
-def _acquire(path: str) -> int:
+def _acquire(place: OpenDirectory, name: str) -> int:
+    path = place.join(name)
     while True:
         try:
-            descriptor = _opened(path)
+            descriptor = _opened(place, name)
         except OSError as error:
-            if error.errno in FULL and not os.path.lexists(path):
-                return _acquire_directory(path)
-            if isinstance(error, PermissionError) and os.path.lexists(path):
-                raise _left_by_another(path) from error
+            if error.errno in FULL and not place.has(name):
+                return _acquire_directory(place, path)
+            status = place.status(name) if isinstance(error, PermissionError) else None
+            if status is not None:
+                raise _left_by_another(path, status) from error
             raise from_os_error(error, path) from error
         try:
             _lock(path, descriptor)
             # Whoever held it before may have removed the file that we opened.
-            if _is_same(path, descriptor):
+            if _is_same(place, name, descriptor):
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -63,13 +74,14 @@ def _acquire(path: str) -> int:
         os.close(descriptor)
 
 
-def _opened(path: str) -> int:
+def _opened(place: OpenDirectory, name: str) -> int:
     """Open a lock file, made if it isn't there; another user's is opened to be read alone."""
+    path, directory = place.at(name), place.descriptor
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, _MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, _MODE, dir_fd=directory)
     except PermissionError:
         with suppress(FileNotFoundError):
-            return os.open(path, os.O_RDONLY | _FLAGS)
+            return os.open(path, os.O_RDONLY | _FLAGS, dir_fd=directory)
         raise
     status = os.fstat(descriptor)
     if status.st_nlink == 1 and not status.st_size:  # else it is no lock of ours, whoever planted it
@@ -78,15 +90,16 @@ def _opened(path: str) -> int:
     return descriptor
 
 
-def _left_by_another(path: str) -> AccessDenied:
-    user = user_named(os.lstat(path).st_uid)
+def _left_by_another(path: str, status: os.stat_result) -> AccessDenied:
+    user = user_named(status.st_uid)
     told = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
     return AccessDenied(path, told, expected="remove it if no ckpttool of that user is at work here")
 
 
-def _acquire_directory(path: str) -> int:
+def _acquire_directory(place: OpenDirectory, path: str) -> int:
     """Lock the directory itself, where a full disk has no room for a file."""
-    descriptor = os.open(os.path.dirname(path) or os.curdir, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+    descriptor = os.open(place.at(os.curdir), flags, dir_fd=place.descriptor)
     try:
         _lock(path, descriptor)
     except BaseException:
@@ -107,23 +120,20 @@ def _lock(path: str, descriptor: int) -> None:
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
     except OSError as error:
         if error.errno == errno.EBADF:  # NFS locks only what can be written
-            raise _left_by_another(path) from error
+            raise _left_by_another(path, os.fstat(descriptor)) from error
         if error.errno not in _UNSUPPORTED:
             raise from_os_error(error, path) from error
 
 
-def _is_same(path: str, descriptor: int) -> bool:
-    try:
-        found, held = os.lstat(path), os.fstat(descriptor)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
+def _is_same(place: OpenDirectory, name: str, descriptor: int) -> bool:
+    found = place.status(name)
+    return found is not None and os.path.samestat(found, os.fstat(descriptor))
 
 
-def _release(path: str, descriptor: int) -> None:
+def _release(place: OpenDirectory, name: str, descriptor: int) -> None:
     try:
         with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
-            if _is_same(path, descriptor):
-                os.unlink(path)
+            if _is_same(place, name, descriptor):
+                place.unlink(name)
     finally:
         os.close(descriptor)

@@ -16,6 +16,7 @@ from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.changing.history import forget, note, read_record
 from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.moves import Move, Moves, dumps, old_name, trash_at
+from ckpttool.series.changing.owned import require_own_status
 from ckpttool.series.changing.placing import Ground, bring, check, has_vanished, leave, restore, withdraw
 from ckpttool.series.changing.pointing import point, point_back, require_pointers
 from ckpttool.series.changing.removal import begin, clear, require_system
@@ -98,7 +99,7 @@ def why_not(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
                     check(ground, move)
                 except (Changed, OSError) as failure:
                     yield move.path, told(failure)
-    except FileNotFoundError:  # the trash has gone
+    except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
         yield from ((move.path, "it has vanished") for move in moves.moves)
 
 
@@ -277,6 +278,7 @@ def _place(directory: str, place: str) -> Iterator[int]:
     trash, identity = os.path.split(place)
     around, name = os.path.split(trash)
     with opened(around or os.curdir) as home, opened(name, home) as root, opened(identity, root) as found:
+        require_own_status(place, os.fstat(found), os.stat(directory))
         yield found
 
 

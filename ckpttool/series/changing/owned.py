@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
+from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.regular import NotRegular, regular_descriptor
 
 MAX_BYTES = 1 << 28
@@ -39,6 +42,17 @@ def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
         status, around = os.lstat(path), os.stat(directory)
     except OSError as error:
         raise from_os_error(error, path) from error
+    require_own_status(path, status, around, otherwise)
+
+
+def require_own_status(
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT
+) -> None:
+    """Require the same of a directory by its status, and by that of what it is for.
+
+    Raises:
+        AccessDenied: It is another's, or no directory, or others may have written in it.
+    """
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; it is left as it is")
@@ -48,11 +62,35 @@ def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
         raise AccessDenied(path, "others may have written in it; it is left as it is")
 
 
-def own_data(path: str, directory: str, what: str, most: int = MAX_BYTES) -> bytes:
+@contextmanager
+def opened_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
+    """Open a directory of ours, through no link, and require that what was opened is ours.
+
+    Args:
+        directory: What it is for.
+        around: The directory around it.
+        names: Its name there, or those that lead to it.
+
+    Raises:
+        AccessDenied, CheckpointError: See ``require_own``.
+        OSError: It can't be opened.
+    """
+    path = os.path.join(around, *names)
+    require_own(path, directory)
+    with ExitStack() as stack:
+        place = stack.enter_context(OpenDirectory(around))
+        for name in names:
+            place = stack.enter_context(place.open(name))
+        require_own_status(path, place.own_status(), os.stat(directory))
+        yield place
+
+
+def own_data(place: OpenDirectory, name: str, directory: str, what: str, most: int = MAX_BYTES) -> bytes:
     """Return what a file of ours holds.
 
     Args:
-        path: The file.
+        place: The directory that it lies in.
+        name: Its name there.
         directory: The directory that it is for.
         what: What it should be: "a journal".
         most: The most bytes that it may have.
@@ -62,10 +100,11 @@ def own_data(path: str, directory: str, what: str, most: int = MAX_BYTES) -> byt
         AccessDenied: It is another user's.
         OSError: It can't be read.
     """
-    if os.path.islink(path):
+    path, found = place.join(name), place.status(name)
+    if found is not None and stat.S_ISLNK(found.st_mode):
         raise DamagedCheckpoint(path, "a symlink", expected=what)
     try:
-        descriptor = regular_descriptor(path, follows=False)
+        descriptor = regular_descriptor(place.at(name), follows=False, place=place.descriptor)
     except NotRegular as error:
         raise DamagedCheckpoint(path, "no regular file", expected=what) from error
     try:

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ckpttool.series.changing.moves import Moves, Relink, Rewrite
+from ckpttool.series.changing.owned import opened_own
 from ckpttool.series.changing.stage import Changed, status_of
 from ckpttool.series.files import opened
-from ckpttool.wire.atomic import OWN_PREFIX, adopt, sync_opened
+from ckpttool.wire.atomic import OWN_PREFIX, adopt
+from ckpttool.wire.directories import CREATE, sync_opened
 from ckpttool.wire.regular import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""
-
-_FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FOLLOWS_NOTHING
 
 
 def text_at(path: str, place: int | None = None) -> str | None:
@@ -77,7 +76,7 @@ def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) ->
         Changed: One says something else than it did when the plan was made, or lies behind a symlink.
         OSError: One can't be written.
     """
-    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+    with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
         for one in _creations_first(moves.rewrites):
             if not (is_late and _is_settled(moves, inside.text(one.name), (one.before, one.after))):
                 _say(inside, one, scratch, _like(moves.rewrites, one))
@@ -117,7 +116,7 @@ def point_back(directory: str, moves: Moves, stage: str) -> None:
         OSError: One can't be written.
     """
     turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
-    with _inside(directory, moves) as inside, _writing(stage) as scratch:
+    with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
         for link in reversed(moves.relinks):
             if inside.leads(link.name, link.after):
                 _lead(inside, Relink(link.name, link.after, link.before), scratch)
@@ -213,10 +212,10 @@ def _inside(directory: str, moves: Moves) -> Iterator[_Inside]:
 
 
 @contextmanager
-def _writing(stage: str) -> Iterator[int]:
-    around, name = os.path.split(stage)
-    with opened(around or os.curdir) as home, opened(name, home) as scratch:
-        yield scratch
+def _writing(directory: str, stage: str) -> Iterator[int]:
+    with opened_own(directory, *os.path.split(stage)) as scratch:
+        assert scratch.descriptor is not None  # else nothing was begun
+        yield scratch.descriptor
 
 
 @contextmanager
@@ -257,7 +256,7 @@ def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
         else:
             temporary = _temporary()
             is_part = like != one.name or os.sep in one.name
-            descriptor = os.open(temporary, _CREATE, 0o666, dir_fd=scratch)
+            descriptor = os.open(temporary, CREATE, 0o666, dir_fd=scratch)
             with open(descriptor, "wb") as file, inside.around(like) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
                 file.flush()

@@ -20,7 +20,7 @@ from ckpttool.series.changing.home import home_around, may_be_strict
 from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
 from ckpttool.series.changing.moves import Chain, Moves
 from ckpttool.series.changing.moving import Course, told
-from ckpttool.series.changing.owned import require_own
+from ckpttool.series.changing.owned import opened_own, require_own
 from ckpttool.series.changing.removal import clear
 from ckpttool.series.changing.stage import (
     Changed,
@@ -199,13 +199,13 @@ def _settle_row(course: Course, chain: Chain, doing: str, settled: Settled) -> b
 def _settle_removals(path: str, directory: str, journal: Journal, settled: Settled) -> None:
     if not journal.removals:
         return
-    around, name = os.path.split(path)
-    with opened(directory) as home, opened(around or os.curdir) as place, opened(name, place) as inner:
-        stage = Stage(path, home, inner)
+    with opened(directory) as home, opened_own(directory, *os.path.split(path)) as inner:
+        assert inner.descriptor is not None  # else nothing was begun
+        stage = Stage(path, home, inner.descriptor)
         shared = places(journal.removals)
         for number, removal in enumerate(journal.removals):
             # A directory of its own is what ckpttool gave single files, too, before they shared one.
-            has_own = status_of(str(number), inner) is not None
+            has_own = status_of(str(number), stage.inner) is not None
             _settle_one(stage, number if has_own else shared[number], removal, settled)
         singles = [number for number, removal in enumerate(journal.removals) if removal.is_single]
         for number in singles:

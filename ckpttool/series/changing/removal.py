@@ -20,16 +20,16 @@ from ckpttool.errors import AccessDenied, from_os_error
 from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
 from ckpttool.series.changing.lock import FULL
-from ckpttool.series.changing.owned import MAX_BYTES
+from ckpttool.series.changing.owned import MAX_BYTES, opened_own
 from ckpttool.series.changing.stage import Changed, Gone, Stage, Stranded, places, unlink_file
 from ckpttool.series.files import opened
-from ckpttool.wire.atomic import sync_directory, write_atomically
+from ckpttool.wire.atomic import sync_directory, write_within
+from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""
 
 _IS_SINGLE = attrgetter("is_single")
-_BELOW_DIRECTORIES = os.rename in os.supports_dir_fd
 
 
 class NoRoom(AccessDenied):
@@ -79,8 +79,9 @@ def remove(directory: str, journal: Journal) -> Outcome:
 
 def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
     with begun(directory, journal) as stage:
+        home, scratch = OpenDirectory(directory, stage.home), OpenDirectory(stage.path, stage.inner)
         for rewrite in journal.rewrites:
-            write_atomically(os.path.join(directory, rewrite.name), rewrite.text.encode(), stage.path)
+            write_within(home, rewrite.name, rewrite.text.encode(), scratch)
         staged = [
             (number, removal)
             for number, removal in zip(places(journal.removals), journal.removals, strict=True)
@@ -172,7 +173,7 @@ def require_system(directory: str, done: str) -> None:
     Raises:
         AccessDenied: It can't; nothing was done.
     """
-    if not _BELOW_DIRECTORIES:
+    if not IS_SUPPORTED:
         raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
@@ -213,10 +214,10 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
         AccessDenied: The journal can't be written; nothing was changed.
     """
     path = begin(directory, home_of(directory), dumps(journal), "removed")
-    around, name = os.path.split(path)
     try:
-        with opened(directory) as home, opened(around) as place, opened(name, place) as inner:
-            stage = Stage(path, home, inner)
+        with opened(directory) as home, opened_own(directory, *os.path.split(path)) as inner:
+            assert inner.descriptor is not None  # the system was asked
+            stage = Stage(path, home, inner.descriptor)
             try:
                 yield stage
             finally:
@@ -249,33 +250,39 @@ def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
         reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
     around, suffix = home
-    path = os.path.join(around, f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}")
+    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
     try:
-        os.mkdir(path, 0o700)
-        try:
-            write_atomically(os.path.join(path, JOURNAL), journal)
-            sync_directory(around)
-        except BaseException:
-            clear(path)
-            raise
+        with OpenDirectory(around) as place, place.make(name, 0o700) as stage:
+            try:
+                write_within(stage, JOURNAL, journal)
+                place.sync()
+            except BaseException:
+                _clear(place, stage)
+                raise
     except OSError as error:
         reason = from_os_error(error, directory).reason
         if error.errno in FULL:
             message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
             raise NoRoom(directory, message) from error
         raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-    return path
+    return os.path.join(around, name)
 
 
 def clear(path: str) -> bool:
     """Remove an owned directory with its journal; tell whether nothing else was left in it."""
-    names = os.listdir(path)
+    around, name = os.path.split(path)
+    with OpenDirectory(around) as place, place.open(name) as stage:
+        return _clear(place, stage)
+
+
+def _clear(place: OpenDirectory, stage: OpenDirectory) -> bool:
+    names = stage.names()
     ours = [name for name in names if name == JOURNAL or is_temporary(name)]
     if len(ours) < len(names):
         return False
     for name in ours:
-        os.unlink(os.path.join(path, name))
-    os.rmdir(path)
+        stage.unlink(name)
+    place.remove_held(stage, os.path.basename(stage.path))
     return True
 
 

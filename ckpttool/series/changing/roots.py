@@ -13,8 +13,9 @@ from contextlib import suppress
 from ckpttool.errors import CheckpointError, from_os_error
 from ckpttool.series.changing.history import Record, homes, identities, inode_of, read_record
 from ckpttool.series.changing.home import OWNER, Home, beside
-from ckpttool.series.changing.moves import TRASH, trash_at
-from ckpttool.series.changing.trash_places import make_trash, tidy
+from ckpttool.series.changing.moves import TRASH
+from ckpttool.series.changing.trash_places import make_trash, opened_trash, tidy
+from ckpttool.series.files import opened
 
 _MARK = TRASH + OWNER
 
@@ -58,11 +59,16 @@ def follow(directory: str) -> list[Home]:
             if record.root == inode_of(directory):
                 try:
                     make_trash(own)
-                    os.rename(record.place, trash_at(own, record.identity))
+                    _move_place(home, own, record.identity)
                 except OSError as error:
                     raise from_os_error(error, record.place) from error
                 tidy(home, record.identity)
     return found
+
+
+def _move_place(home: Home, own: Home, identity: str) -> None:
+    with opened(home.path) as around, opened_trash(home, around) as old, opened_trash(own, around) as new:
+        os.rename(identity, identity, src_dir_fd=old, dst_dir_fd=new)
 
 
 def owners(around: str, name: str) -> Iterator[str]:

@@ -19,10 +19,10 @@ from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.journal import JOURNAL
 from ckpttool.series.changing.moves import Chain, Moves, dumps
 from ckpttool.series.changing.moving import Course, MoveOutcome, blamed, carry_out, fitting, told
-from ckpttool.series.changing.owned import MAX_BYTES
+from ckpttool.series.changing.owned import MAX_BYTES, opened_own
 from ckpttool.series.changing.removal import begin, clear
 from ckpttool.series.changing.stage import Changed
-from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.atomic import write_within
 
 
 class Row:
@@ -186,4 +186,5 @@ def _rewrite_journal(course: Course) -> None:
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
         raise AccessDenied(course.directory, f"{reason}: try fewer at once")
-    write_atomically(os.path.join(course.stage, JOURNAL), text)
+    with opened_own(course.directory, *os.path.split(course.stage)) as stage:
+        write_within(stage, JOURNAL, text)

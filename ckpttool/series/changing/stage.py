@@ -20,6 +20,7 @@ from ckpttool.series.changing.removable import require_removable
 from ckpttool.series.files import Contents, Fingerprint, contents, opened
 from ckpttool.series.mounts import require_one_mount, require_unmounted
 from ckpttool.series.paths import shown
+from ckpttool.wire.directories import make_directory
 
 RETRIES = 5
 RETRY_SECONDS = 0.2
@@ -97,16 +98,17 @@ class Stage:
             raise Gone
         self._check(self.home, removal)
         require_removable(self.home, removal.contents)
-        os.mkdir(str(number), 0o700, dir_fd=self.inner)
+        place = make_directory(str(number), 0o700, self.inner)
         try:
-            with opened(str(number), self.inner) as place:
-                for name in removal.members:
-                    persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
-                # Only what was renamed is known to be what was checked: another could have come between.
-                self._check(place, removal)
+            for name in removal.members:
+                persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+            # Only what was renamed is known to be what was checked: another could have come between.
+            self._check(place, removal)
         except (OSError, Changed):
             self.restore(number, removal)
             raise
+        finally:
+            os.close(place)
 
     def _set_file_aside(self, number: int, removal: Removal) -> None:
         (name,), (file,) = removal.members, removal.contents.files
@@ -125,9 +127,7 @@ class Stage:
     def _shared(self, number: int) -> int:
         """Return the directory that single files are put in; it is made for the first."""
         if number not in self.shared:
-            os.mkdir(str(number), 0o700, dir_fd=self.inner)
-            flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-            self.shared[number] = os.open(str(number), flags, dir_fd=self.inner)
+            self.shared[number] = make_directory(str(number), 0o700, self.inner)
         return self.shared[number]
 
     def _check(self, place: int, removal: Removal) -> None:

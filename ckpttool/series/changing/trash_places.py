@@ -6,15 +6,15 @@ Nothing is made or removed through a symlink, and nothing in a trash that anothe
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 from ckpttool.series.changing.home import OWNER, Home
 from ckpttool.series.changing.moves import TRASH, Moves
-from ckpttool.series.changing.owned import LEFT, require_own
+from ckpttool.series.changing.owned import LEFT, require_own, require_own_status
 from ckpttool.series.changing.removal import is_temporary
 from ckpttool.series.files import opened
-from ckpttool.wire.atomic import sync_opened
+from ckpttool.wire.directories import make_directory, sync_opened
 
 _ANOTHERS = (
     f"{LEFT}, and nobody else can rename, undo or use a trash here: its owner can take back what lies in it, "
@@ -30,9 +30,28 @@ def require_own_trash(home: Home) -> None:
     """
     trash = os.path.join(home.path, TRASH + home.suffix)
     if os.path.lexists(trash):
-        owner = os.path.join(home.path, home.suffix.removeprefix(OWNER))
-        place = owner if os.path.isdir(owner) else home.path  # a root may have got another name
-        require_own(trash, place, _ANOTHERS)
+        require_own(trash, _owner_of(home), _ANOTHERS)
+
+
+def _owner_of(home: Home) -> str:
+    """Return the directory whose trash a home holds."""
+    owner = os.path.join(home.path, home.suffix.removeprefix(OWNER))
+    return owner if os.path.isdir(owner) else home.path  # a root may have got another name
+
+
+@contextmanager
+def opened_trash(home: Home, around: int) -> Iterator[int]:
+    """Open a trash in an open directory, and require that what was opened is ours.
+
+    Raises:
+        AccessDenied: Somebody else has put one there since it was looked at.
+        OSError: It can't be opened.
+    """
+    name = TRASH + home.suffix
+    with opened(name, around) as trash:
+        path, owner = os.path.join(home.path, name), os.stat(_owner_of(home))
+        require_own_status(path, os.fstat(trash), owner, _ANOTHERS)
+        yield trash
 
 
 def make_room(directory: str, home: Home, moves: Moves) -> None:
@@ -61,6 +80,8 @@ def make_trash(home: Home) -> None:
     with opened(home.path) as around:
         if _made(TRASH + home.suffix, around):
             sync_opened(around)
+        with opened_trash(home, around):
+            return
 
 
 def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None:
@@ -74,7 +95,7 @@ def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None
     trash = TRASH + home.suffix
     with opened(home.path) as around:
         is_new = _made(trash, around)
-        with opened(trash, around) as root:
+        with opened_trash(home, around) as root:
             is_new |= _made(identity, root)
             with opened(identity, root) as place:
                 made = [_made(number, place) for number in sorted(numbers)]
@@ -85,7 +106,7 @@ def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None
 
 def _made(name: str, place: int) -> bool:
     try:
-        os.mkdir(name, 0o700, dir_fd=place)
+        os.close(make_directory(name, 0o700, place))
     except FileExistsError:
         return False
     return True

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.owned import user_named
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.wire.atomic import write_atomically
@@ -95,16 +96,33 @@ def write(file: str, text: str) -> None:
     """Write a list of pins; one that says nothing any more goes.
 
     Raises:
-        AccessDenied: It can't be written; it is as it was.
+        AccessDenied: It can't be written, or is a link that somebody else made; it is as it was.
     """
-    target = os.path.realpath(file)
     try:
+        _require_trusted_link(file)
+        target = os.path.realpath(file)
         if "".join(text.split()) == f"{KEY}=[]":
             os.unlink(target)
         else:
             write_atomically(target, text.encode())
     except OSError as error:
         raise AccessDenied(shown(file), f"{from_os_error(error, file).reason}; no pin was changed") from error
+
+
+def _require_trusted_link(file: str) -> None:
+    """Require of a link that this user made it, or whoever could write himself what it leads to.
+
+    Raises:
+        AccessDenied: Somebody else did.
+        OSError: It can't be told.
+    """
+    if not os.path.islink(file) or not hasattr(os, "geteuid"):
+        return
+    maker = os.lstat(file).st_uid
+    trusted = {os.geteuid(), *((os.stat(file).st_uid,) if os.path.exists(file) else ())}
+    if maker not in trusted:
+        reason = f"a symlink that another user made, {user_named(maker)}; no pin was changed"
+        raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
 
 
 def file_for(directory: str) -> str:

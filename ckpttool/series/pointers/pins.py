@@ -36,6 +36,7 @@ from ckpttool.series.pointers.pin_search import files_for, pins_above
 from ckpttool.series.pointers.readers import PINS
 from ckpttool.series.surveying.spelling import Place, named, place_of
 from ckpttool.wire.tomledit import changed_strings, quoted
+from ckpttool.wire.walk import walk
 
 PATIENCE = 10.0
 """Seconds for which a lock is tried: another pin takes moments."""
@@ -145,7 +146,7 @@ def pins_below(
         on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
 
     add(lambda: list(pins_above(root)))
-    for parent, names, _ in os.walk(root, onerror=tell):
+    for parent, names, _ in walk(root, tell):
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         file = os.path.join(parent, PINS)
         if os.path.lexists(file):

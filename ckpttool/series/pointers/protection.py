@@ -185,12 +185,17 @@ def _noted_in(root: str, index: Index, *, recursive: bool) -> Iterator[str]:
 
 def directories_below(directory: str, index: Index) -> Iterator[str]:
     """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
-    for name, entry in sorted(names_in(directory).items()):
-        if entry.is_dir(follow_symlinks=False) and not _is_ours(name):
-            if (directory, name) not in index.by_name:
-                yield entry.path
-            if (directory, name) not in index.by_name or index.holds_others(entry.path):
-                yield from directories_below(entry.path, index)
+    pending = [directory]
+    while pending:
+        parent = pending.pop()
+        if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
+            yield parent
+        below = []
+        for name, entry in sorted(names_in(parent).items()):
+            is_open = (parent, name) not in index.by_name or index.holds_others(entry.path)
+            if is_open and entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)
 
 
 def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
@@ -271,11 +276,15 @@ def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None
 
 def links_below(directory: str) -> Iterator[str]:
     """Yield the symlinks in a tree; none is followed, and what can't be read is passed over."""
-    for name, entry in sorted(names_in(directory).items()):
-        if entry.is_symlink():
-            yield entry.path
-        elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
-            yield from links_below(entry.path)
+    pending = [directory]
+    while pending:
+        below = []
+        for name, entry in sorted(names_in(pending.pop()).items()):
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir(follow_symlinks=False) and not _is_ours(name):
+                below.append(entry.path)
+        pending += reversed(below)
 
 
 def _is_ours(name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
+from typing import NamedTuple
 
 from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, looked_at, unit_at
@@ -152,23 +153,50 @@ class _Tour:
             yield from self._resolved(inner, one)
 
 
+class _Inside(NamedTuple):
+    """A directory inside a unit that may be a checkpoint of its own."""
+
+    path: str
+
+
 def _units(root: str, walk: Walk) -> Iterator[Found]:
     """Yield what is found at a path: units, and files that may be some."""
-    for found in candidates(root, walk):
-        if isinstance(found, str):
-            yield found
-        else:
-            yield from _with_those_inside(found, root, walk)
+    return _entered(_found_at(root, walk), walk)
 
 
 def _with_those_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Found]:
     """Yield a unit, and what lies inside it: a run's own directory may be one too."""
+    return _entered(_unit_and_insides(unit, root, walk), walk)
+
+
+def _entered(found: Iterator[Found | _Inside], walk: Walk) -> Iterator[Found]:
+    """Yield what is found, and in the place of a directory all that is found in it; without recursion."""
+    opened = [found]
+    while opened:
+        one = next(opened[-1], None)
+        if one is None:
+            opened.pop()
+        elif isinstance(one, _Inside):
+            opened.append(_found_at(one.path, walk))
+        else:
+            yield one
+
+
+def _found_at(root: str, walk: Walk) -> Iterator[Found | _Inside]:
+    for found in candidates(root, walk):
+        if isinstance(found, str):
+            yield found
+        else:
+            yield from _unit_and_insides(found, root, walk)
+
+
+def _unit_and_insides(unit: Unit, root: str, walk: Walk) -> Iterator[Found | _Inside]:
     nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
     yield unit, bool(nested)
     if walk.recursive or unit.path == root:
         for path in nested:
             if not is_excluded(path, walk):
-                yield from _units(path, walk)
+                yield _Inside(path)
 
 
 def _is_checkpoint(path: str, walk: Walk) -> bool:

@@ -32,7 +32,7 @@ from ckpttool.series.changing.removal import Outcome, is_temporary
 from ckpttool.series.changing.roots import follow, is_of, trashes_under_other_names
 from ckpttool.series.changing.stage import Changed, remove_directories, status_of, unlink_file
 from ckpttool.series.changing.state_file import rewritten
-from ckpttool.series.changing.trash_places import tidy
+from ckpttool.series.changing.trash_places import opened_trash, tidy
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
@@ -46,6 +46,7 @@ from ckpttool.series.undoing.copied import (
     is_of_copy,
     left_to_another,
 )
+from ckpttool.wire.walk import walk
 
 PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""
@@ -201,7 +202,7 @@ def _empty_one(directory: str, home: Home, identity: str, emptying: _Emptying) -
         if record is not None and not emptying.dry_run:
             write_record(replace(record, steps=tuple(step for step in steps if step.undoing.moves)))
         if not emptying.dry_run:
-            _clear_temporaries(trash_at(home, identity))
+            _clear_temporaries(home, identity)
             tidy(home, identity)
         emptying.problems += _foreign(trash_at(home, identity), listed)
     except OSError as error:
@@ -284,15 +285,16 @@ def _listed(steps: Iterable[Step]) -> set[str]:
     return found
 
 
-def _clear_temporaries(place: str) -> None:
-    for name in os.listdir(place):
-        if is_temporary(name):
-            os.unlink(os.path.join(place, name))
+def _clear_temporaries(home: Home, identity: str) -> None:
+    with opened(home.path) as around, opened_trash(home, around) as trash, opened(identity, trash) as place:
+        for name in os.listdir(place):
+            if is_temporary(name):
+                os.unlink(name, dir_fd=place)
 
 
 def _foreign(place: str, listed: Collection[str]) -> Iterator[Problem]:
     """Yield what lies in a command's place in the trash, and no record lists."""
-    for directory, names, files in os.walk(place):
+    for directory, names, files in walk(place):
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             relative = os.path.relpath(path, place)

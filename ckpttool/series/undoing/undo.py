@@ -20,6 +20,7 @@ from ckpttool.series.problem import Problem
 from ckpttool.series.undoing.copied import as_given, is_anothers, left_to_another
 from ckpttool.series.undoing.stale import Taken, still_named
 from ckpttool.series.undoing.taking_back import TakenBack, taken_back
+from ckpttool.wire.walk import walk
 
 LEVELS_BELOW = 3
 """So far below is looked for something to take back, where a directory itself has nothing."""
@@ -89,6 +90,8 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
             result = replace(result, problems=(*result.problems, *left))
         for number, identity in enumerate(found):
             records = [record for place in places for record in _records(place, identity)]
+            if not records:
+                raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
             above = above_of(root, identity)
             if above is not None and not (dry_run or is_held):
                 result, is_held = _held(stack, above.directory, result), True
@@ -223,7 +226,7 @@ def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
         levels: How many levels to descend; None is all.
     """
     seen: set[str] = set()
-    for directory, names, _ in os.walk(root):
+    for directory, names, _ in walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
                 for place in [directory] if name == TRASH else owners(directory, name):

@@ -12,22 +12,21 @@ if __name__ == "__main__" and not __package__:  # run by path: the package is wh
     sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     __package__ = "h5child"
 
-from .frames import flush, send, tell
-from .library import READABLE, Library
+from .frames import flush, reason, send, tell
+from .library import MAX_CHUNK, READABLE, Library
 from .sums import total
 from .walk import Walk
 
 MAX_CHUNKS = 1_000_000
-MAX_CHUNK = 1 << 27
-EXTRA_MEMORY = 3 << 28  # 768 MiB beyond what Python and h5py take
+EXTRA_MEMORY = (
+    7 << 26
+)  # 448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block
 
 
 def block(library: Library, request: dict[str, Any]) -> None:
     """Send the elements of one block of a dataset, as they are stored, in C order."""
     h5 = library.h5
-    access = h5.h5p.create(h5.h5p.DATASET_ACCESS)
-    access.set_chunk_cache(521, 1 << 26, 1.0)
-    dataset = h5.h5d.open(library.file(request), request["dataset"].encode("latin-1"), access)
+    dataset = library.dataset(request)
     creation, kind = dataset.get_create_plist(), dataset.get_type()
     if creation.get_external_count() or creation.get_layout() == h5.h5d.VIRTUAL:
         raise ValueError("the values lie elsewhere")
@@ -91,7 +90,7 @@ def answer(library: Library, request: dict[str, Any]) -> None:
         else:
             block(library, request)
     except library.errors as failure:
-        tell(k="failed", message=str(failure)[:300])
+        tell(k="failed", message=reason(failure))
     send(b"E", b"")
     flush()
 

@@ -51,3 +51,8 @@ def flush() -> None:
 def text(raw: bytes) -> str:
     """Return any bytes as text of the same length, for the parent to decode."""
     return raw.decode("latin-1")
+
+
+def reason(failure: BaseException) -> str:
+    """Return what went wrong, in a line; some errors have no text."""
+    return str(failure)[:300] or type(failure).__name__

@@ -9,6 +9,7 @@ from typing import Any
 
 from .frames import text
 
+MAX_CHUNK = 1 << 27
 FLETCHER32 = 3
 READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
 
@@ -61,6 +62,7 @@ class Library:
             SystemError,
         )
         self._open: dict[int, Any] = {}
+        self._read: tuple[tuple[int, str] | None, Any] = None, None
 
     def file(self, request: dict[str, Any]) -> Any:
         """Return the open file of a request; it stays open under its number."""
@@ -74,6 +76,20 @@ class Library:
             self._open[number] = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access), window
         return self._open[number][0]
 
+    def dataset(self, request: dict[str, Any]) -> Any:
+        """Return the dataset that values are asked of; it stays open until another one is.
+
+        What its chunks hold stays in memory with it: they are larger than what is asked for at once.
+        """
+        key = request["number"], request["dataset"]
+        if self._read[0] != key:
+            self._read = None, None
+            access = self.h5.h5p.create(self.h5.h5p.DATASET_ACCESS)
+            access.set_chunk_cache(521, MAX_CHUNK, 1.0)
+            name = request["dataset"].encode("latin-1")
+            self._read = key, self.h5.h5d.open(self.file(request), name, access)
+        return self._read[1]
+
     def _window(self, request: dict[str, Any]) -> Window | None:
         """Return what a file is read through; None where libhdf5 reads it itself, which is faster."""
         if request["inline"]:
@@ -86,6 +102,7 @@ class Library:
 
     def forget(self, number: int) -> None:
         """Close a file."""
+        self._read = None, None
         handle, window = self._open.pop(number, (None, None))
         if handle is not None:
             handle.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .frames import stay_alive, tell, text
+from .frames import reason, stay_alive, tell, text
 from .library import READABLE, Library
 from .sums import Sum
 
@@ -70,7 +70,7 @@ class Walk:
             if self._are_too_many(links):
                 tell(k="fault", code="hdf5-limit", path=path, message=f"over {MAX_OBJECTS:,} objects")
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-damaged", path=path, message=str(failure)[:300])
+            tell(k="fault", code="hdf5-damaged", path=path, message=reason(failure))
         return links
 
     def _are_too_many(self, links: list[Link]) -> bool:
@@ -96,7 +96,7 @@ class Walk:
             self._seen[address] = here, isinstance(found, self._h5.h5d.DatasetID)
             return self._object(here, found)
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-damaged", path=here, message=str(failure)[:300])
+            tell(k="fault", code="hdf5-damaged", path=here, message=reason(failure))
             return None
 
     def _lead(self, path: str, group: Any, name: bytes, kind: int) -> None:
@@ -161,7 +161,7 @@ class Walk:
                 told[text(name)] = self._value(self._h5.h5a.open(found, name))
                 stay_alive()
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {str(failure)[:300]}")
+            tell(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {reason(failure)}")
         return told
 
     def _value(self, attribute: Any) -> Any:

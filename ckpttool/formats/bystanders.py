@@ -1,0 +1,168 @@
+"""The files in a checkpoint's directory that its format has no use for: somebody may load them as well.
+
+``optimizer.pt`` beside a set of shards, a pickle among a SavedModel's assets: the name of one file decides
+which format a directory has, and must not hide what the others could run. Every file that begins like what a
+framework loads, or is called like it, is judged by its own formats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, NotFound
+from ckpttool.formats.interface import Probe, scan
+from ckpttool.formats.parts import placed
+from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
+from ckpttool.report import Finding, warning
+from ckpttool.wire.source import Source
+
+MAX_FILES = 20_000
+"""The most files of a directory that are looked at, those in its directories included."""
+MAX_JUDGED = 2_000
+"""The most of them that are judged: each may cost what a checkpoint costs."""
+
+_HEAD_BYTES = 512
+_NEVER_ENTERED = frozenset({".git"})
+_CONTAINERS = (b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+_SUFFIXES = (
+    *(suffix for suffix in CONTENTS if suffix != ".bin"),
+    *(".pth.tar", ".pt2", ".ptl", ".jit", ".torchscript", ".joblib", ".dill"),
+)
+_PROGRAMS = frozenset({"saved_model.pb", "saved_model.pbtxt", "saved_model.cpb", "__model__"})
+_PROGRAM_SUFFIX, _PIR = ".pdmodel", b'"base_code"'
+
+
+def add_bystanders(checkpoint: Checkpoint, root: str) -> None:
+    """Let a checkpoint say what loading the other files in its directory, ``root``, could run."""
+    own = frozenset(os.path.abspath(file.path) for file in checkpoint.files)
+    bystanders = _Bystanders(root, checkpoint.judged, own)
+    found = tuple(bystanders.findings())
+    checkpoint.judged |= bystanders.judged
+    if found:
+        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *found)))
+
+
+def bystander_findings(root: str) -> tuple[Finding, ...]:
+    """Return what loading any file in a directory by itself could run: it can't be opened as a whole."""
+    return tuple(_Bystanders(root, frozenset(), frozenset()).findings())
+
+
+class _Bystanders:
+    """The files in a directory, without those that were judged already.
+
+    Attributes:
+        judged: Absolute paths of the files that were judged.
+    """
+
+    def __init__(self, root: str, known: frozenset[str], own: frozenset[str]) -> None:
+        self.judged: set[str] = set()
+        self._root, self._known, self._own = root, known, own
+        programs = {path for path in own if os.path.basename(path) in _PROGRAMS}
+        self._bases = _bases(root, known | programs)
+
+    def findings(self) -> Iterator[Finding]:
+        unread: list[CheckpointError] = []
+        for count, entry in enumerate(_entries(self._root, unread)):
+            where = os.path.relpath(entry.path, self._root)
+            if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
+                yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
+                return
+            if os.path.abspath(entry.path) not in self._known:
+                yield from (placed(finding, where) for finding in self._of(entry))
+        for failure in unread:
+            yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
+
+    def _of(self, entry: os.DirEntry[str]) -> Iterator[Finding]:
+        path = os.path.abspath(entry.path)
+        if entry.is_symlink() and not os.path.realpath(path).startswith(self._bases):
+            if _is_called_like_one(entry.name) or entry.is_dir():
+                yield warning("not-scanned", "a link that leads out of the checkpoint; it was not followed")
+        elif entry.is_file() and _is_loadable(entry, is_read=path in self._own and self._is_at_top(path)):
+            self.judged.add(path)
+            yield from _safety_of(entry)
+
+    def _is_at_top(self, path: str) -> bool:
+        return os.path.dirname(path) == os.path.abspath(self._root)
+
+
+def _bases(root: str, read: Collection[str]) -> tuple[str, ...]:
+    """Return where files may lie: in the directory, or beside what the files that were read are links to.
+
+    The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
+    """
+    blobs = {os.path.dirname(os.path.realpath(path)) for path in read if os.path.islink(path)}
+    return tuple(path.rstrip(os.sep) + os.sep for path in (os.path.realpath(root), *sorted(blobs)))
+
+
+def _entries(root: str, unread: list[CheckpointError]) -> Iterator[os.DirEntry[str]]:
+    """Yield what lies in a directory and in those inside; note those that can't be read."""
+    pending = [root]
+    while pending:
+        try:
+            entries = scan(pending.pop()).values()
+        except NotFound:  # it vanished meanwhile
+            continue
+        except CheckpointError as failure:
+            unread.append(failure)
+            continue
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                yield entry
+            elif entry.name not in _NEVER_ENTERED:
+                pending.append(entry.path)
+
+
+def _is_called_like_one(name: str) -> bool:
+    """Tell whether a file has a name that only checkpoints have."""
+    from ckpttool.formats import PYTORCH_BIN
+
+    lowered = name.lower()
+    return lowered.endswith(_SUFFIXES) or (lowered.endswith(".bin") and lowered.startswith(PYTORCH_BIN))
+
+
+def _is_loadable(entry: os.DirEntry[str], *, is_read: bool) -> bool:
+    """Tell from its name and its first bytes whether a framework may load a file by itself.
+
+    ``is_read`` where the checkpoint's own format reads it: if it is a program, it was judged as one.
+    """
+    if _is_called_like_one(entry.name):
+        return True
+    if not is_read and (entry.name in _PROGRAMS or entry.name.endswith(_PROGRAM_SUFFIX)):
+        return True
+    try:
+        with Source(entry.path) as source:
+            head = source.read(0, min(_HEAD_BYTES, source.size))
+        if head.startswith(_CONTAINERS) or head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT):
+            return True
+        if not is_read and head[:1] == b"{" and _PIR in head:
+            return True
+        return may_begin_pickle(head) and _is_pickle(entry.path)
+    except CheckpointError as failure:
+        return not isinstance(failure, NotFound)
+
+
+def _is_pickle(path: str) -> bool:
+    from ckpttool.formats.pickles import PlainPickle, PytorchLegacy
+
+    with Probe(path) as probe:
+        return PytorchLegacy().matches(probe) or PlainPickle().matches(probe)
+
+
+def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
+    """Yield what loading a file by itself could run, by all formats that recognise it."""
+    from ckpttool.formats import matching
+
+    try:
+        with Probe(entry.path) as probe:
+            formats = matching(probe)
+        yield from readings_of(entry.path, formats)
+    except NotFound:  # it vanished meanwhile
+        return
+    except CheckpointError as failure:
+        yield warning("not-scanned", failure.reason)
+        return
+    if not formats and _is_called_like_one(entry.name):
+        yield warning("not-scanned", "no format recognises it, so what loading it would run is not known")

@@ -1,0 +1,87 @@
+"""Lists of a framework's operators: what graphs may call, and what some of them do besides computing.
+
+An operator that no list knows is a library's own, or a later release's: nobody here knows what it does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase, translate
+from functools import cached_property
+from pathlib import Path
+
+from ckpttool.report import Finding, Severity, warning
+
+_SHOWN = 8
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class OperatorLists:
+    """The operators of a framework, in ``NAME_ops.txt`` and ``NAME_unsafe_ops.txt`` of a directory.
+
+    The first holds all that it registers, one a line; a test compares it with the framework. The second
+    holds, for those that do more than compute, how much it matters, the name (``*`` stands for any end), and
+    what it does.
+    """
+
+    directory: Path
+    name: str
+
+    def judge(
+        self, names: Iterable[str], where: str | None, verb: str, files: Mapping[str, str] | None = None
+    ) -> Iterator[Finding]:
+        """Yield what calling operators does besides computing.
+
+        Args:
+            names: The operators.
+            where: The place for the findings.
+            verb: How the message begins.
+            files: What to add for an operator: the file that it touches.
+        """
+        foreign: list[str] = []
+        for name in sorted(set(names)):
+            danger = self.danger(name)
+            if danger is not None:
+                severity, does = danger
+                file = f": {files[name][:_LONGEST]}" if files and name in files else ""
+                yield Finding("unsafe-op", severity, f"{verb} {name[:_LONGEST]}, which {does}{file}", where)
+            elif name not in self.known:
+                foreign.append(name[:_LONGEST])
+        if foreign:
+            more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
+            shown = ", ".join(foreign[:_SHOWN])
+            yield warning(
+                "custom-ops", f"{verb} operators that only other code registers: {shown}{more}", where
+            )
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Return the names of all that the framework registers."""
+        return frozenset(lines_of(self.directory / f"{self.name}_ops.txt"))
+
+    @cached_property
+    def dangers(self) -> tuple[tuple[Severity, str, str], ...]:
+        """Return what the second list holds."""
+        lines = lines_of(self.directory / f"{self.name}_unsafe_ops.txt")
+        parts = (line.split(maxsplit=2) for line in lines)
+        return tuple((Severity(severity), glob, does) for severity, glob, does in parts)
+
+    def danger(self, name: str) -> tuple[Severity, str] | None:
+        """Return how much a call matters, and what it does; None where it only computes, or nobody knows."""
+        if not self._dangerous.match(name):
+            return None
+        found = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))
+        return next(found, None)
+
+    @cached_property
+    def _dangerous(self) -> re.Pattern[str]:
+        return re.compile("|".join(translate(glob) for _, glob, _ in self.dangers))
+
+
+def lines_of(file: Path) -> list[str]:
+    """Return a list's entries, without comments and empty lines."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]

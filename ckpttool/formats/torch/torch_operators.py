@@ -1,0 +1,34 @@
+"""PyTorch's operators and classes in C++, and what those of them do that do more than compute.
+
+Source: PyTorch ``aten/src/ATen/native/native_functions.yaml``, ``torch/csrc/jit/runtime/register_*.cpp``,
+``torch/custom_class.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+from ckpttool.formats.content.operator_lists import OperatorLists, lines_of
+from ckpttool.report import Finding, warning
+
+_NAMES = Path(__file__).with_name("names")
+_SHOWN = 8
+
+OPERATORS = OperatorLists(_NAMES, "torch")
+CLASSES = "__torch__.torch.classes."
+"""What the names of classes in C++ begin with in pickles, before namespace and name."""
+
+
+def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
+    """Yield which classes in C++, by namespace and name, are on no list."""
+    foreign = sorted(set(names) - _known_classes())
+    if foreign:
+        shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
+        yield warning("custom-ops", f"it uses classes in C++ that only other code registers: {shown}", where)
+
+
+@cache
+def _known_classes() -> frozenset[str]:
+    return frozenset(lines_of(_NAMES / "torch_classes.txt"))

@@ -1,0 +1,298 @@
+"""Directories that are held open: what is done in one is done there, whatever its path has come to mean.
+
+Whoever may write in the directory around another can put a symlink in its place between any two calls. So a
+directory is opened once, without following a link, right after it was made, and all else goes by its
+descriptor. Where the system can't work that way (Windows), paths are used.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from contextlib import suppress
+from types import TracebackType
+
+IS_SUPPORTED = {os.open, os.mkdir, os.rename, os.link, os.unlink, os.rmdir, os.stat} <= os.supports_dir_fd
+"""Whether the system can work below open directories."""
+
+FOLLOWS_NOTHING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | FOLLOWS_NOTHING
+"""Opens a file that nobody else has made."""
+
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
+_PROBE = ".ckpttool-probe"
+_CLOSED = -1
+"""Stands for a descriptor that was given back: whatever is done with it fails."""
+
+
+class Exchanged(OSError):
+    """Somebody else put something in the place of a directory that was just made."""
+
+    def __init__(self, path: str) -> None:
+        reason = f"somebody put something else in the place of {os.path.basename(path)}, which was just made"
+        super().__init__(errno.ESTALE, reason, path)
+
+
+class OpenDirectory:
+    """A directory that is held open; used as a context, or closed by hand.
+
+    A name that its methods are given is that of an entry; none of them follows a link.
+
+    Attributes:
+        path: What it was opened by, for messages.
+        descriptor: What calls take as ``dir_fd``; None where the system has no such thing.
+    """
+
+    __slots__ = ("descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int | None = None) -> None:
+        """Open a directory; links on the way to it, and at its end, are followed.
+
+        Args:
+            path: Its path.
+            descriptor: Of the directory, if it is open already.
+
+        Raises:
+            OSError: It can't be opened, or is none.
+        """
+        self.path = path
+        self.descriptor = descriptor
+        if descriptor is None and IS_SUPPORTED:
+            self.descriptor = os.open(path or os.curdir, _DIRECTORY)
+
+    def __enter__(self) -> OpenDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it; closing twice is allowed."""
+        descriptor, self.descriptor = self.descriptor, _CLOSED
+        if descriptor is not None and descriptor != _CLOSED:
+            os.close(descriptor)
+
+    def at(self, name: str) -> str:
+        """Return what a call is given for an entry, beside ``dir_fd=self.descriptor``."""
+        return self.join(name) if self.descriptor is None else name
+
+    def join(self, name: str) -> str:
+        """Return the path of an entry, for messages."""
+        return os.path.join(self.path, name)
+
+    def names(self) -> list[str]:
+        """Return the names of its entries."""
+        return os.listdir(self.path or os.curdir if self.descriptor is None else self.descriptor)
+
+    def own_status(self) -> os.stat_result:
+        """Return its own status."""
+        return os.stat(self.path or os.curdir) if self.descriptor is None else os.fstat(self.descriptor)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """Return the status of an entry, or None where there is none; never None for not knowing.
+
+        Raises:
+            OSError: It can't be told.
+        """
+        try:
+            return os.lstat(self.at(name), dir_fd=self.descriptor)
+        except FileNotFoundError:
+            return None
+
+    def has(self, name: str) -> bool:
+        """Tell whether it has an entry of this name."""
+        return self.status(name) is not None
+
+    def holds_directory(self, name: str) -> bool:
+        """Tell whether an entry is a directory, and no link to one."""
+        status = self.status(name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def open(self, name: str) -> OpenDirectory:
+        """Open a directory in it.
+
+        Raises:
+            OSError: There is none, or it is a link.
+        """
+        if self.descriptor is None:
+            return OpenDirectory(self.join(name))
+        flags = _DIRECTORY | FOLLOWS_NOTHING
+        return OpenDirectory(self.join(name), os.open(name, flags, dir_fd=self.descriptor))
+
+    def make(self, name: str, mode: int = 0o777) -> OpenDirectory:
+        """Make a directory in it, and return just that one.
+
+        Raises:
+            Exchanged: Something else stands in its place by now.
+            OSError: It can't be made.
+        """
+        os.mkdir(self.at(name), mode, dir_fd=self.descriptor)
+        try:
+            made = self.open(name)
+        except OSError as error:
+            self._withdraw(name)
+            if error.errno in _NOT_IT:
+                raise Exchanged(self.join(name)) from error
+            raise
+        except BaseException:
+            self._withdraw(name)
+            raise
+        try:
+            if not _is_new(made):
+                raise Exchanged(self.join(name))
+        except BaseException:
+            made.close()
+            self._withdraw(name)
+            raise
+        return made
+
+    def _withdraw(self, name: str) -> None:
+        with suppress(OSError):  # what isn't an empty directory isn't what was made
+            os.rmdir(self.at(name), dir_fd=self.descriptor)
+
+    def make_or_open(self, path: str) -> OpenDirectory:
+        """Return a directory at a path below it, made as far as it is not there."""
+        here = self.open(os.curdir)
+        for name in filter(None, path.split(os.sep)):
+            with here as above:
+                here = above.open(name) if above.has(name) else above.make(name)
+        return here
+
+    def create(self, name: str, mode: int = 0o666) -> int:
+        """Return the descriptor of a new file in it.
+
+        Raises:
+            OSError: There is such an entry, or it can't be made.
+        """
+        return os.open(self.at(name), CREATE, mode, dir_fd=self.descriptor)
+
+    def rename(self, name: str, there: OpenDirectory) -> None:
+        """Rename an entry to another directory, in which nothing has its name."""
+        here = self.descriptor
+        os.rename(self.at(name), there.at(name), src_dir_fd=here, dst_dir_fd=there.descriptor)
+
+    def replace(self, name: str, there: OpenDirectory, other: str) -> None:
+        """Rename a file to another directory; the one that has the other name there gives way to it."""
+        here = self.descriptor
+        os.replace(self.at(name), there.at(other), src_dir_fd=here, dst_dir_fd=there.descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Unlink an entry that is no directory."""
+        os.unlink(self.at(name), dir_fd=self.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove an entry with all in it.
+
+        Raises:
+            OSError: Something can't be removed.
+        """
+        if not self.holds_directory(name):
+            self.unlink(name)
+        elif self.descriptor is None:
+            shutil.rmtree(self.join(name))
+        else:
+            self._remove_tree(name)
+
+    def _remove_tree(self, name: str) -> None:
+        """Remove a directory, the innermost first; how deep it is only the number of open files limits."""
+        stack = [self.open(name)]
+        pending = [iter(stack[0].names())]
+        try:
+            while stack:
+                entry = next(pending[-1], None)
+                if entry is None:
+                    pending.pop()
+                    done = stack.pop()
+                    done.close()
+                    (stack[-1] if stack else self)._rmdir(os.path.basename(done.path))
+                elif stack[-1].holds_directory(entry):
+                    stack.append(stack[-1].open(entry))
+                    pending.append(iter(stack[-1].names()))
+                else:
+                    stack[-1].unlink(entry)
+        finally:
+            for one in stack:
+                one.close()
+
+    def _rmdir(self, name: str) -> None:
+        os.rmdir(self.at(name), dir_fd=self.descriptor)
+
+    def remove_held(self, held: OpenDirectory, name: str) -> None:
+        """Remove an empty directory in it that is held open.
+
+        Raises:
+            Exchanged: What has its name is something else.
+            OSError: It can't be removed.
+        """
+        if not self.leads_to(name, held):
+            raise Exchanged(held.path)
+        self._rmdir(name)
+
+    def leads_to(self, name: str, held: OpenDirectory) -> bool:
+        """Tell whether an entry is a directory that is held open."""
+        status = self.status(name)
+        return status is not None and os.path.samestat(status, held.own_status())
+
+    def is_at_path(self) -> bool:
+        """Tell whether its path leads to it still."""
+        try:
+            return os.path.samestat(os.stat(self.path or os.curdir), self.own_status())
+        except FileNotFoundError:
+            return False
+
+    def sync(self) -> None:
+        """Make what was renamed in it durable, where the file system can."""
+        if self.descriptor is not None:
+            sync_opened(self.descriptor)
+
+    def sync_tree(self) -> None:
+        """Make what was made in it, and in the directories below it, durable."""
+        if self.descriptor is not None:
+            for _, _, _, descriptor in os.fwalk(os.curdir, dir_fd=self.descriptor):
+                sync_opened(descriptor)
+
+
+def make_directory(name: str, mode: int, place: int) -> int:
+    """Make a directory in an open one, and return the descriptor of just that one; see ``OpenDirectory``.
+
+    Raises:
+        Exchanged: Something else stands in its place by now.
+        OSError: It can't be made.
+    """
+    made = OpenDirectory(os.curdir, place).make(name, mode)
+    assert made.descriptor is not None  # as that of the place is not
+    return made.descriptor
+
+
+def sync_opened(directory: int) -> None:
+    """Make what was renamed in an open directory durable, where the file system can."""
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no such thing there
+            raise
+
+
+def _is_new(made: OpenDirectory) -> bool:
+    """Tell whether a directory is this user's, and empty but for what some file systems show in each."""
+    if made.descriptor is None:
+        return True
+    if not all(name.startswith(".") for name in made.names()):
+        return False
+    owner = os.fstat(made.descriptor).st_uid
+    return owner == os.geteuid() or owner == _owner_of_new(made)
+
+
+def _owner_of_new(place: OpenDirectory) -> int:
+    """Return whose a new file is: a server may take root for nobody, or a mount give all to one user."""
+    descriptor = place.create(_PROBE, 0o600)
+    try:
+        return os.fstat(descriptor).st_uid
+    finally:
+        os.close(descriptor)
+        place.unlink(_PROBE)

@@ -1,0 +1,141 @@
+"""What Paddle's programs do besides computing, told from their operators."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS, judged
+from ckpttool.ops.verdict import Safety
+from ckpttool.ops.verify import verify
+from ckpttool.report import Severity
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "severity"),
+    [
+        ("py_func", "unsafe-op", Severity.ERROR),
+        ("read_file", "unsafe-op", Severity.ERROR),
+        ("check_numerics", "unsafe-op", Severity.ERROR),
+        ("listen_and_serv", "unsafe-op", Severity.ERROR),
+        ("send_barrier", "unsafe-op", Severity.ERROR),
+        ("recv", "unsafe-op", Severity.ERROR),
+        ("c_gen_nccl_id", "unsafe-op", Severity.ERROR),
+        ("tensorrt_engine", "unsafe-op", Severity.ERROR),
+        ("ap_variadic", "unsafe-op", Severity.ERROR),
+        ("c_allreduce_sum", "unsafe-op", Severity.WARNING),
+        ("print", "unsafe-op", Severity.WARNING),
+        ("my_relu", "custom-ops", Severity.WARNING),
+        ("", "custom-ops", Severity.WARNING),
+    ],
+)
+def test_what_is_told_of_an_operator(kind: str, code: str, severity: Severity) -> None:
+    assert [(one.code, one.severity) for one in judged({kind: None, "relu": None})] == [(code, severity)]
+
+
+@pytest.mark.parametrize("kind", ["relu", "conv2d_grad", "while", "c_embedding", "lstm_unit", "load_balance"])
+def test_operators_that_compute(kind: str) -> None:
+    known = kind in OPERATORS.known
+    assert known is (kind != "load_balance")
+    assert [one.code for one in judged({kind: None})] == ([] if known else ["custom-ops"])
+
+
+def test_each_danger_is_of_a_known_operator() -> None:
+    """A typing error would make a danger harmless; some only older releases or other builds have."""
+    of_others = {"anakin_engine", "cinn_instruction_run", "cinn_launch", "create_recordio_file_reader"}
+    of_others |= {"dlnne_engine", "gen_*_id", "lite_engine", "nccl*", "ngraph_engine", "open_files"}
+    globs = {glob for _, glob, _ in OPERATORS.dangers}
+    lost = {glob for glob in globs if not any(fnmatchcase(name, glob) for name in OPERATORS.known)}
+    assert lost == of_others
+
+
+@pytest.mark.framework
+def test_all_operators_of_paddle_are_known() -> None:
+    pytest.importorskip("paddle")
+    from paddle.base import core
+    from paddle.base.framework import OpProtoHolder
+
+    of_json = (name.removesuffix("_") for name in dir(core.pir.ops) if not name.startswith("__"))
+    assert {*core.get_all_op_names(), *of_json} - OPERATORS.known == set()
+    settings = {
+        (name, one.name)
+        for name, proto in OpProtoHolder.instance().op_proto_map.items()
+        for one in proto.attrs
+        if one.name in FILE_SETTINGS or any(part in one.name for part in ("path", "file", "endpoint"))
+    }
+    assert {name for name, _ in settings if OPERATORS.danger(name) is None} == set()
+
+
+CHILD = """
+import json, os, sys
+import numpy as np
+import paddle
+paddle.enable_static()
+found = {}
+
+def run(name, add):
+    made = os.path.abspath(name + ".made")
+    main = paddle.static.Program()
+    with paddle.static.program_guard(main):
+        x = paddle.static.data("x", [2], "float32")
+        add(main.global_block(), x, made)
+    with open(name + ".pdmodel", "wb") as file:
+        file.write(main.desc.serialize_to_string())
+    with open(name + ".pdmodel", "rb") as file:
+        again = paddle.static.Program.parse_from_string(file.read())
+    fetched = ["read"] if again.global_block().has_var("read") else []
+    values = paddle.static.Executor().run(again, feed={"x": np.ones(2, "float32")}, fetch_list=fetched)
+    found[name] = os.path.exists(made) or bool(values) and values[0].tobytes() == b"secret"
+
+def save(block, x, made):
+    block.append_op(type="save", inputs={"X": [x]}, attrs={"file_path": made})
+
+def combine(block, x, made):
+    out = block.create_var(name="out", type=paddle.base.core.VarDesc.VarType.RAW)
+    block.append_op(type="save_combine", inputs={"X": [x]}, outputs={"Y": [out]}, attrs={"file_path": made})
+
+def read(block, x, made):
+    with open("secret", "wb") as file:
+        file.write(b"secret")
+    out = block.create_var(name="read", dtype="uint8")
+    block.append_op(type="read_file", outputs={"Out": [out]}, attrs={"filename": os.path.abspath("secret")})
+
+def check(block, x, made):
+    outputs = {"stats": [block.create_var(name="s", dtype="int64")],
+               "values": [block.create_var(name="v", dtype="float32")]}
+    attrs = {"op_type": "a", "var_name": "x", "check_nan_inf_level": 3, "stack_height_limit": 1}
+    attrs["output_dir"] = made
+    block.append_op(type="check_numerics", inputs={"tensor": [x]}, outputs=outputs, attrs=attrs)
+
+def compute(block, x, made):
+    paddle.nn.functional.relu(x)
+    open(made, "w").close()
+
+for add in (save, combine, read, check, compute):
+    run(add.__name__, add)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.framework
+def test_programs_that_touch_files(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    ran = json.loads(done.stdout.splitlines()[-1])
+    assert [name for name, made in ran.items() if not made] == []
+    verdicts = {name: verify(tmp_path / f"{name}.pdmodel") for name in ran}
+    assert verdicts.pop("compute").safety is Safety.SAFE
+    for name, verdict in verdicts.items():
+        (finding,) = [one for one in verdict.findings if one.code == "unsafe-op"]
+        assert (verdict.safety, str(tmp_path) in finding.message) == (Safety.UNSAFE, True), name

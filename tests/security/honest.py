@@ -1,0 +1,144 @@
+"""Honest files as real libraries write them, over all protocols: none of them is called anything but safe."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import fractions
+import io
+import pathlib
+import pickle
+import random
+import types
+import uuid
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.security.assembler import PROTOCOLS
+
+
+def plain_values() -> dict[str, Any]:
+    """Return objects of the standard library that people put into checkpoints."""
+    return {
+        "numbers": [0, -1, 255, 65_536, 1 << 70, -(1 << 200), 1.5, float("inf"), 2 + 3j, True, None],
+        "texts": ["", "a", "ü\n\\", "\U0001f600", "x" * 300, b"", b"\x80\xff", b"y" * 300, bytearray(b"z")],
+        "containers": [
+            (),
+            (1,),
+            (1, 2, 3, 4),
+            {1, 2},
+            frozenset({3}),
+            {"a": {"b": [1]}},
+            range(3),
+            slice(1, 2),
+        ],
+        "ordered": collections.OrderedDict([("b", 1), ("a", 2)]),
+        "defaults": [collections.defaultdict(list, {"a": [1]}), collections.defaultdict(int, a=1)],
+        "counter": collections.Counter("abca"),
+        "deque": collections.deque([1, 2], 3),
+        "namespace": [Namespace(lr=0.1, names=["a"]), types.SimpleNamespace(a=1)],
+        "moments": [
+            datetime.datetime(2026, 1, 2, 3, 4, 5, 6),
+            datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc),
+            datetime.date(2026, 1, 2),
+            datetime.time(1, 2),
+            datetime.timedelta(1, 2, 3),
+        ],
+        "paths": [pathlib.PurePosixPath("a/b"), pathlib.PosixPath("/tmp/x"), pathlib.PureWindowsPath("c:/x")],
+        "decimal": [decimal.Decimal("1.50"), fractions.Fraction(1, 3)],
+        "uuid": uuid.UUID(int=5),
+        "random": random.Random(1).getstate(),
+        "shared": _shared(),
+    }
+
+
+def _shared() -> Any:
+    inner = ["shared"]
+    return {"a": inner, "b": inner, "c": (inner, inner)}
+
+
+def numpy_values() -> dict[str, Any]:
+    """Return what NumPy makes."""
+    import numpy as np
+
+    return {
+        "array": np.arange(6, dtype="float32").reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "scalars": [np.float32(1.5), np.int64(2), np.bool_(True)],
+        "structured": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        "random_state": np.random.RandomState(1).get_state(),
+        "rng": [np.random.RandomState(1), np.random.default_rng(1)],
+        "times": np.array(["2026-01-01"], dtype="datetime64[D]"),
+        "texts": np.array(["a", "bc"]),
+        "masked": np.ma.masked_array([1, 2], mask=[0, 1]),
+    }
+
+
+def torch_values() -> dict[str, Any]:
+    """Return what people save with PyTorch."""
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    shared = torch.arange(6.0)
+    return {
+        "state_dict": net.state_dict(),
+        "training": {
+            "model": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scheduler": scheduler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "epoch": 3,
+            "args": Namespace(lr=0.1),
+        },
+        "lightning": {
+            "epoch": 1,
+            "global_step": 2,
+            "pytorch-lightning_version": "2.6.6",
+            "state_dict": net.state_dict(),
+            "loops": {"fit_loop": {"state_dict": {}}},
+            "callbacks": {"ModelCheckpoint{'monitor': 'x'}": {"best": "x", "kth": torch.tensor(1.0)}},
+            "optimizer_states": [optimizer.state_dict()],
+            "lr_schedulers": [scheduler.state_dict()],
+            "hyper_parameters": {"lr": 0.1, "when": datetime.timedelta(1)},
+        },
+        "module": net,
+        "views": {"a": shared, "b": shared[2:], "c": torch.nn.Parameter(shared[:2].clone())},
+        "dtypes": [torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int8, torch.cfloat)],
+        "sizes": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.strided],
+    }  # fmt: skip
+
+
+def write(directory: Path) -> Iterator[Path]:
+    """Write the honest files below a directory, and yield their paths."""
+    import numpy as np
+    import torch
+
+    directory.mkdir()
+    for name, value in {**plain_values(), **numpy_values()}.items():
+        for protocol in PROTOCOLS:
+            path = directory / f"{name}-{protocol}.pkl"
+            path.write_bytes(pickle.dumps({"value": value}, protocol))
+            yield path
+    for name, value in {**torch_values(), **plain_values()}.items():
+        for protocol, zipped in ((2, True), (4, True), (2, False)):
+            path = directory / f"{name}-{protocol}-{'zip' if zipped else 'legacy'}.pth"
+            torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+            yield path
+    arrays = numpy_values()
+    for name in ("array", "structured", "times"):
+        path = directory / f"{name}.npz"
+        np.savez_compressed(path, first=arrays[name], second=np.arange(3))
+        yield path
+    out = io.BytesIO()
+    np.save(out, np.array([{"a": 1}, [1, 2]], dtype=object))
+    path = directory / "objects.npy"
+    path.write_bytes(out.getvalue())
+    yield path

@@ -1,0 +1,125 @@
+"""Every hostile file does run in its framework; here nothing runs, and it is never called safe.
+
+``CKPTTOOL_EVERY_ATTACK=1`` takes each attack over all protocols and containers, not a sample of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from tests.security.corpus import Case, Corpus
+from tests.security.truth import load_all
+
+ROOT = Path(__file__).parents[2]
+EVERY = bool(os.environ.get("CKPTTOOL_EVERY_ATTACK"))
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """Run a command in this process: status, stdout, stderr."""
+    from ckpttool.cli import run
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = run([str(argument) for argument in arguments])
+    return status, out.getvalue(), err.getvalue()
+
+
+def lines(names: Iterable[str]) -> str:
+    return "\n".join(["", *names])
+
+
+def safety_of(path: Path) -> str:
+    """Return what verify says a checkpoint is: its worst safety, or the error that it ends with."""
+    status, out, err = command("verify", "--json", path)
+    assert "internal error" not in err
+    if not out:
+        return f"refused: {err.strip()}"
+    found = {checkpoint["safety"] for checkpoint in json.loads(out)["checkpoints"]}
+    worst = next((word for word in ("unsafe", "unknown", "safe") if word in found), "nothing looked at")
+    assert worst != "unsafe" or status == 1
+    return worst
+
+
+@pytest.mark.framework
+def test_every_attack_runs_in_its_framework(tmp_path: Path) -> None:
+    corpus = Corpus(tmp_path)
+    cases = [case for case in corpus.all(every=EVERY) if case.is_provable]
+    ends = load_all([(case.loader, case.path, case.is_alone) for case in cases], corpus.modules, ROOT)
+    idle = [f"{case.name}: {end}" for case, end in zip(cases, ends, strict=True) if not case.has_run]
+    assert not idle, lines(idle)
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> list[Case]:
+    """Return the hostile files, none of which was loaded."""
+    return list(Corpus(tmp_path).all(every=EVERY))
+
+
+def test_no_attack_is_called_safe_by_any_command_nor_run(cases: list[Case], tmp_path: Path) -> None:
+    wrong = []
+    for case in cases:
+        said = safety_of(case.judged)
+        if said != "unsafe" and not (case.may_be_unknown and said == "unknown"):
+            wrong.append(f"{case.name}: {said}")
+        wrong += [f"{case.name}: {sentence}" for sentence in _other_commands(case, tmp_path / "out")]
+    status, out, err = command("list", "--json", tmp_path / "cases")
+    assert status in (0, 1, 2) and (out or err)
+    ran = [f"{case.name} has run" for case in cases if case.has_run]
+    assert not ran, lines(ran)
+    assert not wrong, lines([f"{len(wrong)} of {len(cases)}", *wrong])
+
+
+def _other_commands(case: Case, target: Path) -> Iterable[str]:
+    """Run the commands that open a checkpoint, some on each fourth; yield what they should not say."""
+    commands = (
+        ("inspect", "--json", case.judged),
+        ("diff", "--json", case.judged, case.judged),
+        ("convert", "--to", "safetensors", "--force", "--json", case.judged, target),
+    )
+    for arguments in commands if EVERY or case.number % 4 == 0 else commands[:1]:
+        status, out, err = command(*arguments)
+        if "internal error" in err or status not in (0, 1, 2):
+            yield f"{arguments[0]} ended with {status}: {err.strip()[-200:]}"
+        if arguments[0] == "inspect" and str(case.judged) in safe_paths(out):
+            yield "inspect says safe"
+
+
+def safe_paths(document: str) -> set[str]:
+    """Return the checkpoints that inspect calls safe; of a directory it may show one of many."""
+    found = json.loads(document)["checkpoints"] if document else []
+    return {one["path"] for one in found if one["safety"] == "safe"}
+
+
+NET = f"{ROOT / 'tests' / 'predict' / 'models' / 'nets.py'}:SimpleModel"
+WHOLE = {"torch-dcp/one-rank": ("one-rank/.metadata", "dcp"), "pytorch/guide.pth": ("guide.pth", "torch")}
+"""Honest checkpoints, and the file of each that holds a pickle."""
+SUBTLE = [
+    ("users_names", "function"),
+    ("torch_gadgets", "rebuild.tofile"),
+    ("torch_gadgets", "rebuild.write_text"),
+]
+"""Attacks that look harmless: a name that nobody knows, and plain names whose sum is a call."""
+
+
+@pytest.mark.framework
+def test_a_prediction_without_trust_runs_no_attack(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = Corpus(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{corpus.modules}")
+    cases = [corpus.whole(*subtle, files / name, *WHOLE[name]) for subtle in SUBTLE for name in WHOLE]
+    options = ("--json", "--predict", "--model", NET, "--input-shape", "1,4")
+    for case in cases:
+        status, out, err = command("verify", *options, case.judged)
+        assert "internal error" not in out + err
+        assert not case.has_run, case.name
+        assert status == 1, out
+    load_all([(case.loader, case.path, False) for case in cases], corpus.modules, ROOT)
+    assert [case.name for case in cases if not case.has_run] == []

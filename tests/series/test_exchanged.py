@@ -1,0 +1,135 @@
+"""Journals, stages and trashes, exchanged for something else by the owner of the directory around them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.formats.discovery import discover
+from ckpttool.ops.sealing import verify_and_seal
+from ckpttool.series.changing.journal import Journal, Removal
+from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.moves import Move, Moves, Rewrite
+from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.removal import remove
+from ckpttool.series.files import contents
+from ckpttool.series.pointers import pin_files
+from ckpttool.series.undoing.trash import put_aside
+from ckpttool.series.undoing.undo import undo
+from tests.exchanging import WAYS, Way, exchanges
+
+IDENTITY = "20260102T030405.000006Z-0123abcd"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing wait for a disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def lay_out(place: Path) -> None:
+    """Write two checkpoints, of a file and of a directory, one that stays, and a pointer."""
+    (place / "model_epoch_1.pth").write_bytes(b"one")
+    (place / "step_2").mkdir()
+    (place / "step_2" / "weights").write_bytes(b"two")
+    (place / "step_3").mkdir()
+    (place / "step_3" / "weights").write_bytes(b"three")
+    (place / "latest").write_text("step_2\n")
+
+
+def removals(place: Path) -> tuple[Removal, ...]:
+    names = ("model_epoch_1.pth", "step_2")
+    return tuple(Removal(str(place / one), (one,), contents(str(place), [one])) for one in names)
+
+
+def removed(place: Path) -> None:
+    with locked(str(place)):
+        remove(str(place), Journal(removals(place)))
+
+
+def trashed(place: Path) -> None:
+    with locked(str(place)):
+        put_aside(str(place), removals(place), IDENTITY)
+
+
+def lay_out_trashed(place: Path) -> None:
+    """Write the same, of which two lie in the trash."""
+    lay_out(place)
+    trashed(place)
+
+
+def undone(place: Path) -> None:
+    undo(str(place))
+
+
+def renamed(place: Path) -> None:
+    move = Move(str(place / "step_2"), (("step_2", "step_02"),), contents(str(place), ["step_2"]))
+    moves = Moves(
+        kind="rename",
+        identity=IDENTITY,
+        moves=(move,),
+        rewrites=(Rewrite("latest", "step_2\n", "step_02\n"),),
+        source=str(place),
+        target=str(place),
+    )
+    with locked(str(place)):
+        carry_out(str(place), moves)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("work", [removed, trashed, undone, renamed])
+def test_nothing_outside_is_touched_and_nothing_is_lost_that_was_to_stay(
+    work: Callable[[Path], None], way: Way, tmp_path: Path
+) -> None:
+    # A directory of this user's own that lies where the trash lay is the trash: it may gain, not lose.
+    outcomes = set()
+    before, step = (lay_out_trashed, 5) if work is undone else (lay_out, 2)
+    for place, failure in exchanges(tmp_path, way, before, work, may_gain=True, step=step):
+        assert failure is None or isinstance(failure, CheckpointError), repr(failure)
+        assert (place / "step_3" / "weights").read_bytes() == b"three"
+        if work is not removed:  # wherever the owner of the directory has put it
+            texts = {path.read_bytes() for path in place.rglob("*") if path.is_file()}
+            assert {b"one", b"two"} <= texts
+        outcomes.add(failure is None)
+    assert outcomes == {True, False}
+
+
+def test_a_manifest_does_not_follow_what_stands_in_its_place(files: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"untouched")
+    shutil.copy(min((files / "safetensors").glob("*.safetensors")), tmp_path / "model.safetensors")
+    for ending in (".sha256", ".digests.json"):
+        (tmp_path / f"model.safetensors{ending}").symlink_to(outside)
+    (unit,) = (one for one in discover(tmp_path) if one.path.endswith(".safetensors"))
+    _, sealed = verify_and_seal(unit, force=True)
+    assert len(sealed.files) == 2
+    assert outside.read_bytes() == b"untouched"
+
+
+def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link of this user's stays one, and what it leads to is written."""
+    there, link = tmp_path / "there.toml", tmp_path / ".ckpttool.toml"
+    there.write_text('pinned = ["a"]\n')
+    link.symlink_to(there)
+    pin_files.write(str(link), 'pinned = ["b"]\n')
+    assert link.is_symlink()
+    assert there.read_text() == 'pinned = ["b"]\n'
+    real = os.lstat
+    another = link.lstat().st_uid + 1
+
+    def lstat(path: str, *, dir_fd: int | None = None) -> os.stat_result:
+        found = real(path, dir_fd=dir_fd)
+        is_link = os.fspath(path) == str(link)
+        return os.stat_result([*found[:4], another, *found[5:]]) if is_link else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with pytest.raises(AccessDenied, match="a symlink that another user made"):
+        pin_files.write(str(link), 'pinned = ["c"]\n')
+    assert there.read_text() == 'pinned = ["b"]\n'
