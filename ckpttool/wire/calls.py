@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 from ckpttool.wire.states import fits, has_plain_attributes, is_open_dtype
-from ckpttool.wire.trust import NEVER_AN_ARGUMENT, Trust, kind_of, stranger
+from ckpttool.wire.trust import Trust, is_dunder, is_made, kind_of, stranger
 
 Charge = Callable[[int], None]
 
@@ -67,7 +67,7 @@ def judge(call: Call, charge: Charge = _free) -> Trust:
 def is_plain(call: Call) -> bool:
     """Tell whether what a call makes, and is filled with, is data that may be carried elsewhere."""
     function = call.function
-    if not isinstance(function, Global) or kind_of(function.module, function.name) in NEVER_AN_ARGUMENT:
+    if not isinstance(function, Global) or not is_made(function.module, function.name):
         return False
     if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):
         return False
@@ -360,19 +360,29 @@ def _none_type(call: Call, charge: Charge) -> Trust:
 
 
 def _attribute(call: Call, charge: Charge) -> Trust:
-    """``getattr(torch._C._VariableFunctionsClass, "relu")``; unknown of what nobody knows."""
+    """``getattr(torch._C._VariableFunctionsClass, "relu")``; unknown of what nobody knows.
+
+    Modules keep bound methods of their own, as hooks.
+    """
     if len(call.args) != 2 or not isinstance(call.args[1], str):
         return Trust.DANGEROUS
     target, name = call.args
-    if not name.isidentifier() or name.startswith("_"):
+    if not name.isidentifier() or is_dunder(name):
         return Trust.DANGEROUS
     if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
-        return Trust.DANGEROUS if name in _READS_MEMORY else Trust.PLAIN
+        return Trust.DANGEROUS if name in _READS_MEMORY or name.startswith("_") else Trust.PLAIN
     owner = target.function if isinstance(target, Call) else target
-    if not isinstance(owner, Global) or kind_of(owner.module, owner.name) is not None:
+    if not isinstance(owner, Global):
         return Trust.DANGEROUS
-    meaning = stranger(owner.module, owner.name)
-    return meaning if meaning is Trust.UNKNOWN else Trust.DANGEROUS
+    kind = kind_of(owner.module, owner.name)
+    is_unknown = kind is None and stranger(owner.module, owner.name) is Trust.UNKNOWN
+    return Trust.UNKNOWN if is_unknown or kind == "new" else Trust.DANGEROUS
+
+
+def _partial(call: Call, charge: Charge) -> Trust:
+    """``partial(function)``, whose arguments are its state: nobody knows who calls it, and with what."""
+    is_named = len(call.args) == 1 and isinstance(call.args[0], Global)
+    return Trust.UNKNOWN if is_named else Trust.DANGEROUS
 
 
 def _paddle_eval(call: Call, charge: Charge) -> Trust:
@@ -418,8 +428,9 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "latin1": _latin1,
     "none_type": _none_type,
     "attribute": _attribute,
+    "partial": _partial,
     "eval": _paddle_eval,
     "storage_bytes": _stored_bytes,
 }
-_GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute"}
+_GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial"}
 """The kinds of calls whose results call nothing of what they hold."""

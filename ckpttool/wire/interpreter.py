@@ -22,7 +22,7 @@ from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
 from ckpttool.wire.readable import Readable
-from ckpttool.wire.states import fits, has_plain_attributes
+from ckpttool.wire.states import fields_of, fits, has_plain_attributes
 from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern
 from ckpttool.wire.window import Window
 
@@ -79,6 +79,8 @@ class Interpreter(Window):
         self._globals: dict[tuple[str, str], Global] = {}
         self.callers: dict[Global, str] = {}
         """The names that are only to be called, with their kinds."""
+        self._settled: dict[int, object] = {}
+        """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
         self._hashes: dict[int, tuple[object, int]] = {}
         self.frame_is_cut = False
 
@@ -211,6 +213,8 @@ class Interpreter(Window):
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
+            if self._settled and id(target) in self._settled:
+                self.misused("the fields of a NumPy type are changed")
             self.charge(ENTRY * len(pairs))
             for key, value in pairs:
                 target[key if type(key) is str else self.hashable(key)] = value
@@ -250,14 +254,17 @@ class Interpreter(Window):
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
         """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
         if not isinstance(args, tuple):
+            self.asked(args, "arguments")
             raise self.damaged(f"a call with {_kind(args)} in place of arguments")
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1
         if not isinstance(function, Global):
             self.misused(f"{_kind(function)} is called")
-        elif judge(call, self.charge) is Trust.DANGEROUS:
+        elif (meaning := judge(call, self.charge)) is Trust.DANGEROUS:
             self.pickle.unsafe.append((self.position, call))
+        elif meaning is Trust.UNKNOWN:
+            self.pickle.unknown[function] = self.position
         elif function.name == "_load_from_bytes":
             self.pickle.stored.append(call)
         self.grow(self._plain(call))
@@ -272,6 +279,8 @@ class Interpreter(Window):
             self.misused("a state is set twice on one object")
         else:
             target.state = state
+            if isinstance(target, Call) and (fields := fields_of(target)) is not None:
+                self._settled[id(fields)] = fields
             if not (has_plain_attributes(state) if isinstance(target, Mapped) else fits(target, state)):
                 made = target.kind if isinstance(target, Mapped) else target.function
                 self.misused(f"what {made} makes is given a state that it should not have")
@@ -333,6 +342,11 @@ class Interpreter(Window):
         if not isinstance(target, Global | Persistent | Mapped):
             raise self.damaged(f"items are {what} {_kind(target)}")
         self.misused(f"items are {what} {_kind(target)}")
+
+    def asked(self, value: object, what: str) -> None:
+        """Note what a call or the loader would make: CPython goes on with that, the machine can't."""
+        if isinstance(value, Call | Persistent):
+            self.misused(f"{what} are {_kind(value)}")
 
     def misused(self, sentence: str) -> None:
         self.pickle.misuse.append((self.position, sentence))

@@ -116,6 +116,10 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     for name in called:
         how = "" if _meaning(name) is Trust.KNOWN else " with arguments that it should not have"
         findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
+    for name in pickle.unknown:
+        if name not in called and _meaning(name) is Trust.PLAIN:
+            message = f"loading it would call {name} with what is not known to be harmless"
+            findings.append(warning("unknown-class", message, where))
     if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
         findings.append(error("unsafe-call", "loading it would load bytes that hold no mere storage", where))
     for position, sentence in pickle.misuse:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.literals import LITERALS, U4, U8, Operation, integer
-from ckpttool.wire.pickled import ENTRY, Call, Payload, Persistent
+from ckpttool.wire.pickled import ENTRY, Payload, Persistent
 from ckpttool.wire.trust import NEVER_AN_ARGUMENT
 
 if TYPE_CHECKING:
@@ -223,8 +223,8 @@ def _global(vm: Interpreter) -> None:
 def _stack_global(vm: Interpreter) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
-        if isinstance(name, Call) or isinstance(module, Call):
-            vm.misused("a name to import is made by a call")
+        for part in (module, name):
+            vm.asked(part, "module and name to import")
         raise vm.damaged("a name to import that is no text")
     vm.import_name(module, name)
 

@@ -95,6 +95,12 @@ def is_open_dtype(node: object) -> bool:
     )
 
 
+def fields_of(call: Call) -> object:
+    """Return the dictionary that a NumPy type takes for its fields as it is, or None."""
+    is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
+    return call.state[4] if is_described else None
+
+
 def _spelled(dtype: Call) -> tuple[str, int] | None:
     """Return the letter and the bytes of a type that its arguments alone describe; None of any other."""
     spec = dtype.args[0] if dtype.args else None

@@ -33,7 +33,7 @@ class Trust(enum.Enum):
 
 
 CALLED_ONLY = frozenset(
-    {"eval", "attribute", "none_type", "latin1", "reconstructor", "storage_bytes", "instance"}
+    {"eval", "attribute", "instance", "latin1", "none_type", "partial", "reconstructor", "storage_bytes"}
 )
 """The kinds of names that honest pickles call, with the very arguments of these calls, and never keep."""
 NEVER_AN_ARGUMENT = CALLED_ONLY - {"instance"}
@@ -73,6 +73,12 @@ def trust(module: str, name: str) -> Trust:
     if kind is not None:
         return Trust.DANGEROUS if kind in CALLED_ONLY else Trust.PLAIN
     return stranger(module, name)
+
+
+def is_made(module: str, name: str) -> bool:
+    """Tell whether an object that `name` makes may be carried elsewhere, its arguments permitting."""
+    kind = kind_of(module, name)
+    return kind is not None and kind not in NEVER_AN_ARGUMENT
 
 
 @lru_cache(1 << 12)
