@@ -11,11 +11,13 @@ Source: CPython ``Lib/pickle.py``, ``Lib/copyreg.py``; NumPy ``numpy/_core/_inte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from typing import Any, TypeGuard
 
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
-from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, stranger
+from ckpttool.wire.states import fits, has_plain_attributes, is_open_dtype
+from ckpttool.wire.trust import Trust, is_dunder, is_made, kind_of, stranger
 
 Charge = Callable[[int], None]
 
@@ -26,7 +28,6 @@ _SHORT = 64
 _WORST = (Trust.PLAIN, Trust.UNKNOWN, Trust.KNOWN, Trust.DANGEROUS)
 
 _OBJECT = Global("builtins", "object")
-_GETATTR = Global("builtins", "getattr")
 _BASES = frozenset(
     {
         ("builtins", name)
@@ -57,7 +58,7 @@ def judge(call: Call, charge: Charge = _free) -> Trust:
         return Trust.DANGEROUS
     kind = kind_of(function.module, function.name)
     if kind is None:
-        return _judge_stranger(function, call, charge)
+        return _judge_stranger(function, call)
     if call.kwargs:
         return Trust.DANGEROUS
     return _KINDS[kind](call, charge)
@@ -66,49 +67,62 @@ def judge(call: Call, charge: Charge = _free) -> Trust:
 def is_plain(call: Call) -> bool:
     """Tell whether what a call makes, and is filled with, is data that may be carried elsewhere."""
     function = call.function
-    if not isinstance(function, Global) or kind_of(function.module, function.name) in CALLED_ONLY:
+    if not isinstance(function, Global) or not is_made(function.module, function.name):
         return False
-    return judge(call) is Trust.PLAIN and (not (call.items or call.pairs) or takes_items(call))
+    if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):
+        return False
+    return judge(call) is Trust.PLAIN and (call.state is None or fits(call, call.state))
 
 
 def takes_items(call: Call) -> bool:
-    """Tell whether what a call makes may be filled; what else takes items runs a method of its own."""
+    """Tell whether what a call makes may be appended to; what else takes items runs a method of its own."""
+    return _is_filled_as(call, ("list",))
+
+
+def takes_pairs(call: Call, pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Tell whether what a call makes may be given values by these keys.
+
+    Some dictionaries give them for attributes, of which the unpickler itself looks one up.
+    """
+    return _is_filled_as(call, ("dict", "factory")) and all(_is_plain_key(key) for key, _ in pairs)
+
+
+def _is_filled_as(call: Call, kinds: Collection[str]) -> bool:
     function = call.function
     if not isinstance(function, Global):
         return False
     kind = kind_of(function.module, function.name)
     if kind is None:
         return stranger(function.module, function.name) is not Trust.DANGEROUS  # the call itself is told
-    if kind == "reconstructor" and len(call.args) == 3:
-        made = call.args[0]
-        return isinstance(made, Global) and takes_items(Call(made, ()))
-    return kind in ("items", "factory")
+    if kind == "reconstructor" and call.args and isinstance(call.args[0], Global):
+        return _is_filled_as(Call(call.args[0], ()), kinds)
+    return kind in kinds
 
 
-def _judge_stranger(function: Global, call: Call, charge: Charge) -> Trust:
-    """Judge a call of what is not on the list: unknown is what nobody knows, called with data."""
+def _is_plain_key(key: object) -> bool:
+    if isinstance(key, Call):  # which may spell anything, but for a member of an enumeration
+        function = key.function
+        return isinstance(function, Global) and kind_of(function.module, function.name) in (None, "constant")
+    return not isinstance(key, Persistent | Payload) and key != "__setstate__"
+
+
+def _judge_stranger(function: Global, call: Call) -> Trust:
+    """Judge a call of what is not on the list: unknown is what nobody knows."""
     meaning = stranger(function.module, function.name)
     if meaning is Trust.KNOWN:
         # `__new__` alone makes an empty object; what its class does with a state, nobody looked at.
         return Trust.KNOWN if call.is_new and not call.args and not call.kwargs else Trust.DANGEROUS
-    if any(_is_caller(name) for name in _names_in((call.args, call.kwargs), charge)):
-        return Trust.DANGEROUS
     return meaning
-
-
-def _is_caller(name: Global) -> bool:
-    """Tell whether a name must never be handed on: it runs, imports or looks up what it is told."""
-    kind = kind_of(name.module, name.name)
-    return kind in CALLED_ONLY if kind else stranger(name.module, name.name) is Trust.DANGEROUS
 
 
 # Arguments --------------------------------------------------------------------------------------------
 
 
 def _names_in(value: object, charge: Charge) -> Iterator[Global]:
-    """Yield every name in an argument, at any depth of containers; a looked up attribute is ``getattr``.
+    """Yield every name in an argument, at any depth of containers and of what objects hold.
 
-    A persistent id may give back what it holds: PyTorch's old loaders take classes out of theirs.
+    An object that is no data stands for its class: a function that is given it may call its attributes. A
+    persistent id may give back what it holds: PyTorch's old loaders take classes out of theirs.
     """
     pending, seen = [value], set[int]()
     while pending:
@@ -116,17 +130,42 @@ def _names_in(value: object, charge: Charge) -> Iterator[Global]:
         node = pending.pop()
         if isinstance(node, Global):
             yield node
+        elif type(node) in _SCALARS or id(node) in seen:
+            continue
         elif isinstance(node, Call):
-            if node.function == _GETATTR:
-                yield _GETATTR
+            seen.add(id(node))
+            yield from _made_by(node)
+            pending += (node.state, node.items, node.pairs, _held_arguments(node))
         elif isinstance(node, Persistent):
             if not _is_storage_id(node.id):
                 pending.append(node.id)
-        elif isinstance(node, list | tuple | set | frozenset | dict) and id(node) not in seen:
+        elif isinstance(node, list | tuple | set | frozenset | dict):
             seen.add(id(node))
             pending.extend(node)
             if isinstance(node, dict):
                 pending.extend(node.values())
+            if isinstance(node, Mapped):
+                pending.append(node.state)
+
+
+def _made_by(call: Call) -> Iterator[Global]:
+    """Yield what made an object, unless it makes data."""
+    made = call.function
+    if call.is_of("copyreg", "_reconstructor") and call.args:
+        made = call.args[0]
+    if isinstance(made, Global) and (
+        is_open_dtype(call) or kind_of(made.module, made.name) not in _GIVE_DATA
+    ):
+        yield made  # what else is called was told
+
+
+def _held_arguments(call: Call) -> tuple[Any, ...]:
+    """Return those arguments of a call that its result holds, and no rule has searched for names."""
+    function = call.function
+    kind = kind_of(function.module, function.name) if isinstance(function, Global) else None
+    if kind in ("items", "list", "dict"):
+        return call.args
+    return call.args[3:] if kind in ("from_type", "with_state") else ()
 
 
 def _is_storage_id(persistent_id: object) -> bool:
@@ -135,7 +174,7 @@ def _is_storage_id(persistent_id: object) -> bool:
 
 
 def _is_flat(args: tuple[Any, ...]) -> bool:
-    """Tell at once what is true of nearly all calls: scalars, storages, and short tuples of numbers."""
+    """Tell at once what is true of nearly all calls: scalars, storages, tensors, short tuples of numbers."""
     for arg in args:
         kind = type(arg)
         if kind in _SCALARS:
@@ -146,9 +185,19 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
         elif kind is Persistent:
             if not _is_storage_id(arg.id):
                 return False
-        elif (kind is not Call or arg.function == _GETATTR) and (kind is not Mapped or arg):
+        elif kind is Mapped:
+            if arg or arg.state is not None:
+                return False
+        elif kind is not Call or not _is_tensor(arg):
             return False
     return True
+
+
+def _is_tensor(call: Call) -> bool:
+    """Tell at once of a call that it makes a tensor without attributes."""
+    function = call.function
+    is_rebuilt = isinstance(function, Global) and kind_of(function.module, function.name) == "tensor"
+    return is_rebuilt and call.state is None and not call.items and not call.pairs
 
 
 def _data(call: Call, charge: Charge, kinds: Collection[str] = ("value",)) -> Trust:
@@ -177,8 +226,26 @@ def _never(call: Call, charge: Charge) -> Trust:
 
 
 def _items(call: Call, charge: Charge) -> Trust:
-    """A container calls nothing that it holds; its first argument is what that is."""
-    return Trust.PLAIN if Global not in map(type, call.args) else Trust.DANGEROUS
+    """A container calls nothing that it holds; its first argument is what that is, in another container."""
+    charge(_COST_OF_A_PART * sum(len(arg) for arg in call.args if isinstance(arg, list | tuple | dict)))
+    return _worst(*map(_judge_content, call.args))
+
+
+def _judge_content(arg: object) -> Trust:
+    if isinstance(arg, Global | Persistent):
+        return Trust.DANGEROUS
+    if isinstance(arg, Call):
+        return _worst(*(_judge_argument(name, ()) for name in _made_by(arg)))
+    parts = chain.from_iterable(arg) if _holds_pairs(arg) else ()
+    return Trust.DANGEROUS if any(map(_is_instance, parts)) else Trust.PLAIN
+
+
+def _holds_pairs(arg: object) -> TypeGuard[list[tuple[Any, ...]] | tuple[tuple[Any, ...], ...]]:
+    return isinstance(arg, list | tuple) and all(isinstance(part, tuple | list) for part in arg)
+
+
+def _is_instance(part: object) -> bool:
+    return isinstance(part, Global) and kind_of(part.module, part.name) == "instance"
 
 
 def _new(call: Call, charge: Charge) -> Trust:
@@ -192,10 +259,29 @@ def _factory(call: Call, charge: Charge) -> Trust:
     factory = call.args[0]
     if len(call.args) > 1 or not isinstance(factory, Global):
         return Trust.DANGEROUS
-    return _judge_argument(factory, ("items", "data", "factory", "class"))
+    return _judge_argument(factory, ("items", "list", "dict", "data", "constant", "factory", "class"))
 
 
 def _array(call: Call, charge: Charge) -> Trust:
+    """``_reconstruct(class, shape, typecode)``, which makes an array without elements of that class."""
+    if len(call.args) != 3 or not isinstance(call.args[0], Global):
+        return Trust.DANGEROUS
+    made = call.args[0]
+    kind = kind_of(made.module, made.name)
+    if kind not in (None, "value"):
+        return Trust.DANGEROUS
+    meaning = Trust.PLAIN if kind else stranger(made.module, made.name)
+    return _worst(meaning, _data(Call(call.function, call.args[1:]), charge))
+
+
+def _with_state(call: Call, charge: Charge) -> Trust:
+    """``_rebuild_parameter_with_state(tensor, requires_grad, hooks, attributes)``."""
+    if not all(map(has_plain_attributes, call.args[3:])):
+        return Trust.DANGEROUS
+    return _data(Call(call.function, call.args[:3]), charge)
+
+
+def _elements(call: Call, charge: Charge) -> Trust:
     """``_array_reconstructor(array.array, typecode, code, bytes)``."""
     args = call.args
     return (
@@ -221,7 +307,9 @@ def _from_type(call: Call, charge: Charge) -> Trust:
     args = call.args
     if len(args) not in (3, 4) or not isinstance(args[0], Global) or not isinstance(args[2], tuple):
         return Trust.DANGEROUS
-    if kind_of(args[0].module, args[0].name) not in ("tensor", "subclass"):
+    if kind_of(args[0].module, args[0].name) not in ("tensor", "subclass", "with_state"):
+        return Trust.DANGEROUS
+    if not all(map(has_plain_attributes, args[3:])):
         return Trust.DANGEROUS
     return _worst(_judge_class(args[1]), judge(Call(args[0], args[2]), charge))
 
@@ -231,7 +319,7 @@ def _from_array(call: Call, charge: Charge) -> Trust:
     args = call.args
     if len(args) != 4 or not isinstance(args[0], Global) or not isinstance(args[1], tuple):
         return Trust.DANGEROUS
-    if args[0].name not in _ARRAYS or kind_of(args[0].module, args[0].name) != "data":
+    if args[0].name not in _ARRAYS or kind_of(args[0].module, args[0].name) not in ("array", "data"):
         return Trust.DANGEROUS
     return _worst(judge(Call(args[0], args[1]), charge), _data(Call(call.function, args[2:]), charge))
 
@@ -242,7 +330,7 @@ def _judge_class(name: object) -> Trust:
         return Trust.DANGEROUS
     kind = kind_of(name.module, name.name)
     if kind is not None:
-        return Trust.PLAIN if kind == "class" else Trust.DANGEROUS
+        return Trust.PLAIN if kind in ("class", "wrapper") else Trust.DANGEROUS
     return stranger(name.module, name.name)
 
 
@@ -272,19 +360,29 @@ def _none_type(call: Call, charge: Charge) -> Trust:
 
 
 def _attribute(call: Call, charge: Charge) -> Trust:
-    """``getattr(torch._C._VariableFunctionsClass, "relu")``; unknown of what nobody knows."""
+    """``getattr(torch._C._VariableFunctionsClass, "relu")``; unknown of what nobody knows.
+
+    Modules keep bound methods of their own, as hooks.
+    """
     if len(call.args) != 2 or not isinstance(call.args[1], str):
         return Trust.DANGEROUS
     target, name = call.args
-    if not name.isidentifier() or name.startswith("_"):
+    if not name.isidentifier() or is_dunder(name):
         return Trust.DANGEROUS
     if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
-        return Trust.DANGEROUS if name in _READS_MEMORY else Trust.PLAIN
+        return Trust.DANGEROUS if name in _READS_MEMORY or name.startswith("_") else Trust.PLAIN
     owner = target.function if isinstance(target, Call) else target
-    if not isinstance(owner, Global) or kind_of(owner.module, owner.name) is not None:
+    if not isinstance(owner, Global):
         return Trust.DANGEROUS
-    meaning = stranger(owner.module, owner.name)
-    return meaning if meaning is Trust.UNKNOWN else Trust.DANGEROUS
+    kind = kind_of(owner.module, owner.name)
+    is_unknown = kind is None and stranger(owner.module, owner.name) is Trust.UNKNOWN
+    return Trust.UNKNOWN if is_unknown or kind == "new" else Trust.DANGEROUS
+
+
+def _partial(call: Call, charge: Charge) -> Trust:
+    """``partial(function)``, whose arguments are its state: nobody knows who calls it, and with what."""
+    is_named = len(call.args) == 1 and isinstance(call.args[0], Global)
+    return Trust.UNKNOWN if is_named else Trust.DANGEROUS
 
 
 def _paddle_eval(call: Call, charge: Charge) -> Trust:
@@ -309,12 +407,19 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "value": _never,
     "name": _never,
     "new": _new,
+    "instance": _new,
+    "wrapper": _new,
     "data": _data,
+    "constant": _data,
     "items": _items,
+    "list": _items,
+    "dict": _items,
     "class": _data,
     "tensor": _data,
+    "with_state": _with_state,
     "factory": _factory,
     "array": _array,
+    "elements": _elements,
     "random": _random,
     "subclass": _subclass,
     "from_type": _from_type,
@@ -323,6 +428,9 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "latin1": _latin1,
     "none_type": _none_type,
     "attribute": _attribute,
+    "partial": _partial,
     "eval": _paddle_eval,
     "storage_bytes": _stored_bytes,
 }
+_GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial"}
+"""The kinds of calls whose results call nothing of what they hold."""

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ckpttool.wire.calls import judge, takes_items
+from ckpttool.wire.calls import judge, takes_items, takes_pairs
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
-from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle
+from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
 from ckpttool.wire.readable import Readable
-from ckpttool.wire.trust import Trust, modern
+from ckpttool.wire.states import fields_of, fits, has_plain_attributes
+from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern
 from ckpttool.wire.window import Window
 
 MAX_OPCODES = 10_000_000
@@ -76,6 +77,10 @@ class Interpreter(Window):
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
+        self.callers: dict[Global, str] = {}
+        """The names that are only to be called, with their kinds."""
+        self._settled: dict[int, object] = {}
+        """Dictionaries by their addresses that a NumPy type has for its own, with what it was judged by."""
         self._hashes: dict[int, tuple[object, int]] = {}
         self.frame_is_cut = False
 
@@ -155,12 +160,20 @@ class Interpreter(Window):
             raise self.damaged(f"the memo has no entry {index}") from None
         self.stack.append(node)
 
-    def to_mark(self) -> list[Any]:
-        """Return what was pushed since the last mark, and forget the mark."""
+    def to_mark(self, kept: Collection[str] = CALLED_ONLY) -> list[Any]:
+        """Return what was pushed since the last mark, and forget the mark; ``kept`` is as for ``keep``."""
         if not self.marks:
             raise self.damaged("an opcode needs a mark, and there is none")
         items, self.stack = self.stack, self.marks.pop()
+        if self.callers:
+            self.keep(items, kept)
         return items
+
+    def keep(self, values: Iterable[object], kinds: Collection[str] = CALLED_ONLY) -> None:
+        """Note names that only calls have a place for, where something else takes and may call them."""
+        for value in values:
+            if type(value) is Global and value in self.callers and self.callers[value] in kinds:
+                self.misused(f"{value} is kept instead of called")
 
     def hashable(self, key: object) -> object:
         """Return a key that can be hashed safely and fast.
@@ -200,11 +213,14 @@ class Interpreter(Window):
 
     def set_items(self, target: object, pairs: Sequence[tuple[Any, Any]]) -> None:
         if isinstance(target, dict):
+            if self._settled and id(target) in self._settled:
+                self.misused("the fields of a NumPy type are changed")
             self.charge(ENTRY * len(pairs))
             for key, value in pairs:
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
-            self._filled(target)
+            if not takes_pairs(target, pairs):
+                self.misused(f"values are set by key on what {target.function} makes")
             target.pairs.extend(pairs)
         elif isinstance(target, list):
             for key, value in pairs:
@@ -218,7 +234,8 @@ class Interpreter(Window):
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, Call):
-            self._filled(target)
+            if not takes_items(target):
+                self.misused(f"items are given to what {target.function} makes")
             target.items.extend(items)
         elif isinstance(target, set):
             self.charge(ENTRY * len(items))
@@ -234,27 +251,44 @@ class Interpreter(Window):
         if found is None:
             found = self._globals[module, name] = Global(module, name)
             self.pickle.names[found] = self.position
+            kind = kind_of(module, name)
+            if kind in CALLED_ONLY:
+                self.callers[found] = kind
         self.grow(found)
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
         """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
         if not isinstance(args, tuple):
+            self.asked(args, "arguments")
             raise self.damaged(f"a call with {_kind(args)} in place of arguments")
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1
         if not isinstance(function, Global):
             self.misused(f"{_kind(function)} is called")
-        elif judge(call, self.charge) is Trust.DANGEROUS:
+        elif (meaning := judge(call, self.charge)) is Trust.DANGEROUS:
             self.pickle.unsafe.append((self.position, call))
+        elif meaning is Trust.UNKNOWN:
+            self.pickle.unknown[function] = self.position
         elif function.name == "_load_from_bytes":
             self.pickle.stored.append(call)
         self.grow(self._plain(call))
 
-    def _filled(self, call: Call) -> None:
-        """Note items for what is no container: it would run a method of its own to take them."""
-        if not takes_items(call):
-            self.misused(f"items are given to what {call.function} makes")
+    def set_state(self, target: object, state: object) -> None:
+        """Note what BUILD sets, and judge it: an object that was made takes one state."""
+        if views_memory(state):
+            self.misused("an object that lets NumPy view any memory is made")
+        if not isinstance(target, Call | Mapped):
+            self.misused(f"a state is set on {_kind(target)}")
+        elif target.state is not None:
+            self.misused("a state is set twice on one object")
+        else:
+            target.state = state
+            if isinstance(target, Call) and (fields := fields_of(target)) is not None:
+                self._settled[id(fields)] = fields
+            if not (has_plain_attributes(state) if isinstance(target, Mapped) else fits(target, state)):
+                made = target.kind if isinstance(target, Mapped) else target.function
+                self.misused(f"what {made} makes is given a state that it should not have")
 
     def _plain(self, call: Call) -> object:
         """Return the data that a harmless constructor makes, or the call itself."""
@@ -310,9 +344,14 @@ class Interpreter(Window):
 
     def _unfit(self, target: object, what: str) -> None:
         """Note items for what Python would ask to take them, or refuse those for what can't."""
-        if not isinstance(target, Global | Persistent):
+        if not isinstance(target, Global | Persistent | Mapped):
             raise self.damaged(f"items are {what} {_kind(target)}")
         self.misused(f"items are {what} {_kind(target)}")
+
+    def asked(self, value: object, what: str) -> None:
+        """Note what a call or the loader would make: CPython goes on with that, the machine can't."""
+        if isinstance(value, Call | Persistent):
+            self.misused(f"{what} are {_kind(value)}")
 
     def misused(self, sentence: str) -> None:
         self.pickle.misuse.append((self.position, sentence))
@@ -322,6 +361,7 @@ class Interpreter(Window):
         if self.frame_is_cut:
             raise self.damaged("a frame of more bytes than there are")
         self.pickle.root = self.stack.pop()
+        self.keep((self.pickle.root,))
         self.pickle.end = self.position
         return self.pickle
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
 from ckpttool.wire.interpreter import Budget, Interpreter
-from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Pickle
+from ckpttool.wire.pickled import Call, Global, Payload, Pickle
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern, stranger
+from ckpttool.wire.trust import Trust, kind_of, modern, stranger
 
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
@@ -116,12 +116,12 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     for name in called:
         how = "" if _meaning(name) is Trust.KNOWN else " with arguments that it should not have"
         findings.append(error("unsafe-call", f"loading it would call {name}{how}", where))
+    for name in pickle.unknown:
+        if name not in called and _meaning(name) is Trust.PLAIN:
+            message = f"loading it would call {name} with what is not known to be harmless"
+            findings.append(warning("unknown-class", message, where))
     if not all(_is_storage(content) for content in _distinct_contents(pickle.stored)):
         findings.append(error("unsafe-call", "loading it would load bytes that hold no mere storage", where))
-    for name in _kept_callers(pickle):
-        findings.append(
-            error("unsafe-pickle", f"{name} is kept instead of called, which no honest pickle does", where)
-        )
     for position, sentence in pickle.misuse:
         place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
         findings.append(error("unsafe-pickle", f"{sentence}, which no honest pickle does", place))
@@ -154,29 +154,6 @@ def _meaning(name: object) -> Trust:
     if not isinstance(name, Global):
         return Trust.DANGEROUS
     return Trust.PLAIN if kind_of(name.module, name.name) else stranger(name.module, name.name)
-
-
-def _kept_callers(pickle: Pickle) -> list[Global]:
-    """Return the names that are only to be called, and are kept as data, which its users may call."""
-    callers = [name for name in pickle.names if kind_of(name.module, name.name) in CALLED_ONLY]
-    if not callers:
-        return []
-    pending, seen, kept = [pickle.root], set[int](), dict[Global, None]()
-    while pending:
-        node = pending.pop()
-        if isinstance(node, Global):
-            kept |= {node: None} if node in callers else {}
-        elif isinstance(node, list | tuple | set | frozenset | dict | Call) and id(node) not in seen:
-            seen.add(id(node))
-            if isinstance(node, Call):
-                pending += (node.state, node.items, node.pairs)  # arguments were judged with the call
-            else:
-                pending += node
-            if isinstance(node, dict):
-                pending += node.values()
-            if isinstance(node, Mapped):
-                pending.append(node.state)
-    return list(kept)
 
 
 # Storages within pickles --------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.wire.literals import LITERALS, U4, U8, Operation, integer
-from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, views_memory
+from ckpttool.wire.pickled import ENTRY, Payload, Persistent
+from ckpttool.wire.trust import NEVER_AN_ARGUMENT
 
 if TYPE_CHECKING:
     from ckpttool.wire.interpreter import Interpreter
@@ -52,6 +53,8 @@ def _tuple_of(code: int, length: int) -> None:
             raise vm.damaged(f"a tuple of {length} from a stack of {len(stack)}")
         items = tuple(stack[-length:])
         del stack[-length:]
+        if vm.callers:
+            vm.keep(items, NEVER_AN_ARGUMENT)
         vm.grow(items)
 
     TABLE[code] = push
@@ -71,7 +74,7 @@ def _mark(vm: Interpreter) -> None:
 
 @_opcode(0x74)  # t
 def _tuple(vm: Interpreter) -> None:
-    vm.grow(tuple(vm.to_mark()))
+    vm.grow(tuple(vm.to_mark(NEVER_AN_ARGUMENT)))
 
 
 @_opcode(0x6C)  # l
@@ -94,6 +97,7 @@ def _frozenset(vm: Interpreter) -> None:
 @_opcode(0x61)  # a
 def _append(vm: Interpreter) -> None:
     item = vm.stack.pop()
+    vm.keep((item,))
     vm.extend(vm.stack[-1], [item])
 
 
@@ -109,6 +113,7 @@ TABLE[0x90] = _appends  # ADDITEMS, for sets
 @_opcode(0x73)  # s
 def _setitem(vm: Interpreter) -> None:
     value, key = vm.stack.pop(), vm.stack.pop()
+    vm.keep((value, key))
     vm.set_items(vm.stack[-1], ((key, value),))
 
 
@@ -218,8 +223,8 @@ def _global(vm: Interpreter) -> None:
 def _stack_global(vm: Interpreter) -> None:
     name, module = vm.stack.pop(), vm.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
-        if isinstance(name, Call) or isinstance(module, Call):
-            vm.misused("a name to import is made by a call")
+        for part in (module, name):
+            vm.asked(part, "module and name to import")
         raise vm.damaged("a name to import that is no text")
     vm.import_name(module, name)
 
@@ -262,21 +267,15 @@ def _newobj_ex(vm: Interpreter) -> None:
 @_opcode(0x62)  # b
 def _build(vm: Interpreter) -> None:
     state = vm.stack.pop()
-    target = vm.stack[-1]
-    if views_memory(state):
-        vm.misused("an object that lets NumPy view any memory is made")
-    if not isinstance(target, Call | Mapped):
-        what = f"the name {target}" if isinstance(target, Global) else f"a {type(target).__name__.lower()}"
-        vm.misused(f"a state is set on {what}")
-    elif target.state is None:
-        target.state = state
-    else:
-        vm.misused("a state is set twice on one object")
+    vm.keep((state,))
+    vm.set_state(vm.stack[-1], state)
 
 
 @_opcode(0x51)  # Q
 def _binpersid(vm: Interpreter) -> None:
-    vm.grow(Persistent(vm.stack.pop()))
+    persistent_id = vm.stack.pop()
+    vm.keep((persistent_id,))
+    vm.grow(Persistent(persistent_id))
 
 
 @_opcode(0x50)  # P

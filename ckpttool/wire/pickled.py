@@ -145,6 +145,7 @@ class Pickle:
         end: Offset behind STOP, in the pickle's source.
         names: Every name that would be imported, with the offset where it first was.
         unsafe: Calls of what is not on the list, or with arguments that it should not have, with offsets.
+        unknown: Every name with whose calls nobody knows what would run, with the offset where it last was.
         stored: Calls that load a storage out of the bytes that they are given.
         misuse: What no honest pickle does, as (offset, sentence).
         protocol: The highest protocol that it declares.
@@ -155,6 +156,7 @@ class Pickle:
     end: int = 0
     names: dict[Global, int] = field(default_factory=dict)
     unsafe: list[tuple[int, Call]] = field(default_factory=list)
+    unknown: dict[Global, int] = field(default_factory=dict)
     stored: list[Call] = field(default_factory=list)
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0

@@ -231,8 +231,8 @@ class _Pickling:
             return [NONE]
         if not isinstance(call.function, Global) or not is_plain(call):
             raise ValueError(f"a call of {call.function} that is not known to be harmless is no data")
-        function = self._global(call.function)
-        made = [*function, call.args, NEWOBJ if call.is_new else REDUCE, *self._kept(call)]
+        function = Named(call.function.module, call.function.name)
+        made = [function, call.args, NEWOBJ if call.is_new else REDUCE, *self._kept(call)]
         return [*made, *_appended(call.items), *_set_by_key(call.pairs), *self._built(call.state)]
 
     def _opaque(self, opaque: Opaque) -> list[Any]:

@@ -32,8 +32,12 @@ class Trust(enum.Enum):
     """Another name of the standard library, or one that is shaped to reach behind what it names."""
 
 
-CALLED_ONLY = frozenset({"eval", "attribute", "none_type", "latin1", "reconstructor", "storage_bytes"})
+CALLED_ONLY = frozenset(
+    {"eval", "attribute", "instance", "latin1", "none_type", "partial", "reconstructor", "storage_bytes"}
+)
 """The kinds of names that honest pickles call, with the very arguments of these calls, and never keep."""
+NEVER_AN_ARGUMENT = CALLED_ONLY - {"instance"}
+"""Those that no tuple of arguments holds, as that of ``_reconstructor`` holds a class."""
 
 _NAMES = Path(__file__).with_name("names")
 _EVERY_NAME, _AND_BELOW = "*", ".*"
@@ -71,6 +75,12 @@ def trust(module: str, name: str) -> Trust:
     return stranger(module, name)
 
 
+def is_made(module: str, name: str) -> bool:
+    """Tell whether an object that `name` makes may be carried elsewhere, its arguments permitting."""
+    kind = kind_of(module, name)
+    return kind is not None and kind not in NEVER_AN_ARGUMENT
+
+
 @lru_cache(1 << 12)
 def kind_of(module: str, name: str) -> str | None:
     """Return the kind under which a global, in Python 3's spelling, stands on the list, or None."""
@@ -81,7 +91,7 @@ def kind_of(module: str, name: str) -> str | None:
     for family, found in families:
         if module == family or (family.endswith(_AND_BELOW) and _lies_below(module, family)):
             is_class = name.lstrip("_")[:1].isupper()
-            return found if is_class else "name"
+            return found if is_class or found == "name" else None
     return None
 
 
@@ -95,15 +105,19 @@ def stranger(module: str, name: str) -> Trust:
         return Trust.DANGEROUS
     if package not in _packages():
         return Trust.UNKNOWN
-    # Old pickles name attributes of a class so, new ones none; and no module of the standard library.
-    return Trust.DANGEROUS if "." in name or name in _standard_library() else Trust.KNOWN
+    return Trust.DANGEROUS if name in _standard_library() else Trust.KNOWN
 
 
 def _has_dunder(module: str, name: str) -> bool:
     """Tell whether a part is ``__so__``, which leads to all that Python has."""
     root, *below = module.split(".")
     parts = [*name.split("."), *below, *([] if root in _OWN_ROOTS else [root])]
-    return any(len(part) > 4 and part.startswith("__") and part.endswith("__") for part in parts)
+    return any(map(is_dunder, parts))
+
+
+def is_dunder(name: str) -> bool:
+    """Tell whether a name has two underscores on each side."""
+    return len(name) > 4 and name.startswith("__") and name.endswith("__")
 
 
 def _is_plain(name: str) -> bool:

@@ -26,7 +26,7 @@ from ckpttool.wire.pickled import (
     views_memory,
 )
 from ckpttool.wire.tensor_pickling import is_rewritten
-from ckpttool.wire.trust import Trust, trust
+from ckpttool.wire.trust import Trust, is_made, trust
 
 MAX_KEY_PARTS = 1000
 MAX_COLLISIONS = 1000
@@ -129,8 +129,8 @@ class _Decoding:
         function = Global(*_of_texts(name))
         if function == NOTHING and len(form) == 1:
             return Parts([], lambda done: Call(NOTHING, ()))
-        if function not in _OWN:
-            self._global(name, form)
+        if function not in _OWN and not is_made(function.module, function.name):
+            raise ValueError(f"a call of {function}, which is not known to be harmless")
         pairs = [_pair(pair) for pair in _of(list, form.get("pairs", []))]
         parts = [_of(list, form.get(key, [])) for key in ("args", "items")]
         if form.get("kwargs") is not None:

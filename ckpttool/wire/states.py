@@ -1,0 +1,199 @@
+"""Which states of objects are plain data: what BUILD sets, and what it may be set on.
+
+A state is attributes, or what ``__setstate__`` takes. Attributes with two underscores on each side steer what
+Python, NumPy and PyTorch do with an object. The state of a NumPy dtype says where in memory its elements lie
+and which of them are pointers, and NumPy believes it.
+
+Source: CPython ``Lib/pickle.py`` (``load_build``); NumPy ``numpy/_core/src/multiarray/descriptor.c``
+(``arraydescr_reduce``, ``arraydescr_setstate``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from ckpttool.wire.pickled import Call, Global, Payload, Persistent
+from ckpttool.wire.trust import is_dunder, kind_of
+
+_STATELESS = frozenset(
+    {"attribute", "constant", "elements", "eval", "from_array", "latin1", "none_type", "storage_bytes"}
+    | {"name", "subclass", "tensor", "value", "with_state"}
+)
+"""The kinds of calls that give something shared, or something that honest pickles set no state on."""
+
+_ATTRIBUTES = frozenset(
+    {"__deprecated_keys__", "__immutable__", "__new_allowed__", "__renamed_keys__"}  # yacs
+    | {"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"}
+)
+"""The attributes with two underscores on each side that honest objects have, and nobody calls."""
+
+_DTYPE = Global("numpy", "dtype")
+
+
+def fits(call: Call, state: object) -> bool:
+    """Tell whether a state may be set on what a call of a listed function makes."""
+    function = call.function
+    kind = kind_of(function.module, function.name) if isinstance(function, Global) else None
+    if kind is None or not isinstance(function, Global):
+        return True  # nobody knows it, or it was told
+    if kind in _STATELESS:
+        return False
+    if isinstance(state, Call | Persistent | Global):
+        return False  # its attributes are another object's
+    if function == _DTYPE:
+        return _describes(call, state)
+    if isinstance(state, tuple) and any(map(is_open_dtype, state)):
+        return False
+    return has_plain_attributes(state)
+
+
+def has_plain_attributes(state: object) -> bool:
+    """Tell whether the attributes in a state steer nothing."""
+    return all(map(_is_plain_attribute, _attributes(state)))
+
+
+def _attributes(state: object) -> Iterator[object]:
+    """Yield the names of attributes: those in ``__dict__`` and, of a pair, those in slots."""
+    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
+        if isinstance(part, dict):
+            yield from part
+        elif isinstance(part, Persistent) or (isinstance(part, Call) and not _is_random(part)):
+            yield part  # what it gives may be a dictionary
+
+
+def _is_random(call: Call) -> bool:
+    function = call.function
+    return isinstance(function, Global) and kind_of(function.module, function.name) == "random"
+
+
+def _is_plain_attribute(name: object) -> bool:
+    if isinstance(name, Call | Persistent | Payload):
+        return False  # it may spell any name
+    return not isinstance(name, str) or not is_dunder(name) or name in _ATTRIBUTES
+
+
+# NumPy's types ------------------------------------------------------------------------------------------
+
+_SPELLED = re.compile(r"([biufcSVUOmM])(\d{1,9})")
+_USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
+"""The sizes of the types of ml_dtypes, in bytes; the others take one."""
+_RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
+_SIZED = ("S", "U", "V", "user")
+_POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
+_ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
+_POINTER_BYTES = 8
+_MAX_AXES = 64
+
+
+def is_open_dtype(node: object) -> bool:
+    """Tell whether a node is a NumPy type whose state, which says what its bytes mean, is still to come."""
+    return (
+        isinstance(node, Call) and node.function == _DTYPE and node.state is None and _spelled(node) is None
+    )
+
+
+def fields_of(call: Call) -> object:
+    """Return the dictionary that a NumPy type takes for its fields as it is, or None."""
+    is_described = call.function == _DTYPE and isinstance(call.state, tuple) and len(call.state) > 4
+    return call.state[4] if is_described else None
+
+
+def _spelled(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type that its arguments alone describe; None of any other."""
+    spec = dtype.args[0] if dtype.args else None
+    match = _SPELLED.fullmatch(spec.lstrip("<>=|")) if isinstance(spec, str) else None
+    if match is None or match[1] == "V":
+        return None
+    letter, count = match[1], int(match[2])
+    return letter, {"U": 4 * count, "O": _POINTER_BYTES}.get(letter, count)
+
+
+def _described(dtype: Call) -> tuple[str, int] | None:
+    """Return the letter and the bytes of a type, -1 where only its state says how many; None if unknown."""
+    if (known := _spelled(dtype)) is not None:
+        return known
+    spec = dtype.args[0] if dtype.args else None
+    if isinstance(spec, Global):
+        is_record = (spec.module, spec.name) in _RECORDS
+        if is_record or spec.module == "ml_dtypes":
+            return ("V", -1) if is_record else ("user", _USER_DEFINED.get(spec.name, 1))
+    if isinstance(spec, str) and re.fullmatch(r"\|?V\d{1,9}", spec):
+        return "V", int(spec.lstrip("|V"))
+    return None
+
+
+def _describes(dtype: Call, state: object) -> bool:
+    """Tell whether the state of a NumPy type says what its name says: sizes, and where pointers lie."""
+    known, numbers = _described(dtype), _numbers(state)
+    if known is None or numbers is None:
+        return False
+    (letter, nbytes), (size, alignment, flags) = known, numbers
+    nbytes = size if nbytes < 0 else nbytes
+    is_sized = size == nbytes or (size == -1 and letter not in _SIZED)
+    parts = _parts(*state[2:5])  # type: ignore[index]
+    if not is_sized or nbytes < 0 or alignment not in _ALIGNMENTS or parts is None:
+        return False
+    if any(offset < 0 or offset + size > nbytes or letter != "V" for offset, size, _ in parts):
+        return False
+    holds_pointers = letter == "O" or any(pointers for _, _, pointers in parts)
+    return flags & _POINTERS == (_POINTERS if holds_pointers else 0)
+
+
+def _numbers(state: object) -> tuple[int, int, int] | None:
+    """Return size, alignment and flags in the state of a type.
+
+    (version, byte order, (base, shape), names, fields, size, alignment, flags[, metadata])
+    """
+    if not isinstance(state, tuple) or len(state) not in (8, 9):
+        return None
+    size, alignment, flags = state[5:8]
+    is_sound = type(size) is int and type(alignment) is int and type(flags) is int
+    return (size, alignment, flags) if is_sound else None
+
+
+Part: TypeAlias = tuple[int, int, bool]
+"""Offset and bytes of a part of a type, and whether there are pointers in it."""
+
+
+def _parts(base: object, names: object, fields: object) -> list[Part] | None:
+    """Return the parts of a type; None where one makes no sense."""
+    parts = [] if base is None else [_repeated(base)]
+    if fields is not None:
+        if not isinstance(fields, dict) or not isinstance(names, tuple):
+            return None
+        if not all(isinstance(name, str) and name in fields for name in names):
+            return None
+        parts += [_field(field) for field in fields.values()]
+    return None if None in parts else [part for part in parts if part is not None]
+
+
+def _field(field: object) -> Part | None:
+    if not isinstance(field, tuple) or len(field) not in (2, 3) or type(field[1]) is not int:
+        return None
+    return _part(field[0], field[1])
+
+
+def _repeated(base: object) -> Part | None:
+    """Return a type of several elements as a part."""
+    if not isinstance(base, tuple) or len(base) != 2:
+        return None
+    found, shape = _part(base[0]), base[1] if isinstance(base[1], tuple) else (base[1],)
+    if found is None or len(shape) > _MAX_AXES:
+        return None
+    if not all(type(length) is int and 0 <= length < 1 << 31 for length in shape):
+        return None
+    return 0, found[1] * math.prod(shape), found[2]
+
+
+def _part(dtype: object, offset: int = 0) -> Part | None:
+    """Return a type as a part of another; its own state was judged before."""
+    if not isinstance(dtype, Call) or dtype.function != _DTYPE or is_open_dtype(dtype):
+        return None
+    known, numbers = _described(dtype), _numbers(dtype.state)
+    if known is None or (numbers is None and dtype.state is not None):
+        return None
+    size, _, flags = numbers or (-1, -1, 0)
+    return offset, max(size, known[1]), known[0] == "O" or flags & _POINTERS != 0
