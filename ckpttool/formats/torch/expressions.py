@@ -174,8 +174,8 @@ def objection(text: str) -> str | None:
 
 def _is_key(node: ast.AST) -> bool:
     """Tell whether a subscript is a key of a dictionary, which a guard repeats between quotes."""
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return is_text and _QUOTABLE.fullmatch(node.value) is not None
+    key = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(key, str) and _QUOTABLE.fullmatch(key) is not None
 
 
 def _objection(node: ast.AST) -> str | None:
