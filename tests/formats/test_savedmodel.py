@@ -375,7 +375,8 @@ class Reading(Model):
         name = tf.strings.join(["secret", ".txt"])
         places = {"key_index": -1, "value_index": -2}
         tf.raw_ops.InitializeTableFromTextFileV2(table_handle=table, filename=name, **places)
-        return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=tf.constant(0, tf.int64), default_value="")
+        key = tf.constant(0, tf.int64)
+        return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=key, default_value="")
 tf.saved_model.save(Reading(), "reading")
 print(tf.saved_model.load("reading").read().numpy().decode())
 """
