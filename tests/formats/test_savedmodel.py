@@ -379,6 +379,18 @@ class Reading(Model):
         return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=key, default_value="")
 tf.saved_model.save(Reading(), "reading")
 print(tf.saved_model.load("reading").read().numpy().decode())
+old = tf.compat.v1
+def saved(name, file):
+    with old.Graph().as_default(), old.Session() as session:
+        fill, asset = tf.raw_ops.InitializeTableFromTextFileV2, tf.constant("words.txt")
+        old.add_to_collection(old.GraphKeys.ASSET_FILEPATHS, asset)
+        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string)
+        filled = fill(table_handle=table, filename=file or asset, key_index=-1, value_index=-2)
+        builder = old.saved_model.Builder(name)
+        builder.add_meta_graph_and_variables(session, ["serve"], assets_collection=[asset], main_op=filled)
+        builder.save()
+saved("old-honest", None)
+saved("old-reading", "secret.txt")
 """
 
 
@@ -388,8 +400,9 @@ def test_table_of_a_file_whose_name_is_computed(tmp_path: Path) -> None:
         [sys.executable, "-c", TABLES], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == ["secret"]
-    assert verify(tmp_path / "honest").safety is Safety.SAFE
-    assert verify(tmp_path / "reading").safety is Safety.UNSAFE
+    for name in ("", "old-"):
+        assert verify(tmp_path / f"{name}honest").safety is Safety.SAFE
+        assert verify(tmp_path / f"{name}reading").safety is Safety.UNSAFE
 
 
 def test_text_form_is_judged_alike(tmp_path: Path) -> None:

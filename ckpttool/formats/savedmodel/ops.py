@@ -10,7 +10,7 @@ from itertools import islice
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph
+from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph
 from ckpttool.formats.savedmodel.links import known_ops, severity_of
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
@@ -19,7 +19,6 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
-_FROM_ASSETS = "InitializeTableFromTextFile"
 _PRINT = "PrintV2"
 _OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
 _SHOWN = 8
@@ -43,7 +42,7 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
 def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
     if is_harmless and op == _PRINT:
         return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
-    if op.startswith(_FROM_ASSETS):
+    if op.startswith(FROM_ASSETS):
         return _from_assets(graph, op, is_harmless, where)
     severity = None if is_harmless else severity_of(op)
     if severity is None:

@@ -124,7 +124,7 @@ def _is_from_argument(node: Message, body: Body) -> bool:
     """Tell whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
     inputs = [part for number, _, part in node.fields() if number == 3]
     is_argument = len(inputs) > 1 and ":" not in (name := inputs[1].text()) and body.text(name) is None
-    return body.kind == _IN_GRAPH or is_argument
+    return body.kind == _IN_FUNCTION and is_argument
 
 
 def graph_body(message: Message) -> Body:
