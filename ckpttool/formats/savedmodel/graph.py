@@ -60,6 +60,7 @@ class MetaGraph:
         fed: Nodes that assets are given to, with these.
         listed: The assets in the collection of TensorFlow 1, which count where no others are told.
         tables: Nodes of the graph that fill a table from a file: op, name, and the node that names the file.
+        filling: Functions that fill a table from the file that their caller names.
         unread: How many bytes of constants were not looked at.
     """
 
@@ -85,6 +86,7 @@ class MetaGraph:
     fed: dict[str, str] = field(default_factory=dict)
     listed: list[Message] = field(default_factory=list)
     tables: list[tuple[str, str, str]] = field(default_factory=list)
+    filling: set[str] = field(default_factory=set)
     unread: Unread = field(default_factory=Unread)
 
     def as_json(self) -> dict[str, object]:
@@ -298,6 +300,8 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         message.window.keep(len(name))
         graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
     elif op in HARMLESS or (op, False) not in graph.places:
+        if op.startswith(FROM_ASSETS):
+            graph.filling.add(function)
         _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
 
 

@@ -31,6 +31,10 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         finding = _judged(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
+    called = {name for _, calls in graph.bodies.values() for name in calls}
+    for name in sorted(graph.filling & called):
+        message = "it fills a table from a file that another function names, which may be any"
+        yield warning("not-scanned", message, _body(name))
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
