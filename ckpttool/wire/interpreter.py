@@ -99,6 +99,8 @@ class Interpreter(Window):
             for count in range(1, most + 1):  # noqa: B007  # the budget is told in the end
                 at = self.at
                 if at > self._refill_at:
+                    if not self.leave_frame():
+                        self.misused("an opcode reaches over the end of its frame")
                     self._refill()
                     at = self.at
                 operation = operations[self.data[at]]
@@ -360,6 +362,8 @@ class Interpreter(Window):
         self.charge(0)
         if self.frame_is_cut:
             raise self.damaged("a frame of more bytes than there are")
+        if self.is_in_frame or not self.leave_frame():
+            self.misused("a frame ends elsewhere than its pickle")
         self.pickle.root = self.stack.pop()
         self.keep((self.pickle.root,))
         self.pickle.end = self.position

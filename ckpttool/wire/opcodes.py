@@ -297,8 +297,10 @@ def _proto(vm: Interpreter) -> None:
 @_opcode(0x95)
 def _frame(vm: Interpreter) -> None:
     nbytes = vm.fixed(U8)
-    # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Where frames begin
-    # neither asks.
+    # CPython's unpickler in C stops where fewer bytes follow; the one in Python goes on. Of an argument that
+    # reaches over a frame's end, C forgets what lies within; and what follows STOP in a frame both do.
+    if not vm.begin_frame(nbytes):
+        vm.misused("a frame begins within another")
     if vm.position + nbytes > vm.end:
         vm.frame_is_cut = True
 

@@ -35,6 +35,7 @@ class Window:
         self.data = b""
         self.at = 0
         self._refill_at = -1
+        self._frame_end: int | None = None
         self._window = _FIRST_WINDOW
         self._streamed = 0
 
@@ -47,8 +48,36 @@ class Window:
         self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
         at_end = self._base + len(self.data) >= self.end
         self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
+        self._watch_frame()
         if self._base - self._start - self._streamed > MAX_STREAM:
             raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
+
+    # Frames ---------------------------------------------------------------------------------------
+
+    def begin_frame(self, nbytes: int) -> bool:
+        """Note that a frame of so many bytes begins here; return whether the last one has ended."""
+        is_next = self._frame_end is None or self._frame_end == self.position
+        self._frame_end = self.position + nbytes
+        self._watch_frame()
+        return is_next
+
+    def leave_frame(self) -> bool:
+        """Tell whether the position agrees with the frame: an opcode ends where the frame does."""
+        end = self._frame_end
+        if end is None or self.position < end:
+            return True
+        self._frame_end = None
+        return self.position == end
+
+    @property
+    def is_in_frame(self) -> bool:
+        """Tell whether more of a frame follows."""
+        return self._frame_end is not None and self.position < self._frame_end
+
+    def _watch_frame(self) -> None:
+        """Let the window be asked for at the frame's end, too."""
+        if self._frame_end is not None:
+            self._refill_at = min(self._refill_at, self._frame_end - self._base - 1)
 
     def take(self, nbytes: int) -> bytes:
         """Return the next bytes, as they are."""

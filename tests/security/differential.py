@@ -31,6 +31,7 @@ STOPS_EARLIER = re.compile(
     r"|an extension code|an out-of-band buffer|a view of what is no bytes"
     r"|is no pickle opcode|entry .* of a pickle's memo|is no integer|is not UTF-8"
     r"|a name to import that is no text|a frame of more bytes than there are"
+    r"|items are set on a list"  # which takes numbers for keys
 )
 """Why ours may stop where one of CPython's goes on; whatever is behind is searched for names then."""
 
@@ -43,6 +44,7 @@ class Record:
         calls: What it called, as (name, whether ``__new__`` alone, arguments, keyword arguments) by then.
         made: What the calls made, as the machine has it in the end.
         error: Why it stopped before STOP.
+        is_torn: Whether it said that frames and opcodes don't fit, of which there are several readings.
     """
 
     def __init__(self) -> None:
@@ -53,6 +55,7 @@ class Record:
         self.root: object = None
         self.memo: dict[int, object] = {}
         self.error: str | None = None
+        self.is_torn = False
 
     def note(self, name: object, is_new: bool, args: object, kwargs: object, made: object) -> None:
         """Note a call."""
@@ -74,11 +77,12 @@ class Record:
             return ("name", value.module, value.name)
         if kind is Call:  # the only one that no call made
             (content,) = value.args
-            return ("bytearray", content.read() if isinstance(content, Payload) else content)
+            content = content.read() if isinstance(content, Payload) else content
+            return ("bytearray", content + b"".join(map(_byte, value.items)))
         if kind in (Reference, Persistent):
             return ("reference", self._described(value.id, seen))
         if kind is Payload:
-            return value.read()
+            return self._described(_content(value), seen)
         if kind is bytearray:
             return ("bytearray", bytes(value))
         if kind not in (list, tuple, set, frozenset, dict):
@@ -90,6 +94,17 @@ class Record:
         if kind in (set, frozenset):
             parts.sort(key=lambda part: repr(self._described(part, dict(seen))))
         return (kind.__name__, [self._described(part, seen) for part in parts])
+
+
+def _byte(item: object) -> bytes:
+    return bytes([item]) if isinstance(item, int) and 0 <= item < 256 else b"?"
+
+
+def _content(payload: Payload) -> str | bytes:
+    """Return the text or bytes that stayed in the stream."""
+    codecs = {"text": "utf-8", "8-bit": "latin-1"}
+    data = payload.read()
+    return data.decode(codecs[payload.kind], "surrogatepass") if payload.kind in codecs else data
 
 
 # CPython's ----------------------------------------------------------------------------------------------
@@ -207,6 +222,7 @@ def of_ours(data: bytes) -> Record:
         record.error = str(error)
     record.names = [(name.module, name.name) for name in interpreter.pickle.names]
     record.memo = interpreter.memo
+    record.is_torn = any("frame" in sentence for _, sentence in interpreter.pickle.misuse)
     return record
 
 
@@ -216,6 +232,8 @@ def of_ours(data: bytes) -> Record:
 def disagreement(data: bytes) -> str | None:
     """Return how the interpreter and CPython differ on a pickle, or None."""
     ours = of_ours(data)
+    if ours.is_torn:
+        return None
     machines: list[type] = [pickle._Unpickler]  # type: ignore[attr-defined]
     if not _asks_for_much(data):
         machines.append(pickle.Unpickler)

@@ -43,6 +43,12 @@ def number(choose: random.Random) -> bytes:
         b"F%d.5\n" % value,
         b"I01\n",
         b"I0x1f\n",
+        b"I 7 \n",
+        b"F1e3\n",
+        b"L00\n",
+        b"\x8a\0",
+        b"\x8b\x0a\0\0\0" + choose.randbytes(10),
+        b"\x8a\xff" + choose.randbytes(255),
     ]
     return choose.choice(spelled)
 
@@ -51,13 +57,43 @@ def text(choose: random.Random) -> bytes:
     """Return opcodes that push text or bytes."""
     letter = bytes([choose.choice(b"abmf")])
     spelled = [_short(letter.decode()), b"X\1\0\0\0" + letter, b"V" + letter + b"\n", b"S'" + letter + b"'\n"]
-    return choose.choice([*spelled, b"C\1" + letter, b"U\1" + letter, b"\x8d\1" + bytes(7) + letter])
+    spelled += [b"C\1" + letter, b"U\1" + letter, b"\x8d\1" + bytes(7) + letter, b"T\1\0\0\0" + letter]
+    spelled += [b"B\1\0\0\0" + letter, b"\x8e\1" + bytes(7) + letter, b"\x96\1" + bytes(7) + letter]
+    spelled += [choose.choice(ESCAPED), P_ID] if choose.random() < 0.2 else []
+    return long_text(choose) if choose.random() < LONG_TEXTS else choose.choice(spelled)
+
+
+LONG_TEXTS = 0.002
+ESCAPED = [
+    b"S'a\\x41\\n\\'b'\n",
+    b'S"\\101\\q"\n',
+    b"S 'a' \n",
+    b"V\\u0041\\U0001f600\\n\n",
+    b"X\4\0\0\0\xf0\x9f\x98\x80",
+    b"X\3\0\0\0\xed\xa0\x80",
+    b"U\2\xc3\xa4",
+]
+P_ID = b"Pm\n"
+
+
+def long_text(choose: random.Random) -> bytes:
+    """Return an opcode whose text or bytes stay in the file."""
+    length = choose.choice([(1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16])
+    filled = "\u00e4" * (length // 2) + "a" * (length % 2)
+    heads = [b"X" + struct.pack("<I", length), b"\x8d" + struct.pack("<Q", length)]
+    heads += [
+        b"B" + struct.pack("<I", length),
+        b"\x8e" + struct.pack("<Q", length),
+        b"T" + struct.pack("<I", length),
+    ]
+    heads += [b"\x96" + struct.pack("<Q", length)]
+    return choose.choice(heads) + filled.encode()[:length]
 
 
 def memo(choose: random.Random) -> bytes:
     """Return an opcode that puts into the memo, or gets from it."""
-    at = choose.choice([0, 0, 1, 1, 2, 3, 5])
-    number = bytes([at])
+    at = choose.choice([0, 0, 1, 1, 2, 3, 5, 5, 255, 256, 70_000, 1 << 20])
+    number = bytes([min(at, 255)])
     wide = struct.pack("<I", at)
     puts = [b"q" + number, b"r" + wide, b"p%d\n" % at, b"\x94", b"\x94", b"\x94"]
     return choose.choice([*puts, b"h" + number, b"h" + number, b"j" + wide, b"g%d\n" % at])
@@ -119,7 +155,20 @@ PUSHES: list[Callable[[random.Random], bytes]] = [number, text, constant, named,
 def stream(choose: random.Random) -> bytes:
     """Return a pickle of some opcodes, which often runs to its end."""
     makers = choose.choices([*PUSHES, bare, memo], k=choose.randrange(2, 14))
-    return b"\x80\4" + b"".join(make(choose) for make in makers) + b"."
+    parts = [make(choose) for make in makers]
+    if choose.random() < 0.2:
+        at = choose.randrange(len(parts))
+        rest = b"".join(parts[at:])
+        length = len(rest) + 1 if choose.random() < 0.7 else choose.randrange(300)
+        parts[at:] = [b"\x95" + struct.pack("<Q", length), rest]
+    if choose.random() < 0.1:
+        parts.insert(choose.randrange(len(parts) + 1), choose.choice(RARE))
+    return choose.choice(HEADS) + b"".join(parts) + choose.choice(TAILS)
+
+
+HEADS = [b"\x80\4"] * 3 + [b"", b"\x80\0", b"\x80\1", b"\x80\2", b"\x80\3", b"\x80\5", b"\x80\4\x80\2"]
+TAILS = [b"."] * 12 + [b"", b"e.", b"a."]
+RARE = [b"\x82\1", b"\x83\1\0", b"\x84\1\0\0\0", b"\x97", b"\x80\6", b"\0", b"\xff"]
 
 
 class Thing:
