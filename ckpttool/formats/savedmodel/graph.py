@@ -300,8 +300,7 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         message.window.keep(len(name))
         graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
     elif op in HARMLESS or (op, False) not in graph.places:
-        if op.startswith(FROM_ASSETS):
-            graph.filling.add(function)
+        graph.filling |= {function} if op.startswith(FROM_ASSETS) else set()
         _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
 
 
