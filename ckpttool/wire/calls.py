@@ -21,8 +21,8 @@ from ckpttool.wire.trust import Trust, is_dunder, is_made, kind_of, stranger
 
 Charge = Callable[[int], None]
 
-_COST_OF_A_PART = 4
-"""What to look at one argument costs, in bytes of the budget for what is made."""
+_COST_OF_A_PART = 40
+"""What to look at one part of an argument costs, in bytes of the budget for what is made."""
 _SCALARS = frozenset({int, str, float, bool, bytes, type(None), Payload})
 _SHORT = 64
 _WORST = (Trust.PLAIN, Trust.UNKNOWN, Trust.KNOWN, Trust.DANGEROUS)

@@ -236,3 +236,11 @@ def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = read_pickles(Buffer("some.pkl", data), 0, len(data)).pickles
     with pytest.raises(LimitExceeded):
         flatten(found.root, lambda node: None, "some.pkl")
+
+
+def test_many_keys_that_look_alike_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "MAX_WORDS", 0)  # of a tuple only the kind is told then
+    found = told({(number, "x"): number for number in range(100)})
+    assert isinstance(found, dict)
+    assert list(found.values()) == list(range(100))
+    assert max(map(len, found)) < 50

@@ -11,6 +11,7 @@ from typing import Any
 from zipfile import ZipFile
 
 from fixtures.zip_raw import Member, build
+from tests.security import hooks  # noqa: F401  # adds to ATTACKS
 from tests.security.archives import FILES, tree
 from tests.security.assembler import PROTOCOLS, pickled, spelled
 from tests.security.calls import ATTACKS, USER_MODULE, USER_SOURCE, Place
@@ -20,7 +21,7 @@ from tests.security.streams import STREAMS
 
 EVERYWHERE = ("plain_calls", "os.mknod")
 """The attack that the sample holds in every container and protocol."""
-BARE = {"first_opcodes": ("pkl", "bin"), "trailing_pickles": ("pkl", "bin")}
+BARE = {"first_opcodes": ("pkl", "bin"), "trailing_pickles": ("pkl", "bin"), "torn_trailing": ("pkl", "bin")}
 """Streams that mean something in a file of their own alone."""
 PROTOCOLS_OF = {"python2_names": range(3), "dbm.open": range(3, 6)}
 """Attacks, or variants, whose names mean something else in other protocols."""
@@ -185,7 +186,7 @@ class Corpus:
         self, attack: str, variant: str, spelling: str, container: Container, place: Place, data: bytes
     ) -> Case:
         place.files.update(container.write(data))
-        loader = "pickles" if attack == "trailing_pickles" else container.loader
+        loader = "pickles" if attack in ("trailing_pickles", "torn_trailing") else container.loader
         return self.write(attack, variant, spelling, loader, place, container.target)
 
 

@@ -230,3 +230,29 @@ def encoded_bytes(place: Place) -> Streams:
         head + b"ctorch.storage\n_load_from_bytes\n" + spelled(head + evil + b".].", 2) + b"\x85R.]."
     )
     yield "twice", b"\x80\x03ctorch.storage\n_load_from_bytes\n" + spelled(inner_again, 3) + b"\x85R."
+
+
+@stream
+def torn_frames(place: Place) -> Streams:
+    """Arguments that reach over a frame's end, of which the C unpickler forgets what lies within."""
+    call = POP + mknod(place)
+    hidden = POP + b"B" + struct.pack("<I", len(call))
+    yield "text", PROTO4 + _torn(b"X\x14\0\0\0zzzzzz") + b"p" * 14 + hidden + call + STOP
+    yield "short_text", PROTO4 + _torn(b"\x8c\x14zzzzzz") + b"p" * 14 + hidden + call + STOP
+    yield "number", PROTO4 + _torn(b"\x8a\x14zzzzzz") + b"p" * 14 + hidden + call + STOP
+    path = text(place.marker) + b"\x85R."
+    yield "line", PROTO4 + _torn(b"Vno_such_") + b"posix\nVmknod\n" + STACK_GLOBAL + path
+    yield "name", PROTO4 + _torn(b"cno_such_") + b"posix\nmknod\n" + path
+
+
+def _torn(begun: bytes) -> bytes:
+    """Return a frame that ends in the midst of an opcode, and is larger than what CPython reads ahead."""
+    filler = b"X" + struct.pack("<I", 1 << 18) + b"f" * (1 << 18) + POP
+    return framed(filler + begun)
+
+
+@stream
+def torn_trailing(place: Place) -> Streams:
+    """A pickle that ends within its frame: the next begins behind the frame, and not behind the pickle."""
+    evil = PROTO2 + mknod(place) + STOP
+    yield "behind_the_frame", PROTO4 + _torn(b"N.B" + struct.pack("<I", len(evil))) + evil + STOP

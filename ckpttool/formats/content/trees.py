@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,6 +25,8 @@ _MAX_STATE_DEPTH = 32
 _SCALARS = frozenset({int, float, str, bool, type(None)})
 _EMPTY: dict[type, Callable[[], object]] = {dict: dict, set: list, frozenset: list}
 """What empty containers become: a hostile file has millions of them."""
+_BRACKETS = 4
+"""How many pairs of brackets keys that look alike get before they are counted."""
 _SCALARS_A_VISIT = 8  # in memory and time a number in a list is far less than an object
 
 T = TypeVar("T")
@@ -249,9 +252,11 @@ class _Flattening(Generic[T]):
         if all(type(key) is str for key in twin):
             return twin
         told: dict[str, object] = {}
+        alike: Counter[str] = Counter()
         for key, form in twin.items():
-            text = key if isinstance(key, str) else KeyText(self._plain(key))
+            text = first = key if isinstance(key, str) else KeyText(self._plain(key))
             while not isinstance(key, str) and (text in told or text in twin):
-                text = KeyText(f"[{text}]")
+                count = alike[first] = alike[first] + 1
+                text = KeyText(f"[{text}]" if count <= _BRACKETS else f"[{first}] {count}")
             told[text] = form
         return told
