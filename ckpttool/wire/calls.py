@@ -16,13 +16,12 @@ from itertools import chain
 from typing import Any, TypeGuard
 
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
-from ckpttool.wire.states import fits, has_plain_attributes, is_open_dtype
+from ckpttool.wire.states import Charge, fits, free, has_plain_attributes, is_open_dtype
 from ckpttool.wire.trust import Trust, is_dunder, is_made, kind_of, stranger
 
-Charge = Callable[[int], None]
-
-_COST_OF_A_PART = 40
-"""What to look at one part of an argument costs, in bytes of the budget for what is made."""
+_COST_OF_A_PART, _COST_OF_AN_ITEM = 80, 16
+"""What to look at a part of an argument costs, and at an item of a container, in bytes of the budget for what
+is made: shared arguments are searched again with each call."""
 _SCALARS = frozenset({int, str, float, bool, bytes, type(None), Payload})
 _SHORT = 64
 _WORST = (Trust.PLAIN, Trust.UNKNOWN, Trust.KNOWN, Trust.DANGEROUS)
@@ -44,11 +43,7 @@ _READS_MEMORY = frozenset({"from_file", "frombuffer"})
 _ARRAYS = frozenset({"_reconstruct", "_frombuffer"})
 
 
-def _free(nbytes: int) -> None:
-    """Charge nothing."""
-
-
-def judge(call: Call, charge: Charge = _free) -> Trust:
+def judge(call: Call, charge: Charge = free) -> Trust:
     """Return what it means to make a call; those among its arguments are judged by themselves.
 
     ``charge`` is told what the search of the arguments costs, which may be asked for again and again.
@@ -135,7 +130,8 @@ def _names_in(value: object, charge: Charge) -> Iterator[Global]:
         elif isinstance(node, Call):
             seen.add(id(node))
             yield from _made_by(node)
-            pending += (node.state, node.items, node.pairs, _held_arguments(node))
+            held = (node.state, node.items, node.pairs, _held_arguments(node))
+            pending += (part for part in held if part)
         elif isinstance(node, Persistent):
             if not _is_storage_id(node.id):
                 pending.append(node.id)
@@ -229,7 +225,7 @@ def _items(call: Call, charge: Charge) -> Trust:
     """A container calls nothing that it holds; its first argument is what that is, in another container."""
     if not call.args:
         return Trust.PLAIN
-    charge(_COST_OF_A_PART * sum(len(arg) for arg in call.args if isinstance(arg, list | tuple | dict)))
+    charge(_COST_OF_AN_ITEM * sum(len(arg) for arg in call.args if isinstance(arg, list | tuple | dict)))
     return _worst(*map(_judge_content, call.args))
 
 
@@ -278,7 +274,7 @@ def _array(call: Call, charge: Charge) -> Trust:
 
 def _with_state(call: Call, charge: Charge) -> Trust:
     """``_rebuild_parameter_with_state(tensor, requires_grad, hooks, attributes)``."""
-    if not all(map(has_plain_attributes, call.args[3:])):
+    if not all(has_plain_attributes(state, charge) for state in call.args[3:]):
         return Trust.DANGEROUS
     return _data(Call(call.function, call.args[:3]), charge)
 
@@ -311,7 +307,7 @@ def _from_type(call: Call, charge: Charge) -> Trust:
         return Trust.DANGEROUS
     if kind_of(args[0].module, args[0].name) not in ("tensor", "subclass", "with_state"):
         return Trust.DANGEROUS
-    if not all(map(has_plain_attributes, args[3:])):
+    if not all(has_plain_attributes(state, charge) for state in args[3:]):
         return Trust.DANGEROUS
     return _worst(_judge_class(args[1]), judge(Call(args[0], args[2]), charge))
 

@@ -36,6 +36,7 @@ _FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
 _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
 
 
+_MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
 _HASH_MODULUS = (1 << 61) - 1
@@ -98,11 +99,12 @@ class Interpreter(Window):
         try:
             for count in range(1, most + 1):  # noqa: B007  # the budget is told in the end
                 at = self.at
-                if at > self._refill_at:
+                if at > self._stop_at:
                     if not self.leave_frame():
                         self.misused("an opcode reaches over the end of its frame")
-                    self._refill()
-                    at = self.at
+                    if at > self._refill_at:
+                        self._refill()
+                        at = self.at
                 operation = operations[self.data[at]]
                 self.at = at + 1
                 if operation(self):
@@ -288,9 +290,16 @@ class Interpreter(Window):
             target.state = state
             if isinstance(target, Call) and (fields := fields_of(target)) is not None:
                 self._settled[id(fields)] = fields
-            if not (has_plain_attributes(state) if isinstance(target, Mapped) else fits(target, state)):
-                made = target.kind if isinstance(target, Mapped) else target.function
-                self.misused(f"what {made} makes is given a state that it should not have")
+            self._check_state(target, state)
+
+    def _check_state(self, target: Call | Mapped, state: object) -> None:
+        if isinstance(target, Mapped):
+            is_plain = has_plain_attributes(state, self.charge)
+        else:
+            is_plain = fits(target, state, self.charge)
+        if not is_plain:
+            made = target.kind if isinstance(target, Mapped) else target.function
+            self.misused(f"what {made} makes is given a state that it should not have")
 
     def _plain(self, call: Call) -> object:
         """Return the data that a harmless constructor makes, or the call itself."""
@@ -356,7 +365,9 @@ class Interpreter(Window):
             self.misused(f"{what} are {_kind(value)}")
 
     def misused(self, sentence: str) -> None:
-        self.pickle.misuse.append((self.position, sentence))
+        """Note what no honest pickle does; a few times are enough."""
+        if len(self.pickle.misuse) < _MOST_MISUSE:
+            self.pickle.misuse.append((self.position, sentence))
 
     def _finished(self) -> Pickle:
         self.charge(0)

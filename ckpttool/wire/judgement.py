@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice, pairwise
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.report import Finding, error, warning
@@ -20,9 +22,12 @@ MAX_PICKLES = 10_000
 
 _SEARCHED = 1 << 20
 """How many bytes behind the place where a pickle broke off are searched for names."""
+_MOST_TOLD = 100
 _BACK = 600  # module and name, of 255 bytes at most, lie before the opcode that imports them
-_NAMED_BY_LINES = re.compile(rb"[ci]([A-Za-z_][\w.]{0,254})\n([A-Za-z_][\w.]{0,254})\n")
-_STACK_GLOBAL, _SHORT_TEXTS = b"\x93", (0x8C, 0x55)
+_LONGEST_NAME = 255
+_OF_NAMES = f"{string.ascii_letters}{string.digits}_.".encode()
+_TEXT_OR_IMPORT = re.compile(rb"\x93|[\x8cU](?=(.))", re.DOTALL)
+"""STACK_GLOBAL, or a string with its length, wherever one could begin."""
 _NAME = re.compile(rb"[A-Za-z_][\w.]*")
 
 _STORAGE_HEAD = re.compile(
@@ -99,7 +104,8 @@ def run(interpreter: Interpreter, end: int, where: str | None = None) -> Pickle:
         # Without a name or a protocol it could be anything, and names in it chance.
         is_pickle = bool(interpreter.pickle.names or interpreter.pickle.protocol)
         behind = _names_behind(interpreter.source, interpreter.position, end) if is_pickle else ()
-        found = (_judge_name(name, where) for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
+        dangerous = (name for name in behind if stranger(*modern(*name)) is Trust.DANGEROUS)
+        found = (_judge_name(name, where) for name in islice(dangerous, _MOST_TOLD))
         failure.safety = tuple(dict.fromkeys((*judge(interpreter.pickle, where), *filter(None, found))))
         raise
 
@@ -204,22 +210,35 @@ def _names_behind(source: Readable, at: int, end: int) -> Iterator[tuple[str, st
     """Yield the names that opcodes behind an offset import: another reader may come so far."""
     nbytes = min(end - at, _SEARCHED)
     data = source.read(at, nbytes) if nbytes > 0 else b""
-    for match in _NAMED_BY_LINES.finditer(data):
-        yield match[1].decode(), match[2].decode()
-    found = data.find(_STACK_GLOBAL)
-    while found >= 0:
-        texts = _short_texts(data[max(0, found - _BACK) : found])
-        if len(texts) >= 2:
-            yield texts[-2], texts[-1]
-        found = data.find(_STACK_GLOBAL, found + 1)
+    seen = set[tuple[str, str]]()
+    for name in chain(_names_in_lines(data), _names_on_the_stack(data)):
+        if name not in seen:
+            seen.add(name)
+            yield name
 
 
-def _short_texts(data: bytes) -> list[str]:
-    """Return the short strings that could be names, in their order."""
-    found = []
-    for at, byte in enumerate(data[:-1]):
-        if byte in _SHORT_TEXTS:
-            text = data[at + 2 : at + 2 + data[at + 1]]
-            if len(text) == data[at + 1] and _NAME.fullmatch(text):
-                found.append(text.decode())
-    return found
+def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each two lines that could be names behind GLOBAL or INST, wherever that could be in the first."""
+    *lines, _ = data.split(b"\n")
+    for before, line in pairwise(lines):
+        if len(line) > _LONGEST_NAME or not _NAME.fullmatch(line):
+            continue
+        end = before[-_LONGEST_NAME - 1 :]
+        letters = end[len(end.rstrip(_OF_NAMES)) :]
+        for at, letter in enumerate(letters):
+            if letter in b"ci" and _NAME.fullmatch(letters, at + 1):
+                yield letters[at + 1 :].decode(), line.decode()
+
+
+def _names_on_the_stack(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield each two short strings that could be names and lie last before what imports from the stack."""
+    (module_at, module), (name_at, name) = (-_BACK, ""), (-_BACK, "")
+    for match in _TEXT_OR_IMPORT.finditer(data):
+        at = match.start()
+        if match[1] is None:
+            if at - module_at < _BACK and module:
+                yield module, name
+        elif at + 2 + match[1][0] <= len(data):
+            text = data[at + 2 : at + 2 + match[1][0]]
+            if _NAME.fullmatch(text):
+                (module_at, module), (name_at, name) = (name_at, name), (at, text.decode())

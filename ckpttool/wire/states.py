@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from ckpttool.wire.pickled import Call, Global, Payload, Persistent
 from ckpttool.wire.trust import is_dunder, kind_of
+
+Charge = Callable[[int], None]
+"""Told what a search costs, in bytes of the budget for what is made: what is shared is searched again."""
+_COST_OF_AN_ATTRIBUTE, _FIELD_IN_ATTRIBUTES = 80, 5
 
 _STATELESS = frozenset(
     {"attribute", "constant", "elements", "eval", "from_array", "latin1", "none_type", "storage_bytes"}
@@ -33,7 +37,11 @@ _ATTRIBUTES = frozenset(
 _DTYPE = Global("numpy", "dtype")
 
 
-def fits(call: Call, state: object) -> bool:
+def free(nbytes: int) -> None:
+    """Charge nothing."""
+
+
+def fits(call: Call, state: object, charge: Charge = free) -> bool:
     """Tell whether a state may be set on what a call of a listed function makes."""
     function = call.function
     kind = kind_of(function.module, function.name) if isinstance(function, Global) else None
@@ -44,15 +52,22 @@ def fits(call: Call, state: object) -> bool:
     if isinstance(state, Call | Persistent | Global):
         return False  # its attributes are another object's
     if function == _DTYPE:
+        charge(_FIELD_IN_ATTRIBUTES * _cost(state))
         return _describes(call, state)
     if isinstance(state, tuple) and any(map(is_open_dtype, state)):
         return False
-    return has_plain_attributes(state)
+    return has_plain_attributes(state, charge)
 
 
-def has_plain_attributes(state: object) -> bool:
+def has_plain_attributes(state: object, charge: Charge = free) -> bool:
     """Tell whether the attributes in a state steer nothing."""
+    charge(_cost(state))
     return all(map(_is_plain_attribute, _attributes(state)))
+
+
+def _cost(state: object) -> int:
+    parts = state if isinstance(state, tuple) else (state,)
+    return _COST_OF_AN_ATTRIBUTE * sum(len(part) for part in parts if isinstance(part, dict))
 
 
 def _attributes(state: object) -> Iterator[object]:
@@ -161,6 +176,8 @@ Part: TypeAlias = tuple[int, int, bool]
 def _parts(base: object, names: object, fields: object) -> list[Part] | None:
     """Return the parts of a type; None where one makes no sense."""
     parts = [] if base is None else [_repeated(base)]
+    if fields is None and names:
+        return None
     if fields is not None:
         if not isinstance(fields, dict) or not isinstance(names, tuple):
             return None

@@ -34,7 +34,7 @@ class Window:
         self.end = end
         self.data = b""
         self.at = 0
-        self._refill_at = -1
+        self._stop_at = self._refill_at = -1
         self._frame_end: int | None = None
         self._window = _FIRST_WINDOW
         self._streamed = 0
@@ -48,7 +48,7 @@ class Window:
         self.data = self.source.read(self._base, length, self._where) if length > 0 else b""
         at_end = self._base + len(self.data) >= self.end
         self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
-        self._watch_frame()
+        self._watch()
         if self._base - self._start - self._streamed > MAX_STREAM:
             raise self.exceeded(f"a pickle of more than {MAX_STREAM:,} bytes")
 
@@ -58,7 +58,7 @@ class Window:
         """Note that a frame of so many bytes begins here; return whether the last one has ended."""
         is_next = self._frame_end is None or self._frame_end == self.position
         self._frame_end = self.position + nbytes
-        self._watch_frame()
+        self._watch()
         return is_next
 
     def leave_frame(self) -> bool:
@@ -67,6 +67,7 @@ class Window:
         if end is None or self.position < end:
             return True
         self._frame_end = None
+        self._watch()
         return self.position == end
 
     @property
@@ -74,10 +75,10 @@ class Window:
         """Tell whether more of a frame follows."""
         return self._frame_end is not None and self.position < self._frame_end
 
-    def _watch_frame(self) -> None:
-        """Let the window be asked for at the frame's end, too."""
-        if self._frame_end is not None:
-            self._refill_at = min(self._refill_at, self._frame_end - self._base - 1)
+    def _watch(self) -> None:
+        """Say behind which opcode to stop: at the frame's end, or where the window is to be filled again."""
+        frame_end = self.end if self._frame_end is None else self._frame_end
+        self._stop_at = min(self._refill_at, frame_end - self._base - 1)
 
     def take(self, nbytes: int) -> bytes:
         """Return the next bytes, as they are."""

@@ -14,7 +14,7 @@ from ckpttool.wire.calls import judge
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call, Global
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.trust import CALLED_ONLY, Trust, trust
+from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern, trust
 
 NAMES = Path(under_test.__file__).with_name("names")
 NOT_PLAIN = {Trust.DANGEROUS, Trust.KNOWN}
@@ -435,7 +435,8 @@ STRANGERS = each(
 
 @pytest.mark.parametrize(("module", "name"), SAVED_MODULE + HONEST + PYTHON_2)
 def test_honest_globals_are_plain(module: str, name: str) -> None:
-    assert trust(module, name) is Trust.PLAIN
+    is_instance = kind_of(*modern(module, name)) == "instance"
+    assert trust(module, name) is (Trust.DANGEROUS if is_instance else Trust.PLAIN)
 
 
 @pytest.mark.parametrize(("module", "name"), GADGETS)
@@ -555,6 +556,10 @@ def test_objects_of_unlisted_classes_of_packages_are_unknown_and_calls_are_not()
 EVAL = Global("builtins", "eval")
 GETATTR = Call(Global("builtins", "getattr"), (Global("torch._C", "_VariableFunctionsClass"), "relu"))
 TENSOR = Global("torch", "Tensor")
+MODULE = Call(Global("torch.nn.modules.container", "ModuleList"), ())
+MODULE.is_new = True
+WITH_FUNCTION = Call(Global("argparse", "Namespace"), ())
+WITH_FUNCTION.state = {"detach": Global("torch.nn.functional", "relu")}
 REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 
 
@@ -591,6 +596,21 @@ REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
         ("copyreg", "_reconstructor", (TENSOR, Global("os", "PathLike"), None)),
         ("copyreg", "_reconstructor", (Global("torch.hub", "load"), Global("builtins", "tuple"), ("x",))),
         ("array", "_array_reconstructor", (EVAL, "d", 1, b"")),
+        ("numpy.core.multiarray", "_reconstruct", (EVAL, (0,), b"b")),
+        ("numpy.core.multiarray", "_reconstruct", (Global("torch", "Tensor"), (0,), b"b")),
+        (
+            "numpy.core.multiarray",
+            "scalar",
+            (Call(Global("numpy", "dtype"), ("V8", False, True)), b"12345678"),
+        ),
+        ("torch._utils", "_rebuild_parameter", (MODULE, True)),
+        ("torch._utils", "_rebuild_parameter", (WITH_FUNCTION, True)),
+        ("torch._utils", "_rebuild_parameter_with_state", ("t", True, {}, {"__class__": "x"})),
+        ("torch._tensor", "_rebuild_from_type_v2", (REBUILD, TENSOR, (1,), {"__dict__": {}})),
+        ("builtins", "tuple", (MODULE,)),
+        ("collections", "OrderedDict", (MODULE,)),
+        ("collections", "OrderedDict", ([("a", Global("transformers.training_args", "TrainingArguments"))],)),
+        ("functools", "partial", (Call(TENSOR, ()),)),
         ("torch.storage", "_load_from_bytes", ("text",)),
     ],
 )
@@ -611,6 +631,8 @@ def test_no_name_reaches_a_call_that_has_no_place_for_it(module: str, name: str,
         ("collections", "defaultdict", (Global("builtins", "list"),)),
         ("collections", "OrderedDict", ([("a", Global("torch", "float32")), ("b", GETATTR)],)),
         ("numpy.core.multiarray", "_reconstruct", (Global("numpy", "ndarray"), (0,), b"b")),
+        ("torch._utils", "_rebuild_parameter_with_state", ("t", True, {}, {"act": Global("torch", "relu")})),
+        ("builtins", "set", ([MODULE],)),
         ("builtins", "getattr", (Global("torch._C", "_VariableFunctionsClass"), "relu")),
         ("builtins", "type", (None,)),
         ("_codecs", "encode", ("text", "latin1")),
@@ -618,6 +640,21 @@ def test_no_name_reaches_a_call_that_has_no_place_for_it(module: str, name: str,
 )
 def test_honest_calls_are_plain(module: str, name: str, args: tuple) -> None:
     assert called(module, name, *args) is Trust.PLAIN
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "args"),
+    [
+        ("builtins", "getattr", (MODULE, "_infer_parameters")),
+        ("builtins", "getattr", (Global("torch.optim.lr_scheduler", "CyclicLR"), "_triangular_scale_fn")),
+        ("functools", "partial", (Global("torch.nn.modules.linear", "Linear"),)),
+        ("numpy.core.multiarray", "_reconstruct", (Global("my.arrays", "Array"), (0,), b"b")),
+    ],
+)
+def test_calls_of_which_nobody_knows_what_comes_of_them_are_unknown(
+    module: str, name: str, args: tuple
+) -> None:
+    assert called(module, name, *args) is Trust.UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""States that BUILD sets: those of NumPy's types agree with what they describe, attributes steer nothing."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.source import Buffer
+from tests.security.assembler import Build, Call, Code, Name, call, pickled, spelled
+
+POINTER = b"A" * 8
+PLAIN_ARRAY = call("numpy._core.multiarray", "_reconstruct", Name("numpy", "ndarray"), (0,), b"b")
+
+
+def dtype(spec: Any, *state: Any) -> Build:
+    """Return a type with its state but for the version."""
+    return Build(call("numpy", "dtype", spec, False, True), (3, *state))
+
+
+def structured(fields: Any, *, size: int = 8, flags: int = 0) -> Build:
+    return dtype("V8", "|", None, ("a",), fields, size, 1, flags)
+
+
+OBJECT = dtype("O8", "|", None, None, None, -1, -1, 63)
+FLOAT = dtype("f8", "<", None, None, None, -1, -1, 0)
+FORGED_OBJECT = dtype("O8", "|", None, None, None, -1, -1, 0)
+
+
+def scalar(kind: Any) -> Call:
+    return call("numpy._core.multiarray", "scalar", kind, POINTER)
+
+
+def told(data: bytes) -> list[str]:
+    """Return what the judge says of a pickle."""
+    return [finding.message for finding in read_pickles(Buffer("pickle", data), 0, len(data)).safety]
+
+
+def changed_later() -> Code:
+    """Return a scalar of a type whose fields become pointers once it was judged."""
+    fields = b"}q\1" + spelled("a", 4) + spelled((FLOAT, 0), 4) + b"s"
+    kind = spelled(structured(Code(fields)), 4) + b"q\2" + b"0"
+    return Code(
+        kind + b"h\1" + spelled("a", 4) + spelled((OBJECT, 0), 4) + b"s0" + spelled(scalar(Code(b"h\2")), 4)
+    )
+
+
+VOID = call("numpy", "dtype", "V8", False, True)
+DESCRIBED = (3, "|", None, ("a",), {"a": (OBJECT, 0)}, 8, 1, 0)
+FORGED = {
+    "pointers without their flags": scalar(FORGED_OBJECT),
+    "a field of pointers": call("builtins", "tuple", scalar(structured({"a": (OBJECT, 0)}))),
+    "a field far away": call("builtins", "tuple", scalar(structured({"a": (FLOAT, 1 << 40)}))),
+    "a field before the begin": call("builtins", "tuple", scalar(structured({"a": (FLOAT, -(1 << 40))}))),
+    "fields changed later": call("builtins", "tuple", changed_later()),
+    "another name": call(
+        "builtins",
+        "tuple",
+        scalar(Build(call("torch.jit._pickle", "restore_type_tag", VOID, ""), DESCRIBED)),
+    ),
+    "a copy that is none": call("builtins", "tuple", scalar(Build(call("numpy", "dtype", VOID), DESCRIBED))),
+}
+"""Pickles on which NumPy reads memory that is none of the array's, by what is wrong with the type."""
+
+
+@pytest.mark.framework
+def test_numpy_does_follow_forged_pointers_while_it_loads(tmp_path: Path) -> None:
+    survived = []
+    for name, value in FORGED.items():
+        path = tmp_path / "forged.pkl"
+        path.write_bytes(pickled(value, 4))
+        code = f"import pickle; pickle.load(open({str(path)!r}, 'rb'))"
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=False)
+        if done.returncode >= 0:  # no signal
+            survived.append(name)
+    assert survived == []
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_types_are_unsafe(name: str) -> None:
+    assert any("which no honest pickle does" in sentence for sentence in told(pickled(FORGED[name], 4)))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        structured({"a": (FLOAT, 1)}),
+        structured({"a": (FLOAT, 0)}, size=4),
+        structured({"a": (FLOAT, 0)}, flags=27),
+        structured({"a": (VOID, 0)}),
+        structured({"a": (FLOAT,)}),
+        structured({"b": (FLOAT, 0)}),
+        structured(None),
+        dtype("V8", "|", (FLOAT, (2,)), None, None, 8, 1, 0),
+        dtype("V8", "|", (FLOAT, (-1,)), None, None, 8, 1, 0),
+        dtype("V8", "|", None, None, None, 8, 0, 0),
+        dtype("f8", "<", None, None, None, -1, -1, 63),
+        dtype("f8", "<", None, None, None, 4, -1, 0),
+        dtype("U2", "<", None, None, None, 7, 4, 8),
+        dtype("S2", "|", None, None, None, -8, 1, 0),
+        dtype(Name("ml_dtypes", "bfloat16"), "<", None, None, None, 1, 1, 0),
+        dtype({"names": ["a"]}, "|", None, None, None, 8, 1, 0),
+        Build(call("numpy.dtypes", "VoidDType", 8), (3, "|", None, None, None, 8, 1, 0)),
+        Build(call("numpy", "dtype", "f8", False, True), (3, "<")),
+        Build(PLAIN_ARRAY, (1, (1,), VOID, False, POINTER)),
+    ],
+    ids=range(19),
+)
+def test_types_that_contradict_themselves_are_unsafe(kind: Build) -> None:
+    assert told(pickled(kind, 4)) != []
+
+
+@given(arrays.array_dtypes(allow_subarrays=True), st.integers(0, 5))
+def test_any_type_of_numpys_is_plain(kind: np.dtype, protocol: int) -> None:
+    assert told(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
+
+
+@given(arrays.scalar_dtypes(), st.integers(0, 5))
+def test_any_plain_type_of_numpys_is_plain(kind: np.dtype, protocol: int) -> None:
+    assert told(pickle.dumps([kind, np.zeros(2, kind)], protocol)) == []
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_odd_types_of_numpys_are_plain(protocol: int) -> None:
+    import ml_dtypes
+
+    kinds = [
+        np.dtype([("a", "f8"), ("b", "O", (2,)), ("c", [("d", "U3"), ("e", "M8[ns]")])]),
+        np.dtype([("a", "i1"), ("b", "c16")], align=True),
+        np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 0], "itemsize": 16}),
+        np.dtype([(("title", "a"), "f8")]),
+        np.dtype("f8", metadata={"unit": "m"}),
+        np.dtype(("f4", (2, 3))),
+        np.dtype(("O", (2,))),
+        np.dtype((np.record, [("a", "f8")])),
+        np.dtype("V0"),
+        np.dtype([]),
+        np.dtype("M8"),
+        *(np.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.int4, ml_dtypes.float8_e5m2)),
+    ]
+    assert told(pickle.dumps([*kinds, np.dtypes.StringDType()], protocol)) == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"__array_interface__": {}},
+        (None, {"__array_interface__": {}}),
+        {call("builtins", "str", "__array_interface__"): {}},
+        call("builtins", "dict", [("__array_interface__", {})]),
+        (None, call("builtins", "dict", [("__class__", 1)])),
+        {"__setstate__": Name("torch", "relu")},
+        (None, {"__dict__": {}}),
+        call("argparse", "Namespace"),
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("target", ["argparse.Namespace", "collections.OrderedDict"])
+def test_attributes_that_steer_are_unsafe(target: str, state: Any) -> None:
+    made = call(*target.split("."))
+    assert told(pickled(Build(made, state), 4)) != []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        call("transformers.trainer_utils", "IntervalStrategy", "no"),
+        call("torch.jit._pickle", "restore_type_tag", {}, ""),
+        call("torch", "device", "cpu"),
+        scalar(FLOAT),
+    ],
+    ids=["enum", "restored", "device", "scalar"],
+)
+def test_what_is_shared_takes_no_state(made: Call) -> None:
+    assert told(pickled(made, 4)) == []
+    assert told(pickled(Build(made, {"x": 1}), 4)) != []
