@@ -136,6 +136,7 @@ def test_a_short_file_is_truncated(tmp_path: Path) -> None:
     os.truncate(target / "__1_0.distcp", 5000)
     with open_checkpoint(target) as opened:
         assert "part-truncated" in codes(opened)
+        assert {finding.code for finding in opened.safety} == {"not-scanned"}
         assert not opened.complete
 
 

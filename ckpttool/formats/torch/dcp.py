@@ -232,6 +232,7 @@ class _Directory:
             findings.append(warning("items-gap", message, name))
         elif expected > size:
             self._parts.fault("truncated", f"truncated: {size:,} of {expected:,} bytes", name)
+            self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
 
     def _open_item(self, file: _File, place: Place, key: Key) -> None:
         where = f"{key[0]}: {place.file}"
