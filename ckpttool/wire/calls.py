@@ -223,6 +223,8 @@ def _never(call: Call, charge: Charge) -> Trust:
 
 def _items(call: Call, charge: Charge) -> Trust:
     """A container calls nothing that it holds; its first argument is what that is, in another container."""
+    if not call.args:
+        return Trust.PLAIN
     charge(_COST_OF_AN_ITEM * sum(len(arg) for arg in call.args if isinstance(arg, list | tuple | dict)))
     return _worst(*map(_judge_content, call.args))
 

@@ -226,6 +226,11 @@ class Interpreter(Window):
             if not takes_pairs(target, pairs):
                 self.misused(f"values are set by key on what {target.function} makes")
             target.pairs.extend(pairs)
+        elif isinstance(target, list):
+            for key, value in pairs:
+                if not isinstance(key, int):
+                    raise self.damaged(f"a list's item {_kind(key)}")
+                target[key] = value
         elif pairs:
             self._unfit(target, "set on")
 

@@ -294,7 +294,7 @@ def test_loop_of_symlinks(run, tmp_path: Path) -> None:
 def test_file_that_cannot_be_opened(
     run, guide: Path, monkeypatch: pytest.MonkeyPatch, failure: OSError, said: str
 ) -> None:
-    def refuse(path, *_: object) -> int:
+    def refuse(path, *_: object, **__: object) -> int:
         raise failure
 
     monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)

@@ -424,7 +424,7 @@ def test_broken_symlink(run, tmp_path: Path) -> None:
 
 
 def test_no_permission(run, guide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
+    def refuse(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)

@@ -340,13 +340,69 @@ def test_ops_are_judged_by_their_attributes(
     assert judged(tmp_path, place, node + pb.attribute(name, pb.part(9, "of the caller"))) is Safety.UNSAFE
 
 
-def test_table_reads_an_asset_and_nothing_else(tmp_path: Path) -> None:
-    init = pb.node("i", "InitializeTableFromTextFileV2") + pb.taking("table", "name:output:0")
-    for constants, safety in [([], Safety.SAFE), (["/etc/passwd"], Safety.UNSAFE)]:
-        nodes = [init, *(pb.text_constant("name", value) for value in constants)]
-        body = pb.graph(functions=(pb.function("f", *nodes),))
+@pytest.mark.parametrize(
+    ("name", "safety"), [("name", Safety.SAFE), ("name:output:0", Safety.UNSAFE), ("", Safety.UNSAFE)]
+)
+def test_table_reads_an_asset_and_nothing_else(tmp_path: Path, name: str, safety: Safety) -> None:
+    """An asset is an argument of the function; what a node gives is a constant, or computed."""
+    init = pb.node("i", "InitializeTableFromTextFileV2") + pb.taking("table", *([name] if name else []))
+    for nodes in ([], [pb.text_constant("name", "/etc/passwd")], [pb.node("name", "StringJoin")]):
+        body = pb.graph(functions=(pb.function("f", init, *nodes),))
         content = pb.model(pb.meta_graph(body, pb.asset("words.txt")))
-        assert verify(pb.written(tmp_path / "m", content)).safety is safety
+        expected = Safety.UNSAFE if len(nodes) and b"/etc" in nodes[0] else safety
+        assert verify(pb.written(tmp_path / "m", content)).safety is expected
+
+
+TABLES = """
+import sys
+import tensorflow as tf
+open("words.txt", "w").write("a")
+open("secret.txt", "w").write("secret")
+class Model(tf.Module):
+    def __init__(self):
+        index = tf.lookup.TextFileIndex
+        keys, values = (tf.string, index.WHOLE_LINE), (tf.int64, index.LINE_NUMBER)
+        read = tf.lookup.TextFileInitializer("words.txt", *keys, *values)
+        self.table = tf.lookup.StaticHashTable(read, -1)
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+    def words(self, x):
+        return self.table.lookup(x)
+tf.saved_model.save(Model(), "honest")
+class Reading(Model):
+    @tf.function(input_signature=[])
+    def read(self):
+        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string)
+        name = tf.strings.join(["secret", ".txt"])
+        places = {"key_index": -1, "value_index": -2}
+        tf.raw_ops.InitializeTableFromTextFileV2(table_handle=table, filename=name, **places)
+        key = tf.constant(0, tf.int64)
+        return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=key, default_value="")
+tf.saved_model.save(Reading(), "reading")
+print(tf.saved_model.load("reading").read().numpy().decode())
+old = tf.compat.v1
+def saved(name, file):
+    with old.Graph().as_default(), old.Session() as session:
+        fill, asset = tf.raw_ops.InitializeTableFromTextFileV2, tf.constant("words.txt")
+        old.add_to_collection(old.GraphKeys.ASSET_FILEPATHS, asset)
+        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string)
+        filled = fill(table_handle=table, filename=file or asset, key_index=-1, value_index=-2)
+        builder = old.saved_model.Builder(name)
+        builder.add_meta_graph_and_variables(session, ["serve"], assets_collection=[asset], main_op=filled)
+        builder.save()
+saved("old-honest", None)
+saved("old-reading", "secret.txt")
+"""
+
+
+@pytest.mark.framework
+def test_table_of_a_file_whose_name_is_computed(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TABLES], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["secret"]
+    for name in ("", "old-"):
+        assert verify(tmp_path / f"{name}honest").safety is Safety.SAFE
+        assert verify(tmp_path / f"{name}reading").safety is Safety.UNSAFE
 
 
 def test_text_form_is_judged_alike(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +112,8 @@ def test_guards_that_would_run_something(tmp_path: Path) -> None:
         "Max(1, FloorDiv(s0, 2))",
         "L['args'][0][0].size()[0] >= 2",
         "Eq(Mod(s0*s1, 8), 0)",
+        "Float('0.5', precision=53)",
+        "L['kwargs']['a key: 1/2 (b)'].size()[0] >= 2",
     ],
 )
 def test_arithmetic_is_harmless(text: str) -> None:
@@ -132,11 +136,85 @@ def test_arithmetic_is_harmless(text: str) -> None:
         "(" * 1000 + "1" + ")" * 1000,
         "1" * 100_000,
         "s0 := 3",
+        "Max('f(1)', 1)",
+        "Max(b'f(1)', 1)",
+        "L['\"'] == 1",
+        "L['\\\\'] == 1",
+        "max((1, 2), key=exec)",
+        "Max(1, exec)",
+        "Symbol('__import__')",
         "",
     ],
 )
 def test_all_else_is_not(text: str) -> None:
     assert objection(text) is not None
+
+
+def _graph(program: Any) -> Any:
+    return program["graph_module"]["graph"]
+
+
+def _renamed(program: Any, old: str, new: str) -> Any:
+    return json.loads(json.dumps(program).replace(json.dumps(old), json.dumps(new)))
+
+
+def _size_of(program: Any, text: str) -> Any:
+    tensors = _graph(program)["tensor_values"]
+    tensors["inputs"]["sizes"][0] = {"as_expr": {"expr_str": text, "hint": {"as_int": 2}}}
+    return program
+
+
+def _input(program: Any, name: str) -> Any:
+    tensors = _graph(program)["tensor_values"]
+    tensors[name] = tensors.pop("inputs")
+    text = json.dumps(program).replace('{"name": "inputs"}', json.dumps({"name": name}))
+    return json.loads(text)
+
+
+BECOME_CODE: dict[str, Callable[[Any, str], Any]] = {
+    "input": lambda program, run: _input(program, f"inputs={run}"),
+    "parameter": lambda program, run: _renamed(program, "kept", f'kept"+str({run})+"'),
+    "size": lambda program, run: _size_of(program, f"Max({run!r}, 1)"),
+    "guard": lambda program, run: program | {"guards_code": [f"L[{f'+str({run})+'!r}] if 0 else 1"]},
+}
+"""Texts of a program that PyTorch makes code of: how each may hold an expression, ``run``."""
+
+_LOADING = """
+import sys, torch, warnings
+warnings.simplefilter("ignore")
+for path in sys.argv[1:]:
+    try:
+        torch.export.load(path).module()(torch.ones(2, 4))
+    except Exception as failure:
+        print(path, repr(failure)[:300])
+"""
+
+
+@pytest.mark.framework
+def test_names_that_become_code(tmp_path: Path) -> None:
+    """PyTorch writes them into source code, which it executes."""
+    paths = {}
+    for kind, change in BECOME_CODE.items():
+        directory = tmp_path / kind
+        directory.mkdir()
+        run = f"open('ran-{kind}','w')"
+        with zipfile.ZipFile(PROGRAM) as archive:
+            told = {name: json.loads(archive.read(name)) for name in (MODEL, WEIGHTS)}
+        told[MODEL] = change(told[MODEL], run)
+        if kind == "parameter":
+            told[WEIGHTS] = change(told[WEIGHTS], run)
+        paths[kind] = rebuilt(
+            PROGRAM, directory, **{name: json.dumps(one).encode() for name, one in told.items()}
+        )
+        assert "unsafe-expression" in codes(paths[kind]), kind
+    ran = subprocess.run(
+        [sys.executable, "-c", _LOADING, *map(str, paths.values())],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {path.name for path in tmp_path.glob("ran-*")} == {f"ran-{kind}" for kind in paths}, ran.stdout
 
 
 def _enum(of: str) -> str:
@@ -156,6 +234,9 @@ def _factory(module: str, name: str) -> Any:
         (_factory("builtins", "breakpoint"), Safety.UNSAFE, "unsafe-import"),
         (_factory("torch.hub", "list"), Safety.UNSAFE, "unsafe-import"),
         (_enum("my_package.kinds:Kind"), Safety.UNKNOWN, "unknown-class"),
+        (json.dumps(["x': f(), 'y"]), Safety.UNSAFE, "unsafe-expression"),
+        (json.dumps({"x': f(), 'y": 1}), Safety.UNSAFE, "unsafe-expression"),
+        (json.dumps(["a key: 1/2 (b)"]), Safety.SAFE, None),
         ("[" * 100_000, Safety.UNKNOWN, "unknown-class"),
         (_enum("torch.nn.attention:SDPBackend"), Safety.SAFE, None),
         (_factory("builtins", "list"), Safety.SAFE, None),

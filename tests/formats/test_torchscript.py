@@ -101,10 +101,16 @@ def test_a_record_that_nothing_declares_is_judged(traced: Path, changed) -> None
         assert "unsafe-import" in {finding.code for finding in checkpoint.safety}
 
 
+@pytest.mark.parametrize("name", ["model.json", "MODEL.json"])
+def test_the_record_that_names_the_code_of_old_archives(traced: Path, changed, name: str) -> None:
+    with open_checkpoint(changed(traced, **{name: b"{}"})) as checkpoint:
+        assert "not-scanned" in {finding.code for finding in checkpoint.safety}
+
+
 def test_the_object_is_judged_although_it_is_damaged(traced: Path, changed) -> None:
     with pytest.raises(DamagedCheckpoint) as caught:
         open_checkpoint(changed(traced, **{"data.pkl": CALL[:-1]}))
-    assert {finding.code for finding in caught.value.safety} == {"unsafe-import", "not-scanned"}
+    assert {finding.code for finding in caught.value.safety} == {"unsafe-import"}
 
 
 def test_a_damaged_pickle_without_tensors_is_a_finding(traced: Path, changed) -> None:

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckpttool.report import has_errors
 from ckpttool.wire import trust as under_test
 from ckpttool.wire.calls import judge
+from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.pickled import Call, Global
+from ckpttool.wire.source import Buffer
 from ckpttool.wire.trust import CALLED_ONLY, Trust, kind_of, modern, trust
 
 NAMES = Path(under_test.__file__).with_name("names")
@@ -113,13 +116,11 @@ HONEST = each(
     torch.distributed.tensor DTensor
     torch.distributed.tensor._dtensor_spec DTensorSpec TensorMeta
     torch.distributed.tensor.placement_types Partial Replicate Shard
-    torch.distributed.device_mesh DeviceMesh
     torch.distributed._shard.sharded_tensor.api ShardedTensor
     torch.jit._pickle build_intlist restore_type_tag
-    transformers.training_args OptimizerNames TrainingArguments
+    transformers.training_args OptimizerNames
     transformers.trainer_utils HubStrategy IntervalStrategy SaveStrategy SchedulerType
-    accelerate.state PartialState
-    accelerate.utils.dataclasses DeepSpeedPlugin DistributedType
+    accelerate.utils.dataclasses DistributedType
     deepspeed.runtime.fp16.loss_scaler LossScaler
     deepspeed.runtime.zero.config ZeroStageEnum
     deepspeed.utils.tensor_fragment fragment_address
@@ -503,6 +504,33 @@ def test_what_is_only_named_is_never_called(module: str, name: str) -> None:
     for args in ((), ("x",), ({"__array_interface__": 1},)):
         assert called(module, name, *args) is Trust.DANGEROUS
         assert called(module, name, *args, is_new=True) is Trust.DANGEROUS
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    each(
+        """
+        torch.distributed.device_mesh DeviceMesh
+        transformers.training_args TrainingArguments
+        accelerate.state PartialState
+        accelerate.utils.dataclasses DeepSpeedPlugin
+        """
+    ),
+)
+def test_what_asks_the_environment_is_made_and_neither_called_nor_kept(module: str, name: str) -> None:
+    assert called(module, name, is_new=True) is Trust.PLAIN
+    assert called(module, name) is Trust.DANGEROUS
+    assert trust(module, name) is Trust.DANGEROUS
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [b"cbuiltins\neval\n", b"](cbuiltins\neval\ne", b"}X\1\0\0\0acos\nsystem\ns", b"cbuiltins\ngetattr\n"],
+)
+def test_what_nobody_knows_is_handed_nothing_that_runs(argument: bytes) -> None:
+    data = b"\x80\4cmy.module\nfunction\n" + argument + b"X\1\0\0\0x\x86R."
+    found = read_pickles(Buffer("some.pkl", data), 0, len(data)).safety
+    assert has_errors(found)
 
 
 def test_modules_are_made_and_not_called() -> None:

@@ -38,7 +38,11 @@ from ckpttool.wire.trust import Trust, trust
 
 Node = Mapping[str, Any]
 
-_FEATURE_SPACE = "utils", frozenset({"Cross", "Feature", "FeatureSpace"})
+_ELSEWHERE = {
+    "utils": frozenset({"Cross", "Feature", "FeatureSpace"}),
+    "applications": frozenset({"CustomScaleLayer", "LayerScale", "StochasticDepth"}),
+}
+"""Classes in the parts of Keras that hold other things, too."""
 _REMOTE = ("http://", "https://", "ftp://", "gs://", "s3://", "hdfs://", "file://")
 
 
@@ -121,7 +125,7 @@ def _judge_unplaced(name: str, other: str | None, place: str, is_listed: bool) -
 
 def _is_of_keras(part: str, name: str) -> bool:
     if name in CLASSES:
-        return part in PARTS or part == "" or (part == _FEATURE_SPACE[0] and name in _FEATURE_SPACE[1])
+        return part in PARTS or part == "" or name in _ELSEWHERE.get(part, ())
     return part == "ops" and name in OPERATIONS
 
 

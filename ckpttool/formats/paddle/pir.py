@@ -176,7 +176,7 @@ def _kind(name: str) -> str:
 
 def _file(operator: Any) -> str | None:
     """Return the file that an operator touches, where its attributes name one."""
-    texts = (one["AT"].get("D") for one in operator["A"] if one["N"] in FILE_SETTINGS)
+    texts = (one["AT"].get("D") for one in operator.get("A", ()) if one["N"] in FILE_SETTINGS)
     return next((str(text) for text in texts), None)
 
 

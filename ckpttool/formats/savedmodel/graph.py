@@ -7,7 +7,7 @@ Source: tensorflow/tensorflow ``core/protobuf/saved_model.proto``, ``meta_graph.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,9 @@ MAX_OPS = 20_000
 MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
 
+FROM_ASSETS = "InitializeTableFromTextFile"
+_ASSETS = "saved_model_assets"
+"""The collection that has the assets where TensorFlow 1 wrote the model."""
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
 _VALUE = "value"
 _UNNAMED = "without a name"
@@ -55,6 +58,9 @@ class MetaGraph:
         bodies: What functions compute, each by itself, and the functions that they call.
         initial: Nodes that initialise the model.
         fed: Nodes that assets are given to, with these.
+        listed: The assets in the collection of TensorFlow 1, which count where no others are told.
+        tables: Nodes of the graph that fill a table from a file: op, name, and the node that names the file.
+        filling: Functions that fill a table from the file that their caller names.
         unread: How many bytes of constants were not looked at.
     """
 
@@ -78,6 +84,9 @@ class MetaGraph:
     bodies: dict[str, tuple[bytes, list[str]]] = field(default_factory=dict)
     initial: list[str] = field(default_factory=list)
     fed: dict[str, str] = field(default_factory=dict)
+    listed: list[Message] = field(default_factory=list)
+    tables: list[tuple[str, str, str]] = field(default_factory=list)
+    filling: set[str] = field(default_factory=set)
     unread: Unread = field(default_factory=Unread)
 
     def as_json(self) -> dict[str, object]:
@@ -132,6 +141,11 @@ def _meta_graph(message: Message) -> MetaGraph:
     for number, _, part in message.fields():
         if number in _PARTS:
             _PARTS[number](graph, part)
+    for part in () if graph.assets else graph.listed:
+        _asset(graph, part)
+    assets = {name.partition(":")[0] for name in graph.fed}
+    for filling, name, file in graph.tables:
+        _place(graph, filling, name, "", file in assets)
     for op, is_own in graph.saver.judged():
         _place(graph, op.op, op.name, op.function, is_own)
     return graph
@@ -157,6 +171,15 @@ def _collection(graph: MetaGraph, entry: Message) -> None:
         for node in nodes_of(entry):
             graph.saver.ask(node)
             graph.initial.append(node)
+    elif name == _ASSETS:
+        graph.listed += _below(entry, 2, 5, 1, 2)
+
+
+def _below(message: Message, *numbers: int) -> Iterator[Message]:
+    """Yield the messages under some fields, each inside the one before."""
+    for number, _, part in message.fields():
+        if number == numbers[0]:
+            yield from _below(part, *numbers[1:]) if numbers[1:] else (part,)
 
 
 def _asset(graph: MetaGraph, message: Message) -> None:
@@ -273,7 +296,11 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
     if op in SAVER_OPS:
         message.window.keep(len(name))
         graph.saver.touch(SaverOp(op, name, function))
+    elif op.startswith(FROM_ASSETS) and not function:
+        message.window.keep(len(name))
+        graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
     elif op in HARMLESS or (op, False) not in graph.places:
+        graph.filling |= {function} if op.startswith(FROM_ASSETS) else set()
         _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.graph import MAX_BROKEN, MetaGraph
+from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph
 from ckpttool.formats.savedmodel.links import known_ops, severity_of
 from ckpttool.formats.savedmodel.objects import MAX_METADATA
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
@@ -19,7 +19,6 @@ from ckpttool.report import Finding, error, warning
 from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
-_FROM_ASSETS = "InitializeTableFromTextFile"
 _PRINT = "PrintV2"
 _OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
 _SHOWN = 8
@@ -32,6 +31,10 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         finding = _judged(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
+    called = {name for _, calls in graph.bodies.values() for name in calls}
+    for name in sorted(graph.filling & called):
+        message = "it fills a table from a file that another function names, which may be any"
+        yield warning("not-scanned", message, _body(name))
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
@@ -43,7 +46,7 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
 def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
     if is_harmless and op == _PRINT:
         return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
-    if op.startswith(_FROM_ASSETS):
+    if op.startswith(FROM_ASSETS):
         return _from_assets(graph, op, is_harmless, where)
     severity = None if is_harmless else severity_of(op)
     if severity is None:

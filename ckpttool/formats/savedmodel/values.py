@@ -120,8 +120,11 @@ def _is_to_terminal(node: Message, body: Body) -> bool:
     return _own_text(node, "output_stream") in _TERMINALS
 
 
-def _is_not_from_constant(node: Message, body: Body) -> bool:
-    return body.kind == _IN_GRAPH or _input_text(node, body, 1) is None
+def _is_from_argument(node: Message, body: Body) -> bool:
+    """Tell whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
+    inputs = [part for number, _, part in node.fields() if number == 3]
+    is_argument = len(inputs) > 1 and ":" not in (name := inputs[1].text()) and body.text(name) is None
+    return body.kind == _IN_FUNCTION and is_argument
 
 
 def graph_body(message: Message) -> Body:
@@ -141,7 +144,7 @@ HARMLESS: Mapping[str, Callable[[Message, Body], bool]] = {
     "DecodeProtoV2": _is_described_in_memory,
     "EncodeProto": _is_described_in_memory,
     "PrintV2": _is_to_terminal,
-    "InitializeTableFromTextFile": _is_not_from_constant,
-    "InitializeTableFromTextFileV2": _is_not_from_constant,
+    "InitializeTableFromTextFile": _is_from_argument,
+    "InitializeTableFromTextFileV2": _is_from_argument,
 }
 """For each op that is judged by what it is given: whether a node, in its body, touches no file."""

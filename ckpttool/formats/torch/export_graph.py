@@ -161,10 +161,19 @@ def _is_tensor(argument: object) -> bool:
     return isinstance(argument, dict) and not _TENSORS.isdisjoint(argument)
 
 
+def _targets(program: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a graph calls, or hands to a call."""
+    for node in objects(program):
+        if _is_call(node):
+            yield node["target"]
+        if isinstance(node.get("as_operator"), str):
+            yield node["as_operator"]
+
+
 def judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding]:
     """Yield what a graph calls besides PyTorch's own operators, wherever in it a call stands."""
     operators: set[str] = set()
-    for target in dict.fromkeys(node["target"] for node in objects(program) if _is_call(node)):
+    for target in dict.fromkeys(_targets(program)):
         match = _OPERATOR.fullmatch(target)
         is_resolved = target.startswith(_RESOLVED) and not target.startswith("torch.ops.")
         if target in _FUNCTIONS:

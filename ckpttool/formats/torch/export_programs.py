@@ -29,7 +29,7 @@ from ckpttool.formats.torch.export_graph import (
     told_graph,
     user_inputs,
 )
-from ckpttool.formats.torch.expressions import judge_expressions, judge_structures
+from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records
 from ckpttool.report import Finding, error, note, warning
@@ -150,6 +150,7 @@ class _Program:
             if key in program:
                 self.told.setdefault(key, program[key])
         self.safety += judge_expressions(program, member.name)
+        self.safety += judge_names(program, member.name)
         self.safety += judge_structures(program, member.name)
         self.safety += judge_operators(program, member.name)
         needs = set(needed(program))

@@ -1,17 +1,22 @@
-"""Expressions in an exported program, which PyTorch evaluates as Python when it loads or runs one.
+"""Texts in an exported program that PyTorch evaluates as Python when it loads or runs one.
 
 Sizes that vary stand there as text, which ``sympy.sympify`` evaluates; guards stand there as code, which
 ``exec`` runs. Honest ones are arithmetic over a few known names; here they are parsed, and nothing is run.
+A text inside an expression is evaluated once more by SymPy's functions, so it is a name or a number.
+
+Names of inputs, nodes and tensors become the source of a module, which ``exec`` runs: inputs as parameters of
+``forward``, tensors as ``getattr(self, "NAME")``, keys of a dictionary of inputs between single quotes.
 
 The structure of inputs and outputs stands there as JSON in a text, and may name modules that are imported.
 
 Source: PyTorch ``torch/_export/serde/serialize.py``, ``torch/export/_unlift.py``, ``torch/utils/_sympy``,
-``torch/utils/_pytree.py`` (``enum_object_hook``, ``_defaultdict_deserialize``).
+``torch/utils/_pytree.py`` (``enum_object_hook``, ``_defaultdict_deserialize``), ``torch/fx/graph.py``.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections.abc import Iterator
@@ -25,6 +30,14 @@ MAX_NESTING = 50
 
 _EVALUATED = frozenset({"expr_str", "guards_code"})
 _SYMBOL = re.compile(r"(?!__)[A-Za-z_]\w*")
+_WORD = re.compile(rf"{_SYMBOL.pattern}|[+-]?\d*\.?\d*(?:[eE][+-]?\d+)?")
+"""A text inside an expression: the name of a symbol, or a number."""
+_QUOTABLE = re.compile(r"[^'\"\\\x00-\x1f\x7f\x85\u2028\u2029]*")
+"""What stays a text between any quotes."""
+_IDENTIFIER = re.compile(r"[\w.]*")
+_IDENTIFIERS = frozenset({"name", "as_name", "forward_arg_names"})
+_QUOTED = "_name", "fqn"
+"""How the keys of texts end that PyTorch writes between quotes, if at all."""
 _NAMES = (
     "Abs Add And BitwiseFn_bitwise_and BitwiseFn_bitwise_or CeilToInt CleanDiv Eq Equality Float FloatPow "
     "FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt Identity Integer IntInfinity IntTrueDiv "
@@ -49,7 +62,6 @@ _HARMLESS = (
     ast.boolop,
     ast.cmpop,
     ast.expr_context,
-    ast.Constant,
     ast.Subscript,
     ast.Tuple,
     ast.List,
@@ -76,6 +88,7 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
         elif isinstance(node, dict):
             found |= dict.fromkeys(_judge_layout(node, where))
             pending += ((key if key in _STRUCTURES else name, item) for name, item in node.items())
+            pending += ((key, name) for name in node)
         elif isinstance(node, str) and node.lstrip()[:1] in ("[", "{"):
             try:
                 pending.append((key, json.loads(node)))
@@ -83,6 +96,8 @@ def judge_structures(tree: object, where: str) -> Iterator[Finding]:
                 if key in _STRUCTURES:
                     message = f"a layout of inputs that can't be read: {node[:80]!r}"
                     found[warning("unknown-class", message, where)] = None
+        elif isinstance(node, str) and key == "in_spec" and not _QUOTABLE.fullmatch(node):
+            found[_becomes_code(node, where)] = None
     yield from found
 
 
@@ -102,6 +117,23 @@ def _judge_layout(node: dict[str, object], where: str) -> Iterator[Finding]:
         yield error("unsafe-import", message, where)
     elif meaning is Trust.UNKNOWN or (meaning is Trust.KNOWN and not module.startswith("torch.")):
         yield warning("unknown-class", f"{message}, which is not known to be harmless", where)
+
+
+def judge_names(tree: object, where: str) -> Iterator[Finding]:
+    """Yield an error for each name in a program's JSON that is more than a name in the source made of it."""
+    strange: dict[str, None] = {}
+    for node in objects(tree):
+        for key, value in node.items():
+            allowed = _IDENTIFIER if key in _IDENTIFIERS else _QUOTABLE if key.endswith(_QUOTED) else None
+            if allowed is not None:
+                texts = value if isinstance(value, list) else [value]
+                strange |= dict.fromkeys(t for t in texts if isinstance(t, str) and not allowed.fullmatch(t))
+    yield from (_becomes_code(text, where) for text in strange)
+
+
+def _becomes_code(text: str, where: str) -> Finding:
+    message = f"loading or running it makes source code of the name {text[:80]!r}"
+    return error("unsafe-expression", message, where)
 
 
 def judge_expressions(tree: object, where: str) -> Iterator[Finding]:
@@ -133,16 +165,30 @@ def objection(text: str) -> str | None:
         parsed = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "it is no expression"
-    return next((why for node in ast.walk(parsed) if (why := _objection(node)) is not None), None)
+    keys = {
+        id(node.slice) for node in ast.walk(parsed) if isinstance(node, ast.Subscript) and _is_key(node.slice)
+    }
+    nodes = (node for node in ast.walk(parsed) if id(node) not in keys)
+    return next((why for node in nodes if (why := _objection(node)) is not None), None)
+
+
+def _is_key(node: ast.AST) -> bool:
+    """Tell whether a subscript is a key of a dictionary, which a guard repeats between quotes."""
+    key = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(key, str) and _QUOTABLE.fullmatch(key) is not None
 
 
 def _objection(node: ast.AST) -> str | None:
     if isinstance(node, ast.Name):
-        return None if _SYMBOL.fullmatch(node.id) else f"it names {node.id}"
+        is_known = _SYMBOL.fullmatch(node.id) and (node.id in _FUNCTIONS or not hasattr(builtins, node.id))
+        return None if is_known else f"it names {node.id}"
     if isinstance(node, ast.Attribute):
         return None if node.attr in _ATTRIBUTES else f"it takes the attribute {node.attr}"
     if isinstance(node, ast.keyword):
-        return None if node.arg else "it unpacks arguments"
+        return None if node.arg and isinstance(node.value, ast.Constant) else "it passes on a function"
+    if isinstance(node, ast.Constant):
+        is_text = isinstance(node.value, str | bytes)
+        return f"it holds the text {node.value!r:.40}" if is_text and not _is_word(node.value) else None
     if isinstance(node, ast.Call):
         function = node.func
         if isinstance(function, ast.Attribute):
@@ -151,3 +197,7 @@ def _objection(node: ast.AST) -> str | None:
             return None
         return f"it calls {ast.unparse(function)[:40]}"
     return None if isinstance(node, _HARMLESS) else f"it holds a {type(node).__name__}"
+
+
+def _is_word(text: object) -> bool:
+    return isinstance(text, str) and _WORD.fullmatch(text) is not None

@@ -31,6 +31,8 @@ _OWN = frozenset(
 )
 """Records that say how the archive is laid out."""
 
+_OLD_SCRIPT = "model.json"
+
 
 class Records:
     """The records of a PyTorch archive, by their names behind the common root, in any case."""
@@ -135,7 +137,14 @@ class Records:
         return self.judged_but(lambda name: name.startswith("data/") or name == known)
 
     def judged_but(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
-        """Yield what loading any pickle could run whose name, in small letters, is none of those read."""
+        """Yield what loading any pickle could run whose name, in small letters, is none of those read.
+
+        Before version 1.2 a TorchScript archive named the records of its code in ``model.json``; where
+        PyTorch is built to load those, that record decides.
+        """
+        if _OLD_SCRIPT in self.by_name:
+            message = "TorchScript of before version 1.2, whose code was not looked at"
+            yield warning("not-scanned", message, self.by_name[_OLD_SCRIPT].name)
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
             if is_read(name):
