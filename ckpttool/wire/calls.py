@@ -409,6 +409,7 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "wrapper": _new,
     "data": _data,
     "constant": _data,
+    "same": _data,
     "items": _items,
     "list": _items,
     "dict": _items,

@@ -323,8 +323,8 @@ class Interpreter(Window):
         if kind.name == "defaultdict":
             mapped.factory = args[0]
         source = args[-1] if kind.name != "defaultdict" else ()
-        if not isinstance(source, list | tuple | dict):
-            return None
+        if not isinstance(source, dict if kind.name == "Counter" else list | tuple | dict):
+            return None  # a Counter counts what is no dictionary
         self.charge(64 * len(source))
         for pair in source.items() if isinstance(source, dict) else source:
             if not isinstance(pair, list | tuple) or len(pair) != 2:

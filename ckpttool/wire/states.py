@@ -24,7 +24,7 @@ _COST_OF_AN_ATTRIBUTE, _FIELD_IN_ATTRIBUTES = 80, 5
 
 _STATELESS = frozenset(
     {"attribute", "constant", "elements", "eval", "from_array", "latin1", "none_type", "storage_bytes"}
-    | {"name", "subclass", "tensor", "value", "with_state"}
+    | {"name", "same", "subclass", "tensor", "value", "with_state"}
 )
 """The kinds of calls that give something shared, or something that honest pickles set no state on."""
 
@@ -98,6 +98,7 @@ _USER_DEFINED = {"bfloat16": 2, "complex32": 4, "bcomplex32": 4}
 _RECORDS = frozenset({("numpy", "record"), ("numpy.rec", "record"), ("numpy.core.records", "record")})
 _SIZED = ("S", "U", "V", "user")
 _POINTERS = 0b11  # NPY_ITEM_REFCOUNT and NPY_LIST_PICKLE
+_BYTE_ORDERS = ("|", "<", ">", "=")
 _ALIGNMENTS = frozenset({-1, 1, 2, 4, 8, 16, 32})
 _POINTER_BYTES = 8
 _MAX_AXES = 64
@@ -166,7 +167,7 @@ def _numbers(state: object) -> tuple[int, int, int] | None:
         return None
     size, alignment, flags = state[5:8]
     is_sound = type(size) is int and type(alignment) is int and type(flags) is int
-    return (size, alignment, flags) if is_sound else None
+    return (size, alignment, flags) if is_sound and state[1] in _BYTE_ORDERS else None
 
 
 Part: TypeAlias = tuple[int, int, bool]

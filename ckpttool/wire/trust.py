@@ -95,6 +95,7 @@ def kind_of(module: str, name: str) -> str | None:
     return None
 
 
+@lru_cache(1 << 12)
 def stranger(module: str, name: str) -> Trust:
     """Return what a global that is not on the list means."""
     package = module.partition(".")[0]

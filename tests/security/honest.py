@@ -74,6 +74,11 @@ def numpy_values() -> dict[str, Any]:
         "times": np.array(["2026-01-01"], dtype="datetime64[D]"),
         "texts": np.array(["a", "bc"]),
         "masked": np.ma.masked_array([1, 2], mask=[0, 1]),
+        "records": np.rec.array([(1, "a")], names="a,b"),
+        "objects": np.array([(1, None, [2])], dtype=[("a", "i1"), ("b", "O"), ("c", "O", (1,))]),
+        "aligned": np.zeros(2, np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+        "strings": np.array(["a", "bc"], np.dtypes.StringDType()),
+        "generators": [np.random.Generator(kind(1)) for kind in (np.random.Philox, np.random.SFC64)],
     }
 
 
@@ -110,10 +115,40 @@ def torch_values() -> dict[str, Any]:
             "hyper_parameters": {"lr": 0.1, "when": datetime.timedelta(1)},
         },
         "module": net,
+        "modules": _modules(),
+        "optimizers": [optimizer, torch.optim.Adam(net.parameters()), torch.optim.SGD(net.parameters(), 0.1)],
+        "schedulers": [scheduler, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)],
+        "scaler": torch.amp.GradScaler("cpu"),
+        "attributes": _with_attributes(),
         "views": {"a": shared, "b": shared[2:], "c": torch.nn.Parameter(shared[:2].clone())},
         "dtypes": [torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int8, torch.cfloat)],
         "sizes": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.strided],
     }  # fmt: skip
+
+
+def _modules() -> list[Any]:
+    """Return modules with states of their own, and functions among their attributes."""
+    import torch
+    from torch import nn
+
+    return [
+        nn.LSTM(2, 2, bidirectional=True),
+        nn.TransformerEncoderLayer(4, 2, 8, activation=nn.functional.gelu),
+        nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)).state_dict(),
+        nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.PReLU()),
+        nn.ParameterDict({"a": nn.Parameter(torch.ones(1))}),
+        torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)),
+    ]
+
+
+def _with_attributes() -> list[Any]:
+    """Return tensors that somebody set attributes on."""
+    import torch
+
+    parameter, tensor = torch.nn.Parameter(torch.ones(2)), torch.ones(2)
+    parameter.activation = torch.relu
+    tensor.label = {"name": "a"}
+    return [parameter, tensor]
 
 
 def write(directory: Path) -> Iterator[Path]:

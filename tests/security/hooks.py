@@ -50,6 +50,8 @@ def attribute_dictionaries(place: Place) -> Variants:
     yield "setstate", Build(put(made, "__setstate__", EVAL), place.expression)
     spelled_out = call("builtins", "str", "__setstate__")
     yield "setstate.spelled", Build(put(made, spelled_out, EVAL), place.expression)
+    given_back = call("torch.jit._pickle", "restore_type_tag", "__setstate__", "")
+    yield "setstate.given_back", Build(put(made, given_back, EVAL), place.expression)
 
 
 @attack

@@ -196,6 +196,66 @@ def test_pickles_behind_the_first_are_judged() -> None:
     assert "loading it would import os.system" in {finding.message for finding in judged.safety}
 
 
+@pytest.mark.parametrize(
+    ("behind", "name"),
+    [
+        (b"cos\nsystem\n", "os.system"),
+        (b"xyzccos\nsystem\n", "os.system"),
+        (b"(S'x'\nios\nsystem\n", "os.system"),
+        (b"\x8c\2os\x94\x8c\6system\x94\x93", "os.system"),
+        (b"U\2osU\6system\x93", "os.system"),
+        (b"UU\x8c\x8c\5posix\x8c\6system\x93" + b"\x93" * 1000, "posix.system"),
+    ],
+)
+def test_names_behind_a_break_are_found(behind: bytes, name: str) -> None:
+    with pytest.raises(DamagedCheckpoint) as caught:
+        interpreted(b"\x80\2cmy\nC\n\xff" + behind)
+    assert f"loading it would import {name}" in {finding.message for finding in caught.value.safety}
+
+
+def misuse(data: bytes) -> list[str]:
+    return [sentence for _, sentence in interpreted(data).misuse]
+
+
+@pytest.mark.parametrize("protocol", range(4, 6))
+@pytest.mark.parametrize("size", [1, 1000, 70_000, 3 << 16])
+def test_frames_of_pythons_fit(protocol: int, size: int) -> None:
+    assert misuse(pickle.dumps([["a" * size], b"b" * size, list(range(size))], protocol)) == []
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "sentence"),
+    [
+        (b"\x95\4" + bytes(7) + b"X\4\0\0\0text.", "an opcode reaches over the end of its frame"),
+        (b"\x95\3" + bytes(7) + b"Vtext\n.", "an opcode reaches over the end of its frame"),
+        (b"\x95\1" + bytes(7) + b"M\1\1.", "an opcode reaches over the end of its frame"),
+        (b"\x95\3" + bytes(7) + b"N.NN.", "a frame ends elsewhere than its pickle"),
+        (b"\x95\x0c" + bytes(7) + b"N\x95\1" + bytes(7) + b"0N.", "a frame begins within another"),
+    ],
+)
+def test_frames_that_fit_nothing_are_misuse(opcodes: bytes, sentence: str) -> None:
+    assert misuse(b"\x80\4" + opcodes) == [sentence]
+
+
+def test_misuse_is_told_a_few_times() -> None:
+    assert len(misuse(b"\x80\2cbuiltins\neval\nq\0]" + b"h\0a" * 1000 + b".")) == 100
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"cargparse\nNamespace\nq\0}(" + b"".join(b"J%bN" % struct.pack("<i", key) for key in range(50_000))
+        + b"uq\1](" + b"h\0)\x81h\1b" * 2000 + b"e.",
+        b"ctorch\nSize\nq\0](" + b"]" * 50_000 + b"eq\1" + b"h\0h\1\x85R0" * 2000 + b".",
+        b"ccollections\ndeque\nq\0](" + b"]" * 50_000 + b"eq\1" + b"h\0h\1\x85R0" * 2000 + b".",
+    ],
+    ids=["states", "arguments", "items"],
+)  # fmt: skip
+def test_what_is_shared_is_not_searched_at_will(opcodes: bytes) -> None:
+    with pytest.raises(LimitExceeded, match="bytes of memory for what a pickle makes"):
+        interpreted(b"\x80\2" + opcodes)
+
+
 # Every opcode ---------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.source import Buffer
-from tests.security.assembler import Build, Call, Code, Name, call, pickled, spelled
+from tests.security.assembler import Build, Call, Code, Name, PersistentId, call, pickled, spelled
 
 POINTER = b"A" * 8
 PLAIN_ARRAY = call("numpy._core.multiarray", "_reconstruct", Name("numpy", "ndarray"), (0,), b"b")
@@ -183,3 +183,21 @@ def test_attributes_that_steer_are_unsafe(target: str, state: Any) -> None:
 def test_what_is_shared_takes_no_state(made: Call) -> None:
     assert told(pickled(made, 4)) == []
     assert told(pickled(Build(made, {"x": 1}), 4)) != []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "__setstate__",
+        call("builtins", "str", "__setstate__"),
+        call("torch.jit._pickle", "restore_type_tag", "__setstate__", ""),
+        PersistentId(("module", "__setstate__", "", "")),
+    ],
+    ids=["text", "call", "given back", "persistent"],
+)
+def test_no_key_of_a_dictionary_spells_what_the_unpickler_looks_up(key: Any) -> None:
+    made = Call(Name("yacs.config", "CfgNode"), how="newobj")
+    filled = spelled(made, 2) + spelled(key, 2) + spelled(Name("torch", "relu"), 2) + b"s"
+    assert told(b"\x80\2" + filled + b".") != []
+    honest = spelled(made, 2) + spelled("add", 2) + spelled(Name("torch", "relu"), 2) + b"s"
+    assert told(b"\x80\2" + honest + b".") == []
