@@ -137,6 +137,20 @@ def test_a_missing_storage(traced: Path, changed) -> None:
         assert caught.value.code == "storage-missing"
 
 
+@pytest.mark.framework
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_class_that_the_code_lacks(scripted: Path, changed) -> None:
+    import torch
+
+    with ZipFile(scripted) as archive:
+        held = archive.read("scripted/data.pkl")
+    path = changed(scripted, **{"data.pkl": held.replace(b"ScriptedModel", b"ScriptedMode_")})
+    with open_checkpoint(path) as checkpoint:
+        assert [finding.code for finding in checkpoint.findings] == ["class-undefined"]
+    with pytest.raises(RuntimeError, match="Unknown type name"):
+        torch.jit.load(str(path))
+
+
 @pytest.mark.parametrize("kept", [0.2, 0.5, 0.99])
 def test_truncated_archives_are_still_recognised(
     traced: Path, scripted: Path, tmp_path: Path, kept: float

@@ -1,4 +1,4 @@
-"""Mutate the fixtures, ask every command, and report what no mutation may bring about.
+"""Mutate the fixtures, verify them, ask the commands, and report what no mutation may bring about.
 
 ``python -m tests.security.fuzz --seconds 3600 --seed 1``: reported are tracebacks, hangs, memory over the
 bar, and pickles that are called safe though CPython's own unpickler calls what is not known from honest
@@ -24,13 +24,18 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
+from ckpttool import verify
+from ckpttool.cli import run
+from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.ops.verdict import Safety, Verification
 from tests.security.mutations import mutated
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -43,7 +48,6 @@ SHARES = {"pytorch": 4, "pickle": 4, "pytorch-legacy": 2, "paddle": 2, "torch-dc
 """How much more often than others a room's files are changed: those that code can hide in."""
 BATCH = 2_000
 UNREADABLE = (BadZipFile, EOFError, NotImplementedError, OSError, RuntimeError, ValueError, zlib.error)
-COMMANDS = ("verify", "inspect", "diff", "convert")
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,10 @@ def calls_in(path: Path) -> set[str]:
 # One mutation -------------------------------------------------------------------------------------------
 
 
+OF_ITS_CODE = "__torch__"
+"""Begins the names that TorchScript looks up in the archive's own code, and nowhere else."""
+
+
 class Fuzzer:
     """Makes and judges mutations by their numbers."""
 
@@ -196,49 +204,46 @@ class Fuzzer:
         return seed, file, target
 
     def judge(self, number: int) -> Iterator[str]:
-        """Yield what a mutation brings about and should not."""
+        """Yield what a mutation brings about and should not.
+
+        All of them are verified through the library; each sixteenth is given to the commands as well.
+        """
         _, file, target = self.write(number)
         out = self.work / "converted.safetensors"
-        commands: dict[str, tuple[object, ...]] = {
-            "verify": ("verify", "--json", target),
-            "inspect": ("inspect", "--json", target),
-            "diff": ("diff", "--json", target, target),
-            "convert": ("convert", "--force", "--json", target, out),
-        }
-        for name in COMMANDS if number % 16 == 0 else COMMANDS[:1]:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            said, failure = ask(*commands[name])
-            if failure:
-                yield f"{name}: {failure}"
-            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
-            if grown > MIB_OF_ONE:
-                yield f"{name}: memory grew by more than {MIB_OF_ONE} MiB"
-            if name == "verify" and is_called_safe(said):
-                for unknown in sorted(calls_in(file) - self.honest):
+        commands: tuple[tuple[object, ...], ...] = (
+            ("verify", "--json", target),
+            ("inspect", "--json", target),
+            ("diff", "--json", target, target),
+            ("convert", "--force", "--json", target, out),
+        )
+        found: list[Verification] = []
+        yield from attempt("ckpttool.verify", lambda: found.append(verify(target)))
+        for command in commands if number % 16 == 0 else ():
+            yield from attempt(str(command[0]), partial(run_command, command))
+        if found and found[0].safety is Safety.SAFE:
+            for unknown in sorted(calls_in(file) - self.honest):
+                if found[0].format != "torchscript" or not unknown.startswith(OF_ITS_CODE):
                     yield f"called safe, and CPython calls {unknown!r}"
 
 
-def is_called_safe(said: str) -> bool:
-    found = json.loads(said)["checkpoints"] if said else []
-    return bool(found) and all(one["safety"] == "safe" for one in found)
+def run_command(arguments: tuple[object, ...]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        run([str(argument) for argument in arguments])
 
 
-def ask(*arguments: object) -> tuple[str, str | None]:
-    """Run a command: what it printed, and where it failed within itself."""
-    from ckpttool.cli import run
-    from ckpttool.errors import CheckpointError, UsageError
-
-    out, err = io.StringIO(), io.StringIO()
+def attempt(name: str, action: Callable[[], None]) -> Iterator[str]:
+    """Do something; yield where it failed within itself, and that it took too much memory."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            run([str(argument) for argument in arguments])
+        action()
     except TooLong:
         raise
     except (CheckpointError, UsageError):
         pass
     except BaseException as error:  # noqa: BLE001 (the fuzzer reports whatever comes out)
-        return "", _where(error)
-    return out.getvalue(), None
+        yield f"{name}: {_where(error)}"
+    if (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10 > MIB_OF_ONE:
+        yield f"{name}: memory grew by more than {MIB_OF_ONE} MiB"
 
 
 def _where(error: BaseException) -> str:

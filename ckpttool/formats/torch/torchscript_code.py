@@ -24,14 +24,13 @@ _REFERENCE = re.compile(rb"__torch__(?:\.\w+)+")
 _MANGLE = re.compile(rb"___torch_mangle_\d+\.")
 
 
-def told_code(files: Iterable[tuple[str, bytes]], root: str) -> dict[str, str]:
+def told_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
     """Return size and checksum of each class and function, by its name without what a process adds.
 
     Args:
-        files: Names of the files, ``code/__torch__.py``, and their texts.
+        definitions: What ``definitions_of`` returned.
         root: Name of the model's class.
     """
-    definitions = _definitions(files)
     numbers = _numbered(definitions, root.encode())
     found = {}
     for name, text in definitions.items():
@@ -42,8 +41,12 @@ def told_code(files: Iterable[tuple[str, bytes]], root: str) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _definitions(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
-    """Return the texts of classes and functions, by their full names; what is none, by its file's."""
+def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
+    """Return the texts of classes and functions, by their full names; what is none, by its file's.
+
+    Args:
+        files: Names of the files, ``code/__torch__.py``, and their texts.
+    """
     found: dict[bytes, bytes] = {}
     for file, text in files:
         module = file.removeprefix(_PREFIX).removesuffix(".py").replace("/", ".").encode()

@@ -10,7 +10,7 @@ Source: PyTorch ``torch/csrc/jit/serialization/export_module.cpp``, ``import.cpp
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -25,7 +25,7 @@ from ckpttool.formats.torch.legacy import told_by_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.records import Records, StorageRecords
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
-from ckpttool.formats.torch.torchscript_code import told_code, without_mangles
+from ckpttool.formats.torch.torchscript_code import definitions_of, told_code, without_mangles
 from ckpttool.formats.torch.torchscript_tokens import judge_byte_code, judge_text
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Path, Role
@@ -64,12 +64,14 @@ def opened(probe: Probe, format: str) -> Checkpoint:
         pickles.found |= dict.fromkeys(judge_code(records))
         if "bytecode.pkl" in records.by_name:
             pickles.found |= dict.fromkeys(_judged_byte_code(pickles.root("bytecode.pkl")))
-    findings = (*records.findings(), *data.findings(), *constants.findings(), *pickles.findings)
+    code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
+    undefined = pickles.undefined(code)
+    findings = (*records.findings(), *data.findings(), *constants.findings(), *pickles.findings, *undefined)
     return assemble(
         probe=probe,
         format=format,
         variant="lite" if "bytecode.pkl" in probe.members else None,
-        flat=Flat(flat.tensors, _metadata(records, pickles, (data, constants), flat.plain)),
+        flat=Flat(flat.tensors, _metadata(records, pickles, code, (data, constants), flat.plain)),
         files=(FileEntry(probe.path, probe.source.size),),
         spans=lambda: records.spans(flat.tensors),
         producer=Producer("pytorch"),
@@ -88,6 +90,7 @@ class _Pickles:
         self._records = records
         self._read: set[str] = set()
         self._roots: dict[str, object] = {}
+        self._own: set[Global] = set()
         self.found: dict[Finding, None] = {}
         self.findings: list[Finding] = []
 
@@ -98,7 +101,9 @@ class _Pickles:
             DamagedCheckpoint: It is missing, or not a pickle.
         """
         if name not in self._roots:
-            self._roots[name] = self._judged(name).pickles[0].root
+            pickle = self._judged(name).pickles[0]
+            self._roots[name] = pickle.root
+            self._own |= _own_names(pickle).names.keys()
         return self._roots[name]
 
     def judge_others(self, is_storage: Callable[[str], bool]) -> None:
@@ -114,6 +119,12 @@ class _Pickles:
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
         others = self._records.judged_but(lambda name: name in self._read or is_storage(name))
         self.found |= dict.fromkeys(others)
+
+    def undefined(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:
+        """Yield an error for each class that objects have, and the archive's code does not define."""
+        for name in sorted(f"{own.module}.{own.name}" for own in self._own):
+            if not name.startswith(CLASSES) and name.encode() not in code:
+                yield error("class-undefined", "the code lacks this class, which an object has", name)
 
     def _judged(self, name: str) -> Judged:
         self._read.add(name)
@@ -211,13 +222,17 @@ def _constants(root: object, objects: TorchObjects, path: str) -> list[tuple[Pat
 
 
 def _metadata(
-    records: Records, pickles: _Pickles, storages: Sequence[StorageRecords], attributes: object
+    records: Records,
+    pickles: _Pickles,
+    code: Mapping[bytes, bytes],
+    storages: Sequence[StorageRecords],
+    attributes: object,
 ) -> dict[str, object]:
     own = _own_class(pickles.root("data.pkl"))
     name = f"{own.module}.{own.name}" if own else ""
     told: dict[str, object] = {
         "attributes": attributes,
-        "code": told_code(((name, records.archive.read(member)) for name, member in _code(records)), name),
+        "code": told_code(code, name),
         "extra": records.described_below("extra/"),
     }
     if "bytecode.pkl" in records.by_name:
