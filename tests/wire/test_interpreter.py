@@ -113,6 +113,18 @@ def test_shared_and_recursive_objects_stay_so() -> None:
     assert found[1] is found
 
 
+@pytest.mark.parametrize("key", [b"}", b"(}t"])
+def test_objects_may_be_given_values_by_keys_that_no_dictionary_has(key: bytes) -> None:
+    given_by_key = root(b"cmine\nThing\n)R" + key + b"Ns.")
+    assert list(flatten(given_by_key, lambda node: None, "").plain) == ["<class>", "<pairs>"]
+
+
+def test_tuples_that_share_parts_are_no_keys_to_hash() -> None:
+    shared = root(b"cmine\nThing\n)R" + b")" + b"2\x86" * 60 + b"Ns.")
+    with pytest.raises(LimitExceeded, match="repetitions of shared objects"):
+        flatten(shared, lambda node: None, "")
+
+
 def test_integers_as_text() -> None:
     assert root(b"I42\n.") == 42
     assert root(b"L-42L\n.") == -42

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
@@ -30,15 +30,26 @@ def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tu
         rest.append(("<function>", call.function))
     rest += [("<args>", call.args)] if call.args else []
     rest += [("<kwargs>", call.kwargs)] if call.kwargs else []
-    if isinstance(state, dict):
-        keyed = [*state.items(), *call.pairs, *enumerate(call.items)]
-        if len({key for key, _ in keyed}) == len(keyed):
-            return keyed, rest
-        rest += [("<items>", call.items)] if call.items else []
-        rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
-        return list(state.items()), rest
-    rest += [("<state>", state)] if state is not None else []
-    return [*call.pairs, *enumerate(call.items)], rest
+    attributes = list(state.items()) if isinstance(state, dict) else []
+    rest += [("<state>", state)] if state is not None and not isinstance(state, dict) else []
+    keyed = [*attributes, *call.pairs, *enumerate(call.items)]
+    if _are_keys([key for key, _ in keyed]):
+        return keyed, rest
+    rest += [("<items>", call.items)] if call.items else []
+    rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
+    return attributes, rest
+
+
+def _are_keys(keys: Sequence[object]) -> bool:
+    """Tell whether keys differ, and can be looked up: what an object is given by them may be anything.
+
+    Tuples in tuples are not hashed: shared ones make that walk explode.
+    """
+    for key in keys:
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, list | dict | set | bytearray | tuple) for part in parts):
+            return False
+    return len(set(keys)) == len(keys)
 
 
 def apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
