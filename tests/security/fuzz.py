@@ -89,10 +89,11 @@ def seedlings() -> list[Seedling]:
 
 def pickles_of(path: Path) -> list[bytes]:
     """Return the pickles of a file, an archive's among them, whatever their checksums."""
-    if not is_zipfile(path):
-        data = path.read_bytes()
-        return [data] if data[:1] == b"\x80" else []
-    found = []
+    found: list[bytes] = []
+    with contextlib.suppress(*UNREADABLE):
+        if not is_zipfile(path):
+            data = path.read_bytes()
+            return [data] if data[:1] == b"\x80" else []
     with contextlib.suppress(*UNREADABLE), ZipFile(path) as archive:
         for info in archive.infolist():
             with archive.open(info) as record:
