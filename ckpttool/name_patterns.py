@@ -47,6 +47,16 @@ KERAS_EPOCH = re.compile(
 )
 """``e{epoch}-{val_loss:.4f}.keras``: where nothing but measurements follow, no experiment is meant."""
 
+_MEASURED = r"(?:-?[0-9]{1,18}\.[0-9]{1,18}|nan)"
+KERAS_TAIL = re.compile(
+    r"(?P<word>[a-z])(?P<part>[1-9][0-9]{1,5}|(?<=[a-z]{4}v)[0-9]|(?<=[a-z]{4}[-_]v)[0-9])?"
+    rf"\.(?P<epoch>[0-9]{{1,18}})-(?={_MEASURED}(?:-{_MEASURED}){{0,3}}$)",
+    _FLAGS,
+)
+"""``{any}.{epoch:02d}-{val_loss:.2f}``, as ModelCheckpoint's documentation names files, where any may end as
+``resnet50`` or ``mobilenet_v2`` do; what could be a decimal, as in ``lr0.01-0.87``, is none of it."""
+KERAS_FILE = re.compile(r"\.(?:keras|h5|hdf5)$", _FLAGS)
+
 VALUE = re.compile(
     r"(?<=[0-9])(?:[-_ ]|__)(?P<value>-?(?:[0-9]+(?:\.[0-9]+|(?:\.[0-9]+)?e[-+][0-9]+)|nan))$", _FLAGS
 )

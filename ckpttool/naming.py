@@ -111,12 +111,16 @@ class _Reading:
         self.number: int | None = None
         self.is_ordinal = True
         self.decimals: list[tuple[int, int]] = []
+        self.keras_epoch = self._keras_epoch()
         self.rest = list(self._numbers())
 
     def fields(self) -> NameFields:
         """Return what is recognised, the surest first."""
         for recognise in (self._keyed, self._keyed_behind, self._lettered, self._unnamed):
             self.rest = [number for number in self.rest if not recognise(number)]
+        if self.keras_epoch is not None:
+            self.number = self.epoch = int(self.keras_epoch.text)
+            self._take(self.keras_epoch.start, self.keras_epoch.end)
         self._no_numbers()
         if self.spans == self.decimals:
             self._last_number()
@@ -129,10 +133,28 @@ class _Reading:
         """Yield the numbers outside dates, which are recorded, and shard numbers, which are no fields."""
         start = 0
         in_words = (match.span() for match in IN_WORD.finditer(self.name, 0, self.end))
-        for begin, end in sorted([*self._dates(), *self._shards(), *in_words]):
+        keras = [(one.start, one.end) for one in (self.keras_epoch,) if one is not None]
+        for begin, end in sorted([*self._dates(), *self._shards(), *in_words, *keras]):
             yield from self._between(start, begin)
             start = max(start, end)
         yield from self._between(start, self.end)
+
+    def _keras_epoch(self) -> _Number | None:
+        """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it says what it is."""
+        found = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
+        if found is None:
+            return None
+        before = self._before(found.end("word"))
+        keyed = [patterns.EPOCH, patterns.STEP, patterns.TOTAL]
+        keyed += [] if found["part"] else [patterns.SIBLING]
+        words = WORDS.search(before)
+        if any(one.search(before) for one in keyed) or (words and metric_name(words[1])):
+            return None
+        if len(found["part"] or "") == 1 and patterns.PLAIN_WORD.search(before[:-1]):
+            return None  # model_v1.05 is a version
+        is_keras = patterns.KERAS_FILE.search(self.name, max(0, len(self.name) - LOOK_BACK)) is not None
+        number = _Number(found["epoch"], *found.span("epoch"))
+        return number if is_keras or len(number.text) > 1 else None
 
     def _between(self, start: int, end: int) -> Iterator[_Number]:
         for match in patterns.NUMBER.finditer(self.name, start, max(start, end)):

@@ -19,6 +19,8 @@ from ckpttool.naming import parse_name
 from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
 from ckpttool.tensor import Path
 
+_NAME = "name "
+"""How the origin of a value begins that a file's name gives."""
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
     "global_step",
@@ -241,17 +243,23 @@ def _from_other_losses(found: _Gathered) -> None:
             found.give("loss", found.metrics[metric], found.origin[f"metrics.{metric}"])
 
 
+def is_told_by_name(state: TrainingState) -> bool:
+    """Tell whether some of a training state is known from a file's name, which a copy needn't have."""
+    return any(origin.startswith(_NAME) for origin in state.origin.values())
+
+
 def _from_name(found: _Gathered, name: str) -> None:
     fields = parse_name(name)
-    found.give("epoch", fields.epoch, f"name {name}")
-    found.give("step", fields.step, f"name {name}")
-    found.give("saved_at", fields.saved_at, f"name {name}")
+    origin = f"{_NAME}{name}"
+    found.give("epoch", fields.epoch, origin)
+    found.give("step", fields.step, origin)
+    found.give("saved_at", fields.saved_at, origin)
     for metric, value in fields.metrics.items():
         if metric == "loss":
-            found.give("loss", value, f"name {name}")
+            found.give("loss", value, origin)
         elif metric not in found.metrics:
             found.metrics[metric] = value
-            found.origin[f"metrics.{metric}"] = f"name {name}"
+            found.origin[f"metrics.{metric}"] = origin
 
 
 def _number(value: object) -> float | int | None:

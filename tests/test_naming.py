@@ -172,6 +172,20 @@ RECOGNISED = [
     # Two decimals without a name are two metrics, of which nobody knows which is which.
     ("model.05-0.87-0.32.keras", "model.*-*-*.keras", 5, None, 5, None, {}),
     ("fold1-05-0.87.h5", "fold1-*-*.h5", None, None, 5, None, {"value": 0.87}),
+    # What Keras's documentation calls its files, behind the names of models.
+    ("cnn_digits.05-0.87.keras", "cnn_digits.*-*.keras", 5, None, 5, None, {"value": 0.87}),
+    ("cnn_digits.5--0.87.weights.h5", "cnn_digits.*-*.weights.h5", 5, None, 5, None, {"value": -0.87}),
+    ("resnet50.05-0.87.h5", "resnet50.*-*.h5", 5, None, 5, None, {"value": 0.87}),
+    ("mobilenet_v2.12-0.87.hdf5", "mobilenet_v2.*-*.hdf5", 12, None, 12, None, {"value": 0.87}),
+    ("cnn.05-0.87-0.32.keras", "cnn.*-*-*.keras", 5, None, 5, None, {}),
+    ("cnn.05-0.87.pt", "cnn.*-*.pt", 5, None, 5, None, {"value": 0.87}),
+    ("cnn.5-0.87.pt", "cnn.*-*.pt", None, None, 5, None, {"value": 0.87}),
+    # What could be a decimal, or tells siblings apart, is no epoch.
+    ("net_lr0.01-0.87.keras", "net_lr0.01-*.keras", None, None, None, None, {}),
+    ("model_v1.05-0.87.keras", "model_v1.05-*.keras", None, None, None, None, {}),
+    ("val_acc.95-0.87.keras", "val_acc.*-*.keras", None, None, None, None, {"val_acc": 95}),
+    ("net_lr.05-0.87.keras", "net_lr.05-*.keras", None, None, None, None, {}),
+    ("mobilenet1.25-0.87.keras", "mobilenet1.25-*.keras", None, None, None, None, {}),
     ("model-3-v1.5.keras", "model-*-v1.5.keras", 3, None, 3, None, {}),
 ]
 

@@ -31,13 +31,15 @@ Signature = Annotated[
     str | None, _option("--signature", "NAME", "Of a SavedModel. [default: serving_default]")
 ]
 BatchSize = Annotated[
-    int | None, _option("--batch-size", "N", "What an unknown dimension is. [default: 1]", min=1)
+    int | None, _option("--batch-size", "N", "Rows of an input to make up. [default: 3, or fewer]", min=1)
 ]
 Seed = Annotated[int | None, _option("--seed", "N", "For made-up inputs. [default: 0]", min=0)]
 Expect = Annotated[str | None, _option("--expect", "FILE", "Require the outputs that are recorded there.")]
 Record = Annotated[str | None, _option("--record", "FILE", "Record inputs and outputs there, as an .npz.")]
 Rtol = Annotated[float | None, _option("--rtol", "X", "Relative tolerance. [default: by dtype]", min=0)]
-Atol = Annotated[float | None, _option("--atol", "X", "Absolute tolerance. [default: by dtype]", min=0)]
+Atol = Annotated[
+    float | None, _option("--atol", "X", "Absolute tolerance. [default: by dtype and size]", min=0)
+]
 Labels = Annotated[str | None, _option("--labels", "FILE", "What the first output should say for --input.")]
 MinAccuracy = Annotated[
     float | None, _option("--min-accuracy", "X", "Require this share of right answers.", min=0, max=1)

@@ -15,6 +15,8 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import BinaryIO
@@ -22,7 +24,7 @@ from typing import BinaryIO
 from ckpttool.predict.failures import lacking, place_of_syntax
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed
-from ckpttool.predict.judging import NoInputs, predicted
+from ckpttool.predict.judging import NoInputs, Reload, predicted
 from ckpttool.predict.request import Job, from_json
 from ckpttool.report import Finding, counted, error, has_errors
 
@@ -71,7 +73,15 @@ def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
     if loaded is not None:
         # A model of the user's may read what it likes when it runs.
         with plain_data_only(is_trusted=request.trust or request.model is not None) as refusals:
-            _predict(loaded, job, answers, refusals)
+            _predict(loaded, job, answers, refusals, partial(_loaded_again, module, job))
+
+
+def _loaded_again(module: ModuleType, job: Job) -> Loaded:
+    """Load it as it was loaded before; what it draws at random, it draws otherwise."""
+    with plain_data_only(is_trusted=job.request.trust):
+        again = replace(job, request=replace(job.request, seed=job.request.seed + 1))
+        loaded: Loaded = module.LOADERS[job.loader](again)
+        return loaded
 
 
 def _load(
@@ -105,9 +115,11 @@ def _refused(refusals: Sequence[str]) -> list[Finding]:
     return [error("load-refused", refusals[0])] if refusals else []
 
 
-def _predict(loaded: Loaded, job: Job, answers: BinaryIO, refusals: Sequence[str]) -> None:
+def _predict(
+    loaded: Loaded, job: Job, answers: BinaryIO, refusals: Sequence[str], load_again: Reload
+) -> None:
     try:
-        detail, findings = predicted(loaded, job)
+        detail, findings = predicted(loaded, job, load_again)
     except NoInputs as failure:
         _tell_stage(answers, "predict", str(failure), is_skipped=True)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 from zipfile import BadZipFile
 
@@ -16,6 +17,10 @@ from ckpttool.report import error
 _UNREADABLE = (ValueError, KeyError, EOFError, BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 """What NumPy and zipfile raise for a file that isn't what its name says."""
 _WORDS = ("a", "checkpoint", "is", "only", "as", "good", "its", "prediction")
+_ROWS, _LENGTHS = (3, 1), (16, 96, 3, 1)
+"""What unknown sizes become, the first that a model takes: weights that work from one step to the next do
+nothing on a single one; 16 and 96 can be halved often enough for images; some take few steps, or one row.
+"""
 
 
 def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -62,23 +67,40 @@ def _members(found: Any) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
+def sized(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[tuple[InputSpec, ...]]:
+    """Yield inputs with sizes in the place of those that nothing says; the model may not take the first."""
+    tried = set()
+    for rows, length in product((batch_size,) if batch_size else _ROWS, _LENGTHS):
+        found = tuple(_sized(spec, rows, length) for spec in specs)
+        if found not in tried:
+            tried.add(found)
+            yield found
+
+
+def _sized(spec: InputSpec, rows: int, length: int) -> InputSpec:
+    first = length if spec.is_sequence else rows
+    sizes = ((length if at else first) if size is None else size for at, size in enumerate(spec.shape))
+    return spec._replace(shape=tuple(sizes))
+
+
 def made_up(specs: Sequence[InputSpec], seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Return values for some inputs: the same ones for the same seed."""
+    """Return values for some inputs of known sizes: the same ones for the same seed."""
     random = np.random.default_rng(seed)
     return {spec.name or str(at): _values(spec, random) for at, spec in enumerate(specs)}
 
 
 def _values(spec: InputSpec, random: np.random.Generator) -> np.ndarray[Any, Any]:
+    shape = tuple(size or 0 for size in spec.shape)
     if spec.dtype == "string":
-        return np.array(random.choice(_WORDS, spec.shape))
+        return np.array(random.choice(_WORDS, shape))
     if spec.dtype == "bool":
-        return random.integers(0, 2, spec.shape).astype(bool)
+        return random.integers(0, 2, shape).astype(bool)
     low, high = _range(spec)
     if spec.dtype.startswith(("int", "uint")):
-        return random.integers(int(low), int(high), spec.shape, np.dtype(spec.dtype).type)
-    values = random.uniform(low, high, spec.shape)
+        return random.integers(int(low), int(high), shape, np.dtype(spec.dtype).type)
+    values = random.uniform(low, high, shape)
     if spec.dtype.startswith("complex"):
-        return (values + 1j * random.uniform(low, high, spec.shape)).astype(spec.dtype)
+        return (values + 1j * random.uniform(low, high, shape)).astype(spec.dtype)
     return values.astype(dtype_named(spec.dtype))
 
 
@@ -101,6 +123,27 @@ def dtype_named(name: str) -> np.dtype[Any]:
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
     return np.dtype(name)
+
+
+def other_values(inputs: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs like some others, of values that lie in the range of theirs."""
+    specs = [_spec_like(name, array) for name, array in inputs.items()]
+    return {name: one.astype(inputs[name].dtype, copy=False) for name, one in made_up(specs, seed).items()}
+
+
+def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
+    """Return an input that could be an array; where all its values are one, whatever suits the dtype."""
+    if array.dtype.kind in "USO":
+        return InputSpec(name, array.shape, "string")
+    if array.dtype.kind == "b" or not array.size:
+        return InputSpec(name, array.shape, array.dtype.name)
+    if array.dtype.kind in "iu":  # a vocabulary has all the numbers below one that it has
+        low, high = min(0, int(array.min())), int(array.max()) + 1
+        return InputSpec(name, array.shape, array.dtype.name, low, high if high > low + 1 else low + 2)
+    values = np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
+    least, most = float(values.min()), float(values.max())
+    is_range = least < most and np.isfinite(most - least)
+    return InputSpec(name, array.shape, array.dtype.name, *((least, most) if is_range else ()))
 
 
 def fitted(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[str, np.ndarray[Any, Any]]:

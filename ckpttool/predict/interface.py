@@ -42,7 +42,7 @@ class Loaded(ABC):
     findings: tuple[Finding, ...] = ()
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        """Return the inputs that the model itself knows; none where it doesn't."""
+        """Return the inputs that the model itself knows, as far as it knows their sizes; none otherwise."""
         return ()
 
     def examples(self) -> Arrays:

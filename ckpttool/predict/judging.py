@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ckpttool.predict.failures import first_line
 from ckpttool.predict.golden import Recording, is_recording, read_recording, write_recording
-from ckpttool.predict.inputs import fitted, made_up, read_arrays
+from ckpttool.predict.inputs import fitted, made_up, other_values, read_arrays, sized
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
 from ckpttool.predict.matching import shape_text
 from ckpttool.predict.outputs import (
+    insensitive,
     judged_by_labels,
     largest_difference,
     not_finite,
     unlike_again,
     unlike_recorded,
 )
-from ckpttool.predict.request import Job, Request
-from ckpttool.report import Finding, counted, error, has_errors
+from ckpttool.predict.request import InputSpec, Job, Request
+from ckpttool.report import Finding, counted, error, has_errors, note
+
+Reload: TypeAlias = Callable[[], Loaded]
+"""Loads the model once more, as it was loaded first; only what it draws at random is drawn otherwise."""
+_KEEPS_STATE = "it keeps state: a second run on the same input differs, one of a fresh instance doesn't"
 
 
 class NoInputs(Exception):
@@ -37,7 +42,7 @@ class _Inputs:
     is_recorded: bool = False
 
 
-def predicted(loaded: Loaded, job: Job) -> tuple[str, Sequence[Finding]]:
+def predicted(loaded: Loaded, job: Job, load_again: Reload) -> tuple[str, Sequence[Finding]]:
     """Run a model twice and return what was seen, in words, with what is wrong.
 
     Raises:
@@ -46,17 +51,22 @@ def predicted(loaded: Loaded, job: Job) -> tuple[str, Sequence[Finding]]:
     request = job.request
     try:
         recording = read_recording(request.expect) if request.expect else None
-        inputs = _inputs(loaded, request, recording)
-        outputs, again = _run(loaded, inputs), _run(loaded, inputs)
+        inputs, outputs = _first_run(loaded, request, recording)
+        again = _run(loaded, inputs)
     except LoadFailed as failure:
         return failure.findings[0].message, failure.findings
     findings = list(not_finite(outputs))
-    findings += unlike_again(outputs, again, request)
+    unlike = list(unlike_again(outputs, again, request))
+    keeps_state = bool(unlike) and _is_same_afresh(load_again, inputs, outputs, request)
+    findings += [note("keeps-state", _KEEPS_STATE)] if keeps_state else unlike
     told = [f"{_shapes(outputs)} from {inputs.origin}", *_empty(outputs)]
     if recording is not None:
         unlike = list(unlike_recorded(outputs, recording.outputs, request))
         findings += unlike
         told += [] if unlike else [_as_recorded(largest_difference(outputs, recording.outputs))]
+    if request.record:
+        again = _elsewhere(load_again if keeps_state else lambda: loaded, inputs, request)
+        findings += insensitive(outputs, again, request)
     for more, found in (_labelled(outputs, request), _trained(loaded, inputs.arrays, request)):
         told += [more] if more else []
         findings += found
@@ -65,6 +75,44 @@ def predicted(loaded: Loaded, job: Job) -> tuple[str, Sequence[Finding]]:
         findings += found
         told += [] if found else [f"recorded in {os.path.basename(request.record)}"]
     return "; ".join(told), findings
+
+
+def _first_run(loaded: Loaded, request: Request, recording: Recording | None) -> tuple[_Inputs, Arrays]:
+    """Return the first inputs that a model takes, and what it gives for them.
+
+    Raises:
+        NoInputs: Nothing says what to run it on.
+        LoadFailed: It takes none.
+    """
+    first: Exception | None = None
+    for inputs in _inputs(loaded, request, recording):
+        try:
+            return inputs, _run(loaded, inputs)
+        except MemoryError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - other people's code may raise anything
+            first = first or failure
+    if first is None:
+        raise NoInputs("nothing says what the model takes: --input FILE or --input-shape 1,3,224,224:float32")
+    raise first
+
+
+def _is_same_afresh(load_again: Reload, inputs: _Inputs, outputs: Arrays, request: Request) -> bool:
+    """Tell whether a model that was just loaded gives what it gave at first: it only keeps state."""
+    try:
+        return not any(unlike_again(outputs, _run(load_again(), inputs), request))
+    except Exception:  # noqa: BLE001 - other people's code may raise anything; that the runs differ is told
+        return False
+
+
+def _elsewhere(load: Reload, inputs: _Inputs, request: Request) -> Arrays:
+    """Return what a model gives on other inputs of the same kind; nothing where it takes none."""
+    if not inputs.arrays:
+        return {}
+    try:
+        return _run(load(), _Inputs(other_values(inputs.arrays, request.seed + 1), "other values"))
+    except Exception:  # noqa: BLE001 - other people's code may raise anything at values that nobody chose
+        return {}
 
 
 def _as_recorded(difference: float) -> str:
@@ -78,28 +126,37 @@ def _about(loaded: Loaded, job: Job) -> dict[str, Any]:
     return {"checkpoint": os.path.basename(job.path), "versions": versions, "seed": job.request.seed}
 
 
-def _inputs(loaded: Loaded, request: Request, recording: Recording | None) -> _Inputs:
-    """Return what to run on: the user's first, then what is recorded, then the model's own.
+def _inputs(loaded: Loaded, request: Request, recording: Recording | None) -> Iterator[_Inputs]:
+    """Yield what to run on, the user's first, then what is recorded, then the model's own.
+
+    There are several where sizes are unknown, and none where nothing says what to run on.
 
     Raises:
-        NoInputs: Nothing says.
         LoadFailed: They don't fit the model.
     """
     specs = loaded.inputs()
     examples = loaded.examples()
+    found: Iterable[_Inputs] = ()
     if request.input:
-        found = _given(request.input)
+        found = (_given(request.input),)
     elif recording and recording.inputs:
-        found = _Inputs(recording.inputs, "the recorded input", is_recorded=True)
+        found = (_Inputs(recording.inputs, "the recorded input", is_recorded=True),)
     elif request.input_shapes:
-        found = _Inputs(made_up(request.input_shapes, request.seed), f"made-up input, seed {request.seed}")
+        found = (_made_up(request.input_shapes, request.seed),)
     elif examples:
-        found = _Inputs(examples, "the checkpoint's example input")
+        found = (_Inputs(examples, "the checkpoint's example input"),)
     elif specs:
-        found = _Inputs(made_up(specs, request.seed), f"made-up input, seed {request.seed}")
-    else:
-        raise NoInputs("nothing says what the model takes: --input FILE or --input-shape 1,3,224,224:float32")
-    return replace(found, arrays=fitted(found.arrays, specs, found.origin))
+        found = (
+            _made_up(one, request.seed, are_known=one == specs) for one in sized(specs, request.batch_size)
+        )
+    for inputs in found:
+        yield replace(inputs, arrays=fitted(inputs.arrays, specs, inputs.origin))
+
+
+def _made_up(specs: Sequence[InputSpec], seed: int, *, are_known: bool = True) -> _Inputs:
+    arrays = made_up(specs, seed)
+    sizes = _shapes(arrays, "input") if len(arrays) > 1 else shape_text(next(iter(arrays.values())).shape)
+    return _Inputs(arrays, f"made-up input{'' if are_known else f' ({sizes})'}, seed {seed}")
 
 
 def _given(path: str) -> _Inputs:
@@ -148,10 +205,10 @@ def _empty(outputs: Arrays) -> list[str]:
     return [f"no value in {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"] if names else []
 
 
-def _shapes(outputs: Arrays) -> str:
-    if len(outputs) > 3:
-        return counted(len(outputs), "output")
-    return ", ".join(f"{name} {shape_text(array.shape)}" for name, array in outputs.items())
+def _shapes(arrays: Arrays, noun: str = "output") -> str:
+    if len(arrays) > 3:
+        return counted(len(arrays), noun)
+    return ", ".join(f"{name} {shape_text(array.shape)}" for name, array in arrays.items())
 
 
 def _labelled(outputs: Arrays, request: Request) -> tuple[str, list[Finding]]:

@@ -22,15 +22,15 @@ from ckpttool.report import counted, error
 # Inputs ---------------------------------------------------------------------------------------------
 
 
-def keras_inputs(model: Any, batch_size: int) -> tuple[InputSpec, ...]:
-    """Return what a model takes, where it knows; each unknown dimension becomes the batch size."""
+def keras_inputs(model: Any) -> tuple[InputSpec, ...]:
+    """Return what a model takes, where it knows."""
     leaves = list(_leaves(_input_structure(model)))
     if not leaves:
-        return _built_on(model, batch_size)
+        return _built_on(model)
     if len(leaves) == 1 and not leaves[0][0]:
-        return (_spec(None, leaves[0][1].shape, leaves[0][1].dtype, batch_size),)
+        return (_spec(None, leaves[0][1].shape, leaves[0][1].dtype),)
     return tuple(
-        _spec(name if not name.isdecimal() else _tensor_name(one), one.shape, one.dtype, batch_size)
+        _spec(name if not name.isdecimal() else _tensor_name(one), one.shape, one.dtype)
         for name, one in leaves
     )
 
@@ -63,22 +63,22 @@ def _tensor_name(tensor: Any) -> str:
     return str(tensor.name).partition(":")[0]
 
 
-def _spec(name: str | None, shape: Iterable[Any], dtype: Any, batch_size: int) -> InputSpec:
-    sizes = tuple(batch_size if size is None else int(size) for size in shape)
+def _spec(name: str | None, shape: Iterable[Any], dtype: Any) -> InputSpec:
+    sizes = tuple(None if size is None else int(size) for size in shape)
     return InputSpec(name, sizes, str(getattr(dtype, "name", dtype)))
 
 
-def _built_on(model: Any, batch_size: int) -> tuple[InputSpec, ...]:
+def _built_on(model: Any) -> tuple[InputSpec, ...]:
     """Return the shapes that a model of a class of the user's was built on, as it recorded them."""
     config: Mapping[str, Any] = (getattr(model, "get_build_config", None) or dict)() or {}
     dtype = getattr(model, "input_dtype", None) or "float32"
     shape = config.get("input_shape")
     if shape is not None and _is_shape(shape):
-        return (_spec(None, shape, dtype, batch_size),)
+        return (_spec(None, shape, dtype),)
     shapes = config.get("shapes_dict") or {}
     if not shapes or not all(map(_is_shape, shapes.values())):
         return ()
-    return tuple(_spec(key.removesuffix("_shape"), one, dtype, batch_size) for key, one in shapes.items())
+    return tuple(_spec(key.removesuffix("_shape"), one, dtype) for key, one in shapes.items())
 
 
 def _is_shape(value: Any) -> bool:
@@ -184,16 +184,16 @@ def plain_outputs(output: Any, name: str = "") -> dict[str, np.ndarray[Any, Any]
         return {}
     if isinstance(output, Mapping):
         return {k: v for key, one in output.items() for k, v in plain_outputs(one, _under(name, key)).items()}
+    if hasattr(output, "row_splits"):  # ragged
+        return plain_outputs({"values": output.values, "row_splits": output.row_splits}, name)
+    if hasattr(output, "dense_shape"):  # sparse; a session gives it as a NamedTuple
+        return plain_outputs({"indices": output.indices, "values": output.values}, name)
     if hasattr(output, "_fields"):  # a NamedTuple
         return plain_outputs(output._asdict(), name)
     if isinstance(output, (list, tuple)):
         return {
             k: v for at, one in enumerate(output) for k, v in plain_outputs(one, _under(name, at)).items()
         }
-    if hasattr(output, "row_splits"):  # ragged
-        return plain_outputs({"values": output.values, "row_splits": output.row_splits}, name)
-    if hasattr(output, "dense_shape"):  # sparse
-        return plain_outputs({"indices": output.indices, "values": output.values}, name)
     return {name or "output": _plain(output)}
 
 

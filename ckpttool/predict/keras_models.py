@@ -58,7 +58,7 @@ class KerasModel(Loaded):
         self.findings = tuple(findings)
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        return keras_inputs(self._model, self._job.request.batch_size)
+        return keras_inputs(self._model)
 
     def run(self, inputs: Arrays) -> Arrays:
         with told("predict-failed"):

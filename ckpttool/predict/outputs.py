@@ -17,7 +17,8 @@ _TOLERANCES = {
     "float32": (1e-5, 1e-6),
     "float64": (1e-8, 1e-10),
 }
-"""Relative and absolute, by dtype: what other processors and versions do to a sum, and not more."""
+"""By dtype, what other processors and versions do to a sum, and not more: relative to each value, and to the
+largest that was recorded, where that is less than 1 and not 0."""
 
 
 def not_finite(outputs: Arrays) -> Iterator[Finding]:
@@ -57,19 +58,34 @@ def unlike_recorded(outputs: Arrays, recorded: Arrays, request: Request) -> Iter
             yield error("outputs-changed", difference, name)
 
 
-def tolerances(dtype: np.dtype[Any], request: Request) -> tuple[float, float]:
-    """Return the relative and absolute tolerance for values of a dtype; exact for what is not a float."""
-    usual = _TOLERANCES.get({"complex64": "float32", "complex128": "float64"}.get(dtype.name, dtype.name))
-    rtol, atol = usual or (0.0, 0.0)
+def tolerances(
+    now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: Request
+) -> tuple[float, float]:
+    """Return the relative and absolute tolerance of two arrays' values; exact for what is not a float."""
+    coarser = now.dtype if now.dtype.itemsize <= recorded.dtype.itemsize else recorded.dtype
+    name = {"complex64": "float32", "complex128": "float64"}.get(coarser.name, coarser.name)
+    rtol, atol = _TOLERANCES.get(name, (0.0, 0.0))
+    # Not more than 1: what masks logits, like -1e9, would hide all that is beside it.
+    if atol:
+        atol *= min(1.0, _largest(recorded)) or 1.0
     return (rtol if request.rtol is None else request.rtol, atol if request.atol is None else request.atol)
+
+
+def _largest(array: np.ndarray[Any, Any]) -> float:
+    """Return the largest finite magnitude in an array, 0 if it has none."""
+    array = _plain(array)
+    if array.dtype.kind not in "fciub":
+        return 0.0
+    with np.errstate(all="ignore"):
+        sizes = np.abs(array.astype(np.complex128))
+    return float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
 
 
 def _difference(
     now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request, said: str = "before"
 ) -> str:
     """Return in words where two arrays of one shape differ; nothing where they don't."""
-    coarser = now.dtype if now.dtype.itemsize <= other.dtype.itemsize else other.dtype
-    rtol, atol = tolerances(coarser, request)
+    rtol, atol = tolerances(now, other, request)
     now, other = _plain(now), _plain(other)
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
         differ = np.asarray(now.astype(str) != other.astype(str))
@@ -82,8 +98,45 @@ def _difference(
     place = f"[{', '.join(str(int(index)) for index in at)}]" if at else "the scalar"
     return (
         f"{int(differ.sum()):,} of {now.size:,} values differ, most at {place}: {_said(now[at])} now, "
-        f"{_said(other[at])} {said} (rtol {rtol:g}, atol {atol:g})"
+        f"{_said(other[at])} {said} (rtol {rtol:.3g}, atol {atol:.3g})"
     )
+
+
+def insensitive(outputs: Arrays, elsewhere: Arrays, request: Request) -> Iterator[Finding]:
+    """Yield a finding for each output that could not show a change: it would be as recorded all the same.
+
+    Whole numbers and texts are looked at only where there is nothing else: classes need not change.
+
+    Args:
+        outputs: What is recorded.
+        elsewhere: What other inputs gave; nothing where that is not known.
+        request: Which tolerance there will be.
+    """
+    judged = {name: one for name, one in outputs.items() if one.size}
+    floats = {name: one for name, one in judged.items() if _plain(one).dtype.kind in "fc"}
+    for name, array in (floats or judged).items():
+        rtol, atol = tolerances(array, array, request)
+        if name in floats and _largest(array) <= atol:
+            told = f"no value is further from 0 than the tolerance, {atol:.3g}"
+        elif name in floats and (ends := _saturated(_plain(array), rtol, atol)):
+            told = f"saturated, every value is {ends}"
+        elif name in elsewhere and _is_same(elsewhere[name], array, request):
+            told = "constant, other input gives the same"
+        else:
+            continue
+        yield warning("recording-insensitive", f"{told}: a change of the weights may not show in it", name)
+
+
+def _saturated(array: np.ndarray[Any, Any], rtol: float, atol: float) -> str:
+    """Return the ends of a sigmoid's or a tanh's range, if all values lie there."""
+    for low, high in ((0, 1), (-1, 1)):
+        if (np.isclose(array, low, rtol, atol) | np.isclose(array, high, rtol, atol)).all():
+            return f"{low} or {high}"
+    return ""
+
+
+def _is_same(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request) -> bool:
+    return now.shape == other.shape and not _difference(now, other, request)
 
 
 def _far(

@@ -29,11 +29,10 @@ _UNNAMED = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
 class Program(Loaded):
     """A program with its variables in a scope of its own."""
 
-    def __init__(self, program: Any, scope: Any, batch_size: int) -> None:
+    def __init__(self, program: Any, scope: Any) -> None:
         self._program = program
         self._scope = scope
         self._executor = paddle.static.Executor(paddle.CPUPlace())
-        self._batch_size = batch_size
         block = program.global_block()
         self._feeds = {name: block.var(name) for name in program.desc.get_feed_target_names()}
         self._fetches = [block.var(name) for name in program.desc.get_fetch_target_names()]
@@ -45,7 +44,8 @@ class Program(Loaded):
         if not self._fetches:
             raise LoadFailed(error("no-output", "the program gives nothing: it has no fetch"))
         return tuple(
-            InputSpec(name, _shape(one, self._batch_size), _dtype(one)) for name, one in self._feeds.items()
+            InputSpec(name, _shape(one), _dtype(one), is_sequence=bool(one.lod_level))
+            for name, one in self._feeds.items()
         )
 
     def run(self, inputs: Arrays) -> Arrays:
@@ -60,8 +60,8 @@ class Program(Loaded):
         raise CannotTrain("an inference program has no backward part")
 
 
-def _shape(one: Any, batch_size: int) -> tuple[int, ...]:
-    return tuple(batch_size if size < 0 else int(size) for size in one.shape)
+def _shape(one: Any) -> tuple[int | None, ...]:
+    return tuple(None if size < 0 else int(size) for size in one.shape)
 
 
 def _output(name: str) -> str:
@@ -108,7 +108,7 @@ def _inference(job: Job) -> Loaded:
         program = paddle.static.deserialize_program(stream.read())
     with paddle.static.scope_guard(scope):
         _load_variables(program, job.options["directory"], job.options["combined"])
-    return Program(program, scope, job.request.batch_size)
+    return Program(program, scope)
 
 
 def _read_old_programs() -> None:
@@ -128,17 +128,14 @@ def _load_variables(program: Any, directory: str, combined: str | None) -> None:
 class Translated(Loaded):
     """A program of Paddle 3, which only its own loader reads."""
 
-    def __init__(self, layer: Any, batch_size: int) -> None:
+    def __init__(self, layer: Any) -> None:
         self._layer = layer
-        self._batch_size = batch_size
         self.versions = {"paddle": paddle.__version__}
         held = counted(len(layer.state_dict()), "variable")
         self.detail = f"Paddle {paddle.__version__}: inference program, {held}"
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(
-            InputSpec(None, _shape(one, self._batch_size), _name(one)) for one in self._layer._input_spec()
-        )
+        return tuple(InputSpec(None, _shape(one), _name(one)) for one in self._layer._input_spec())
 
     def run(self, inputs: Arrays) -> Arrays:
         from ckpttool.predict.paddle_layers import run_layer
@@ -160,7 +157,7 @@ def _json(job: Job, program_path: str) -> Loaded:
         raise LoadFailed(error("framework-too-old", message, os.path.basename(program_path)))
     layer = paddle.jit.load(program_path.removesuffix(_JSON))
     layer.eval()
-    return Translated(layer, job.request.batch_size)
+    return Translated(layer)
 
 
 LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"inference": _inference, "parameters": parameters}

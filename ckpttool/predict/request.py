@@ -44,17 +44,19 @@ class InputSpec(NamedTuple):
 
     Attributes:
         name: As the model calls it; None for the next one by position.
-        shape: Outermost axis first.
+        shape: Outermost axis first; None for a size that nothing says.
         dtype: NumPy's name, ``bfloat16`` or ``string``.
         low: The least value to make up, or None for what suits the dtype.
         high: The value that is greater than all that are made up.
+        is_sequence: Whether an unknown first size is a length, and not how many rows there are.
     """
 
     name: str | None
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str = "float32"
     low: float | None = None
     high: float | None = None
+    is_sequence: bool = False
 
 
 def parse_input(text: str) -> InputSpec:
@@ -105,7 +107,7 @@ class Request:
         input: An ``.npz`` of named inputs, or an ``.npy`` of the only one.
         input_shapes: Inputs to make up from ``seed``.
         signature: Which signature of a SavedModel is called.
-        batch_size: What an unknown dimension becomes.
+        batch_size: What an unknown first dimension becomes, or None for what the model takes.
         seed: What made-up inputs are made from.
         expect: A recording that the outputs must equal.
         record: Where inputs and outputs are recorded.
@@ -128,7 +130,7 @@ class Request:
     input: str | None = None
     input_shapes: tuple[InputSpec, ...] = ()
     signature: str | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
     seed: int = 0
     expect: str | None = None
     record: str | None = None

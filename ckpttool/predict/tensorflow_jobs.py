@@ -11,9 +11,18 @@ from ckpttool.predict.jobs import job, require_model
 from ckpttool.predict.request import Job, Request
 from ckpttool.tensor import Role
 
+_REFERENCES = frozenset({"Variable", "VariableV2"})
+"""What makes variables that only a session of TensorFlow 1 has wherever they may be used."""
+
 
 def savedmodel_job(checkpoint: Checkpoint, request: Request) -> Job:
-    return job(checkpoint, request, "tensorflow", "savedmodel")
+    graphs: Any = checkpoint.metadata["meta_graphs"]
+    to_serve = [one for one in graphs if len(graphs) == 1 or one["tags"] == ["serve"]]
+    served: Mapping[str, Any] = to_serve[0] if to_serve else {}
+    if _REFERENCES.isdisjoint(served.get("ops", ())):
+        return job(checkpoint, request, "tensorflow", "savedmodel")
+    options = {"tags": served["tags"], "has_init": served["init_op"]}
+    return job(checkpoint, request, "tensorflow", "session", **options)
 
 
 def tensorflow_job(checkpoint: Checkpoint, request: Request) -> Job:

@@ -5,7 +5,7 @@ Only the child process imports this module. Nothing here imports Keras: a model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,23 +29,25 @@ from ckpttool.report import counted, error
 
 _RATE = 1e-3
 """Of the gradient that a module without an optimizer moves by."""
+_SPARSE = ("indices", "values", "dense_shape")
+_NO_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+"""What lies among the signatures, and names an operation."""
 
 
 class Signature(Loaded):
     """One signature of a SavedModel."""
 
-    def __init__(self, job: Job, model: Any, name: str) -> None:
+    def __init__(self, model: Any, name: str) -> None:
         self._model = model  # a signature doesn't keep its model alive
         self._signature = model.signatures[name]
         self._specs: Mapping[str, Any] = self._signature.structured_input_signature[1]
-        self._batch_size = job.request.batch_size
         self.versions = {"tensorflow": tf.__version__}
         takes = counted(len(self._specs), "input")
         gives = counted(len(self._signature.structured_outputs), "output")
         self.detail = f"TensorFlow {tf.__version__}: signature {name}, {takes}, {gives}"
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(_input_spec(name, spec, self._batch_size) for name, spec in sorted(self._specs.items()))
+        return tuple(_input_spec(name, spec) for name, spec in sorted(self._specs.items()))
 
     def run(self, inputs: Arrays) -> Arrays:
         with told("predict-failed"):
@@ -58,27 +60,83 @@ class Signature(Loaded):
         raise CannotTrain("a signature is for inference")
 
 
-def _input_spec(name: str | None, spec: Any, batch_size: int) -> InputSpec:
-    """Return an input; of one whose rank is unknown, a single row."""
-    shape = (
-        (batch_size,)
-        if spec.shape.rank is None
-        else (batch_size if s is None else int(s) for s in spec.shape)
-    )
-    return InputSpec(name, tuple(shape), spec.dtype.name)
+class SessionSignature(Loaded):
+    """One signature of a graph of TensorFlow 1, in a session."""
+
+    def __init__(self, session: Any, name: str, signature: Any) -> None:
+        self._session = session
+        self._feeds = dict(_feeds(signature.inputs, session.graph))
+        find = tf.compat.v1.saved_model.get_tensor_from_tensor_info
+        self._fetches = {key: find(info, session.graph) for key, info in sorted(signature.outputs.items())}
+        self.versions = {"tensorflow": tf.__version__}
+        takes, gives = counted(len(self._feeds), "input"), counted(len(self._fetches), "output")
+        self.detail = f"TensorFlow {tf.__version__}, a session: signature {name}, {takes}, {gives}"
+
+    def inputs(self) -> tuple[InputSpec, ...]:
+        return tuple(_input_spec(name, tensor) for name, tensor in sorted(self._feeds.items()))
+
+    def run(self, inputs: Arrays) -> Arrays:
+        with told("predict-failed"):
+            given = {
+                tensor: np.asarray(inputs[name], tensor.dtype.base_dtype.as_numpy_dtype)
+                for name, tensor in self._feeds.items()
+            }
+            return plain_outputs(self._session.run(self._fetches, given))
+
+    def train(self, inputs: Arrays) -> str:
+        raise CannotTrain("a signature is for inference")
+
+
+def _feeds(infos: Mapping[str, Any], graph: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that a signature takes, by name; those of a sparse one as TensorFlow 2 calls them."""
+    for name, info in infos.items():
+        tensor = tf.compat.v1.saved_model.get_tensor_from_tensor_info(info, graph)
+        if hasattr(tensor, "dense_shape"):
+            yield from ((f"{name}_{part}", getattr(tensor, part)) for part in _SPARSE)
+        else:
+            yield name, tensor
+
+
+def _input_spec(name: str | None, spec: Any) -> InputSpec:
+    """Return an input; of one whose rank is unknown, a number for each row."""
+    shape = (None,) if spec.shape.rank is None else tuple(spec.shape)
+    return InputSpec(name, shape, spec.dtype.base_dtype.name)
 
 
 def _savedmodel(job: Job) -> Loaded:
     with told("load-failed"):
         model = _served(job.path)
-    names = sorted(model.signatures)
+    return Signature(model, _signature(model.signatures, job))
+
+
+def _signature(found: Iterable[str], job: Job) -> str:
+    """Return the signature that is called: the user's, the one to serve, or the only one.
+
+    Raises:
+        LoadFailed: There is no such.
+    """
+    names = sorted(found)
     wanted = job.request.signature or "serving_default"
     if wanted not in names and job.request.signature is None and len(names) == 1:
-        wanted = names[0]
+        return names[0]
     if wanted in names:
-        return Signature(job, model, wanted)
+        return wanted
     there = f"there is {', '.join(names)}: --signature says which" if names else "it has none at all"
     raise LoadFailed(error("no-such-signature", f"no signature {wanted!r}; {there}"))
+
+
+def _session(job: Job) -> Loaded:
+    """A graph with reference variables, which functions can't take or give."""
+    v1 = tf.compat.v1
+    graph = tf.Graph()
+    session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
+    with told("load-failed"), graph.as_default():
+        signatures = v1.saved_model.load(session, job.options["tags"], job.path).signature_def
+        if not job.options["has_init"]:
+            session.run([v1.local_variables_initializer(), v1.tables_initializer()])
+    names = [name for name in signatures if name not in _NO_SIGNATURES]
+    name = _signature(names, job)
+    return SessionSignature(session, name, signatures[name])
 
 
 def _served(path: str) -> Any:
@@ -97,15 +155,14 @@ class Restored(Loaded):
     def __init__(self, job: Job, model: Any, optimizer: Any, detail: str) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._batch_size = job.request.batch_size
         self.versions = {"tensorflow": tf.__version__}
         self.detail = f"TensorFlow {tf.__version__}: {type(model).__name__}, {detail}"
 
     def inputs(self) -> tuple[InputSpec, ...]:
         if _is_keras(self._model):
-            return keras_inputs(self._model, self._batch_size)
+            return keras_inputs(self._model)
         specs = getattr(type(self._model).__call__, "input_signature", None) or ()
-        return tuple(_input_spec(None, spec, self._batch_size) for spec in specs)
+        return tuple(_input_spec(None, spec) for spec in specs)
 
     def run(self, inputs: Arrays) -> Arrays:
         with told("predict-failed"):
@@ -206,4 +263,8 @@ def _runs(made: Any) -> Any:
     return next(iter(found.values()))
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"savedmodel": _savedmodel, "variables": _variables}
+LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
+    "savedmodel": _savedmodel,
+    "session": _session,
+    "variables": _variables,
+}

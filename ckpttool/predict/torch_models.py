@@ -5,11 +5,13 @@ Only the child process imports this module.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
 from ckpttool.predict.models import factory, made
@@ -29,7 +31,10 @@ from ckpttool.predict.torch_values import (
 from ckpttool.report import Finding, counted, error
 
 _IN_TORCHSCRIPT = "failed in the TorchScript interpreter"
-"""How a long story begins that has what happened in its last line."""
+"""How a long story begins that says what happened only below the lines of code."""
+_RAISED = re.compile(r"^[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
+_DEVICE_ATTRIBUTE = re.compile(r': Device = prim::GetAttr\[name="([^"]+)"\]')
+_DEVICE = re.compile(r': Device = prim::Constant\[value="([^"]+)"\]')
 
 
 class TorchModel(Loaded):
@@ -55,22 +60,24 @@ class TorchModel(Loaded):
 
     def inputs(self) -> tuple[InputSpec, ...]:
         found = tensors_of(self._template) if self._template else ()
-        return tuple(InputSpec(name, tuple(one.shape), _dtype_name(one)) for name, one in found)
+        return tuple(InputSpec(name, _shape(one), _dtype_name(one)) for name, one in found)
 
     def examples(self) -> Arrays:
         found = [] if self._template is None else list(tensors_of(self._template))
-        return {} if any(one.is_meta for _, one in found) else arrays_in(dict(found))
+        return {} if any(isinstance(one, FakeTensor) for _, one in found) else arrays_in(dict(found))
 
     def run(self, inputs: Arrays) -> Arrays:
         given = self._arguments(inputs)
         try:
             with torch.no_grad():  # not inference_mode: models that differentiate inside would break
                 output = self._module(*given.by_place, **given.by_name)
-        except RuntimeError as failure:
+        except (RuntimeError, torch.jit.Error) as failure:
+            if device := next(filter(_is_missing, _devices(self._module)), None):
+                told = f"the program asks for the device {device}, which PyTorch doesn't have here"
+                raise LoadFailed(error("device-missing", told)) from failure
             if _IN_TORCHSCRIPT not in str(failure):
                 raise
-            last = str(failure).strip().splitlines()[-1]
-            raise LoadFailed(error("predict-failed", last)) from failure
+            raise LoadFailed(error("predict-failed", _script_error(str(failure)))) from failure
         found = arrays_in(output)
         if not found:
             raise LoadFailed(
@@ -92,6 +99,39 @@ class TorchModel(Loaded):
         given = arguments(inputs)
         require_callable_with(getattr(self._module, "forward", self._module), given)
         return given
+
+
+def _devices(module: Any) -> Iterator[str]:
+    """Yield the devices that a program names: what was traced on one makes its tensors there."""
+    if isinstance(module, torch.jit.ScriptModule):
+        text = str(module.inlined_graph)
+        yield from _DEVICE.findall(text)
+        attributes = dict.fromkeys(_DEVICE_ATTRIBUTE.findall(text))
+        held = (getattr(one, name, None) for one in module.modules() for name in attributes)
+        yield from (str(one) for one in held if isinstance(one, torch.device))
+    elif isinstance(module, torch.fx.GraphModule):
+        for node in module.graph.nodes:
+            values = (*node.args, *node.kwargs.values())
+            yield from (str(one) for one in values if isinstance(one, torch.device))
+
+
+def _is_missing(device: str) -> bool:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # which of them, depends on how PyTorch was built
+        return True
+    return False
+
+
+def _script_error(text: str) -> str:
+    """Return what was raised in a TorchScript, without the lists that C++ adds to it."""
+    raised = _RAISED.findall(text)
+    told = raised[-1] if raised else text.strip().splitlines()[-1]
+    return told if len(told) <= 300 else f"{told[:299]}…"
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    return tuple(size if isinstance(size, int) else None for size in tensor.shape)
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -243,7 +283,7 @@ def _torchscript(job: Job) -> Loaded:
 
 def _export(job: Job) -> Loaded:
     program = torch.export.load(job.path)
-    return _Exported(program.module(), "exported program", job.request.seed, template=_template(program, job))
+    return _Exported(program.module(), "exported program", job.request.seed, template=_template(program))
 
 
 class _Exported(TorchModel):
@@ -253,22 +293,15 @@ class _Exported(TorchModel):
         raise CannotTrain("an exported program is for inference")
 
 
-def _template(program: Any, job: Job) -> Arguments:
+def _template(program: Any) -> Arguments:
     """Return arguments of the kind that a program takes: its own examples, or tensors without values."""
     if program.example_inputs is not None:
         by_place, by_name = program.example_inputs
         return Arguments(tuple(by_place), by_name)
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    wanted = [_without_values(values.get(name, name), job) for name in program.graph_signature.user_inputs]
+    wanted = [values.get(name, name) for name in program.graph_signature.user_inputs]
     by_place, by_name = torch.utils._pytree.tree_unflatten(wanted, program.call_spec.in_spec)
     return Arguments(tuple(by_place), by_name)
-
-
-def _without_values(value: Any, job: Job) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    shape = [size if isinstance(size, int) else job.request.batch_size for size in value.shape]
-    return torch.empty(shape, dtype=value.dtype, device="meta")
 
 
 LOADERS: Mapping[str, Callable[[Job], Loaded]] = {

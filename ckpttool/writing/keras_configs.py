@@ -15,9 +15,13 @@ from typing import Any
 
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
 from ckpttool.wire.hdf5_writing import attribute_fault
+from ckpttool.writing.keras2_config import as_keras_3
+from ckpttool.writing.keras_places import is_keras2
 
 _MODELS = {"Functional": "keras.src.models.functional", "Sequential": "keras", "Model": "keras"}
 _MODULES = {"loss": "keras.losses", "metrics": "keras.metrics", "weighted_metrics": "keras.metrics"}
+_OF_KERAS_3 = b'{"keras_version": "3.0.0", "backend": "tensorflow"}'
+"""What a configuration is made for that Keras 2 wrote: the first that reads it."""
 _COMPILE, _OPTIMIZER = "compile_config", "optimizer_config"
 
 
@@ -32,12 +36,14 @@ def archive_config(native: Mapping[str, bytes]) -> bytes:
     told = object_of(text)
     if _is_of_archive(told):
         return text
+    if is_from_2 := is_keras2(native):
+        told = as_keras_3(told)
     name = told["class_name"]
     module = _MODELS.get(name)
     config: dict[str, Any] = {"module": module, "class_name": name, "config": told.get("config")}
     config["registered_name"] = name if module != "keras" else None
     training = object_of(native.get(TRAINING_CONFIG, b""))
-    if training:
+    if training and not is_from_2:
         config[_COMPILE] = _compile_config(training)
     return json.dumps(config).encode()
 
@@ -45,6 +51,8 @@ def archive_config(native: Mapping[str, bytes]) -> bytes:
 def archive_metadata(native: Mapping[str, bytes]) -> bytes:
     """Return ``metadata.json``."""
     text = native.get(METADATA)
+    if is_keras2(native) and not _is_of_archive(object_of(native[CONFIG])):
+        return _OF_KERAS_3
     return text if text is not None else b"{}"
 
 

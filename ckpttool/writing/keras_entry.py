@@ -9,6 +9,7 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.digests import RECORDS
 from ckpttool.formats.keras.native import ASSET, STORED
 from ckpttool.tensor import Path
+from ckpttool.training import is_told_by_name
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.hdf5 import renamed
@@ -40,7 +41,7 @@ def entry_of(content: Content, paths: Mapping[str, Path], held: Held) -> bytes |
     }
     is_said = STORED in content.native and all(_is_said(key, content, held) for key in content.metadata)
     metadata = {} if is_said else content.metadata
-    is_known = is_said or content.training == TrainingState()
+    is_known = content.training == TrainingState() or (is_said and not is_told_by_name(content.training))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
     if not native and not metadata and is_known and content.tree is None and not is_tied:
         return None

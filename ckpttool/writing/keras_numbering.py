@@ -9,13 +9,14 @@ from ckpttool.formats.keras.compare import grouped
 from ckpttool.formats.keras.layers import RULES, Layer
 from ckpttool.formats.keras.layout import TOP_LEVEL, names_in, top_of
 from ckpttool.formats.keras.names import WITHOUT
-from ckpttool.formats.keras.native import Stored, stored_of
+from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
+from ckpttool.writing.keras2_config import as_keras_3
 from ckpttool.writing.keras_order import LAYERS, VARS, Slot, Unknown, made, require_known, slots_of, sublayers
 from ckpttool.writing.keras_places import (
     HINT,
-    KERAS_2,
+    KERAS_2_OPTIMIZER,
     OPTIMIZER,
     OPTIMIZER_LIST,
     Parts,
@@ -80,10 +81,9 @@ class _Numbering:
             message = f"the layers are not known, only the order of their weights, and {_GROUPS} {HINT}"
             self._places.problems.append(message)
             return
-        if is_keras2(self._content.native):
-            self._places.problems.append(KERAS_2)
-            return
         try:
+            if is_keras2(self._content.native):
+                self._require_read_by_keras_3()
             for layer, (name, _) in grouped(self._model):
                 group = (LAYERS, name)
                 self._groups(layer, group)
@@ -95,6 +95,19 @@ class _Numbering:
             return
         self._places.groups.setdefault((VARS,), {"name": self._model.name})
         self._add_optimizer()
+
+    def _require_read_by_keras_3(self) -> None:
+        """Require that what Keras 2 wrote can be read by Keras 3.
+
+        Raises:
+            Unknown: It can't.
+        """
+        try:
+            as_keras_3(object_of(self._content.native[CONFIG]))
+        except Unknown as failure:
+            raise Unknown(f"Keras 2 wrote it: {failure}") from failure
+        if self._weights((OPTIMIZER_LIST,)):
+            raise Unknown(KERAS_2_OPTIMIZER)
 
     def _weights(self, group: Parts) -> list[tuple[Parts, str]]:
         """Return the datasets that a group lists, with the names of their tensors."""
@@ -124,6 +137,8 @@ class _Numbering:
                 f"layer {layer.name!r} has {len(weights)} weights, and its config makes {len(slots)}"
             )
         for slot, (path, name) in zip(slots, weights, strict=True):
+            if layer.is_model and slot.name[0] not in path:
+                raise Unknown(f"{name}: layer {layer.name!r} has its weights in an order that is not known")
             self._places.paths[name] = slot.path
             if len(path) > 1 and slot.path[:-1] not in self._places.groups:
                 self._places.groups[slot.path[:-1]] = {"name": path[-2]}

@@ -21,6 +21,9 @@ Attributes = dict[str, Any]
 OPTIMIZER, OPTIMIZER_LIST = "optimizer", "optimizer_weights"
 HINT = "(--model FILE gives the names of another checkpoint, --map renames)"
 KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 loads and saves it, if it can)"
+KERAS_2_OPTIMIZER = (
+    "Keras 2 wrote it, and its optimizer's state has another order (--only weights leaves it out)"
+)
 
 
 @dataclass(slots=True)

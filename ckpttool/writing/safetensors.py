@@ -16,6 +16,7 @@ from ckpttool.dtypes import BY_SAFETENSORS
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.tensor import Tensor
+from ckpttool.training import is_told_by_name
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
@@ -121,7 +122,8 @@ def _made_of(content: Content) -> tuple[dict[str, str], bytes | None]:
     }
     rest = content
     if native == metadata and (metadata or was_safetensors):
-        training = TrainingState() if was_safetensors else content.training
+        is_said = was_safetensors and not is_told_by_name(content.training)
+        training = TrainingState() if is_said else content.training
         rest = replace(content, metadata={}, training=training)
     entry = document(rest)
     if entry is not None and rest is not content:

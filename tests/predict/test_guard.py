@@ -122,6 +122,7 @@ HONEST: list[tuple[str, str, dict[str, Any]]] = [
     ("torch", "safetensors/trainer/checkpoint-4", {}),
     ("tensorflow", "savedmodel/module", {}),
     ("tensorflow", "savedmodel/keras2", {}),
+    ("tensorflow", "savedmodel/tf1", {}),
     ("tensorflow", "tensorflow/keras3/ckpt-1", DENSE),
     ("tensorflow", "keras/adam.keras", {}),
     ("tensorflow", "keras/adam.h5", {}),

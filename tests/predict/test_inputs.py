@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.predict.inputs import dtype_named, fitted, made_up, positional, read_arrays
+from ckpttool.predict.inputs import (
+    dtype_named,
+    fitted,
+    made_up,
+    other_values,
+    positional,
+    read_arrays,
+    sized,
+)
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.predict.request import DTYPES, InputSpec
 
@@ -197,3 +205,57 @@ def test_places_are_numbers() -> None:
     by_place, by_name = positional({"10": np.ones(1), "x": np.ones(2), "9": np.ones(3)})
     assert [len(one) for one in by_place] == [3, 1]
     assert [*by_name] == ["x"]
+
+
+def _sizes(*specs: InputSpec, batch_size: int | None = None) -> list[list[tuple[int | None, ...]]]:
+    return [[one.shape for one in found] for found in sized(specs, batch_size)]
+
+
+def test_known_sizes_are_tried_alone() -> None:
+    assert _sizes(InputSpec("x", (2, 3)), InputSpec("y", ())) == [[(2, 3), ()]]
+
+
+def test_unknown_lengths_take_several_steps_first_and_one_last() -> None:
+    found = _sizes(InputSpec("ids", (None, None)), InputSpec("x", (None, None, 8)))
+    assert found[0] == [(3, 16), (3, 16, 8)]
+    assert found[-1] == [(1, 1), (1, 1, 8)]
+    assert all(len({shapes[0][1], shapes[1][1]}) == 1 for shapes in found)
+
+
+def test_a_batch_that_was_asked_for_is_kept() -> None:
+    assert {rows for ((rows, _),) in _sizes(InputSpec("x", (None, None)), batch_size=5)} == {5}
+    assert _sizes(InputSpec("x", (None, 2)), batch_size=5) == [[(5, 2)]]
+
+
+def test_rows_that_are_one_sequence_are_several() -> None:
+    ragged = InputSpec("x", (None, 4), is_sequence=True)
+    assert _sizes(ragged, batch_size=1)[0] == [(16, 4)]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.float32([[0.25, 0.5], [1, 2]]),
+        np.array([[5, 7]]),
+        np.zeros((2, 9), np.int32),
+        np.full(9, -3, np.int8),
+        np.full(9, 255, np.uint8),
+        np.array([2**63 - 1, 0]),
+        np.array([2**64 - 1, 0], np.uint64),
+        np.ones((2, 9), bool),
+        np.ones(9, ">f8"),
+        np.ones(9, dtype_named("bfloat16")),
+        np.array([np.inf, 1]),
+        np.array([1 + 2j, 3j], np.complex64),
+        np.array(["one", "two", "three"] * 3),
+        np.array([b"one", b"two", b"three"]),
+        np.ones((0, 3)),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_other_values_are_of_the_same_kind(array: np.ndarray[Any, Any]) -> None:
+    other = other_values({"x": array}, 1)["x"]
+    assert (other.dtype, other.shape) == (array.dtype, array.shape)
+    assert not array.size or (other != array).any()
+    if array.dtype.kind in "iu":
+        assert min(0, array.min()) <= other.min() and other.max() <= max(1, array.max())

@@ -23,20 +23,26 @@ class Model(Loaded):
 
     detail, versions = "a function", {}
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, shape: tuple[int | None, ...] = (2,)) -> None:
         self._run = run
+        self._shape = shape
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        return (InputSpec("x", (2,)),)
+        return (InputSpec("x", self._shape),)
 
     def run(self, inputs: Arrays) -> Arrays:
         return self._run(inputs)
 
 
-def judged(run: Run, **wishes: Any) -> tuple[str, list[tuple[str, str]]]:
+def judged(
+    run: Run,
+    shape: tuple[int | None, ...] = (2,),
+    load: Callable[[], Run] | None = None,
+    **wishes: Any,
+) -> tuple[str, list[tuple[str, str]]]:
     """Return what is told of a model, and the findings: codes and messages."""
     job = Job(path="m", framework="none", loader="none", request=Request(**wishes))
-    detail, findings = predicted(Model(run), job)
+    detail, findings = predicted(Model(run, shape), job, lambda: Model(load() if load else run, shape))
     return detail, [(one.code, one.message) for one in findings]
 
 
@@ -110,3 +116,80 @@ def test_memory_that_runs_out_is_no_fault_of_a_recording(recording: str) -> None
 
     with pytest.raises(MemoryError):
         judged(fails, expect=recording)
+
+
+def test_made_up_sequences_have_several_steps() -> None:
+    detail, _ = judged(double, (None, None, 2))
+    assert detail == "y 3×16×2 from made-up input (3×16×2), seed 0"
+    assert judged(double, (None, None), batch_size=1)[0].startswith("y 1×16 from ")
+
+
+def test_sizes_are_those_that_the_model_takes() -> None:
+    def few(inputs: Arrays) -> Arrays:
+        if inputs["x"].shape != (1, 3):
+            raise ValueError("no more than one row of at most 4")
+        return double(inputs)
+
+    assert judged(few, (None, None))[0] == "y 1×3 from made-up input (1×3), seed 0"
+
+
+def test_what_fails_at_any_size_is_told_as_it_failed_first() -> None:
+    def fails(inputs: Arrays) -> Arrays:
+        raise LoadFailed(error("predict-failed", f"no {inputs['x'].shape}"))
+
+    assert judged(fails, (None, None)) == ("no (3, 16)", [("predict-failed", "no (3, 16)")])
+
+
+def summing() -> Run:
+    """Return a model that keeps a sum of what it was given."""
+    kept = [np.zeros(1)]
+
+    def run(inputs: Arrays) -> Arrays:
+        kept[0] = kept[0] + inputs["x"]
+        return {"y": kept[0]}
+
+    return run
+
+
+def test_what_keeps_state_is_recorded_as_it_is_loaded(tmp_path: Path) -> None:
+    record = tmp_path / "g.npz"
+    detail, findings = judged(summing(), load=summing, record=str(record))
+    assert [code for code, _ in findings] == ["keeps-state"]
+    assert detail.endswith("; recorded in g.npz")
+    detail, findings = judged(summing(), load=summing, expect=str(record))
+    assert [code for code, _ in findings] == ["keeps-state"]
+    assert detail.endswith("exactly as recorded")
+
+
+def test_what_can_not_be_loaded_again_differs(tmp_path: Path) -> None:
+    def gone() -> Run:
+        raise OSError
+
+    record = tmp_path / "g.npz"
+    _, findings = judged(summing(), load=gone, record=str(record))
+    assert [code for code, _ in findings] == ["runs-differ", "recording-not-written"]
+
+
+def test_what_could_not_show_a_change_is_told_when_it_is_recorded(tmp_path: Path) -> None:
+    def weak(inputs: Arrays) -> Arrays:
+        return {"y": np.float32([0.1, 0.2])}
+
+    record = tmp_path / "g.npz"
+    detail, findings = judged(weak, record=str(record))
+    told = "constant, other input gives the same: a change of the weights may not show in it"
+    assert findings == [("recording-insensitive", told)]
+    assert detail.endswith("; recorded in g.npz")
+    assert judged(weak, expect=str(record))[1] == []
+    assert judged(double, record=str(record))[1] == []
+
+
+def test_a_model_that_takes_no_other_input_is_recorded(tmp_path: Path) -> None:
+    def one_alone(inputs: Arrays) -> Arrays:
+        if inputs["x"].tolist() != [2, 2, 2]:
+            raise ValueError("not this one")
+        return double(inputs)
+
+    np.save(tmp_path / "in.npy", np.full(3, 2.0))
+    record = tmp_path / "g.npz"
+    assert judged(one_alone, input=str(tmp_path / "in.npy"), record=str(record))[1] == []
+    assert record.exists()

@@ -45,10 +45,25 @@ def test_inputs_and_outputs_have_the_names_of_the_model(predict_apart) -> None:
     assert "one step of SGD moved 4 of 4 weights" in told.predict.detail
 
 
-def test_unknown_dimensions_are_the_batch(predict_apart) -> None:
-    assert (
-        predict_apart("dense.keras", batch_size=5).predict.detail == "output 5×2 from made-up input, seed 0"
-    )
+def test_the_first_unknown_dimension_is_the_batch(predict_apart) -> None:
+    told = predict_apart("dense.keras", batch_size=5)
+    assert told.predict.detail == "output 5×2 from made-up input (5×3), seed 0"
+
+
+@pytest.mark.parametrize("name", ["recurrent{}.keras", "sequences{}"])
+def test_what_a_recurrent_kernel_does_shows_in_a_recording(predict_apart, tmp_path, name) -> None:
+    record = tmp_path / "g.npz"
+    told = predict_apart(name.format(""), record=record)
+    assert told.codes == []
+    assert "3×4 from made-up input (3×16×3), seed 0" in told.predict.detail
+    assert predict_apart(name.format(""), expect=record).codes == []
+    assert predict_apart(name.format("-off"), expect=record).codes == ["outputs-changed"]
+
+
+def test_images_of_any_size_are_large_enough(predict_apart) -> None:
+    told = predict_apart("pooled.keras")
+    assert told.codes == []
+    assert told.predict.detail == "output 3×2 from made-up input (3×16×16×2), seed 0"
 
 
 @pytest.mark.parametrize("model", [OWN, f"{OWN}:Doubled"])

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from ckpttool.predict.inputs import dtype_named
 from ckpttool.predict.outputs import (
+    insensitive,
     judged_by_labels,
     largest_difference,
     not_finite,
@@ -106,6 +107,66 @@ def test_what_differs_is_told(now: Array, recorded: Array, told: str) -> None:
 )
 def test_what_is_near_enough(now: Array, recorded: Array) -> None:
     assert _told(now, recorded) == []
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-5, 1.0])
+def test_the_tolerance_is_as_small_as_what_was_recorded(scale: float) -> None:
+    recorded = np.float32([1, -0.5, 1e-4]) * np.float32(scale)
+    near, far = recorded * np.float32(1.000005), recorded * np.float32(1.05)
+    assert _told(near, recorded) == []
+    assert [one.partition(" values")[0] for one in _told(far, recorded)] == ["3 of 3"]
+
+
+def test_what_masks_values_hides_no_others() -> None:
+    recorded = np.float32([-1e9, 0.5, 0.25])
+    assert _told(np.float32([-1e9, 0.5, 0.2501]), recorded) != []
+    assert _told(np.float32([-1e9, 0.5, 0.2501]), recorded, Request(atol=1e-3)) == []
+
+
+def test_nothing_but_zeros_was_recorded() -> None:
+    assert _told(np.float32([1e-7, 0]), np.zeros(2, np.float32)) == []
+    assert _told(np.float32([1e-5, 0]), np.zeros(2, np.float32)) != []
+
+
+_SPREAD = np.float32([0.2, 0.8])
+_NEAR_1 = np.float32([1, 1e-12, 0.9999999])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "elsewhere", "told"),
+    [
+        ({"y": _SPREAD}, {"y": _SPREAD + 0.01}, {}),
+        ({"y": _SPREAD}, {}, {}),
+        ({"y": _SPREAD}, {"y": _SPREAD[:1]}, {}),
+        ({"y": _SPREAD}, {"y": _SPREAD.copy()}, {"y": "constant"}),
+        ({"y": _SPREAD * 1e6}, {"y": _SPREAD * 1e6 + 0.05}, {"y": "constant"}),
+        ({"y": _SPREAD, "z": _SPREAD}, {"y": _SPREAD + 1, "z": _SPREAD}, {"z": "constant"}),
+        ({"y": _NEAR_1}, {"y": 1 - _NEAR_1}, {"y": "saturated, every value is 0 or 1"}),
+        ({"y": np.float32([-1, 1, 1])}, {}, {"y": "saturated, every value is -1 or 1"}),
+        ({"y": np.array([1.0, 0.995], BFLOAT16)}, {}, {"y": "saturated, every value is 0 or 1"}),
+        (
+            {"y": np.zeros(3)},
+            {"y": np.ones(3)},
+            {"y": "no value is further from 0 than the tolerance, 1e-10"},
+        ),
+        ({"y": np.array([3])}, {"y": np.array([3])}, {"y": "constant"}),
+        ({"y": np.array([0, 1])}, {"y": np.array([1, 1])}, {}),
+        ({"y": np.array(["a"])}, {"y": np.array(["a"])}, {"y": "constant"}),
+        ({"y": _SPREAD, "class": np.array([3])}, {"y": _SPREAD + 1, "class": np.array([3])}, {}),
+        ({"y": _SPREAD, "none": np.ones((0, 2))}, {"y": _SPREAD + 1, "none": np.ones((0, 2))}, {}),
+    ],
+)
+def test_outputs_that_could_not_show_a_change(
+    outputs: dict[str, Array], elsewhere: dict[str, Array], told: dict[str, str]
+) -> None:
+    found = list(insensitive(outputs, elsewhere, _USUAL))
+    assert {one.where: one.message.rpartition(":")[0].partition(", other")[0] for one in found} == told
+    assert {(one.code, one.severity.value) for one in found} <= {("recording-insensitive", "warning")}
+
+
+def test_a_tolerance_of_the_users_is_what_an_output_is_held_against() -> None:
+    (found,) = insensitive({"y": _SPREAD}, {}, Request(atol=0.9))
+    assert found.message.startswith("no value is further from 0 than the tolerance, 0.9: ")
 
 
 def test_outputs_of_another_model() -> None:

@@ -124,9 +124,9 @@ def test_inputs_are_made_up_from_the_feeds(ask: Ask, models: Path) -> None:
     ]
 
     assert predictions == [
-        "output_0 3×2, output_1 3×2 from made-up input, seed 0",
-        "output_0 3×4 from made-up input, seed 0",
-        "output_0 1×4 from made-up input, seed 0",  # three rows are one sequence, which is summed
+        "output_0 3×2, output_1 3×2 from made-up input (x 3×4, ids 3×2), seed 0",
+        "output_0 3×4 from made-up input (3×4), seed 0",
+        "output_0 1×4 from made-up input (16×4), seed 0",  # the rows are one sequence, which is summed
     ]
 
 

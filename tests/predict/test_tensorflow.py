@@ -39,6 +39,7 @@ def test_each_kind_predicts_as_recorded_and_no_worse_weights_do(
     ("name", "wishes"),
     [
         ("version1", {"expect": "version1.npz"}),
+        ("references", {"expect": "references.npz"}),
         ("names/model", {"model": f"{NETS}:Module", "expect": "module.npz"}),
         ("words", {"signature": "look_up", "expect": "words.npz"}),
         ("one", {"expect": "words.npz"}),
@@ -53,7 +54,23 @@ def test_other_ways_to_save(predict_apart, name, wishes) -> None:
 def test_inputs_are_made_up_as_the_signature_says(predict_apart) -> None:
     told = predict_apart("words", signature="add", batch_size=3)
     assert told.load.detail.endswith("signature add, 2 inputs, 1 output")
-    assert told.predict.detail == "sum 3×2 from made-up input, seed 0"
+    assert told.predict.detail == "sum 3×2 from made-up input (x 3, y 3×2), seed 0"
+
+
+def test_reference_variables_are_what_they_were_saved_as(predict_apart) -> None:
+    told = predict_apart("references-off", expect="references.npz")
+    assert {(code, where) for code, _, _, where in told.predict.findings} == {
+        ("outputs-changed", "w"),
+        ("outputs-changed", "y"),
+    }
+    assert predict_apart("references", signature="other").codes == ["no-such-signature"]
+    assert predict_apart("references", resume_step=True).codes == ["cannot-train"]
+
+
+def test_a_graph_that_counts_is_run_from_its_start(predict_apart, tmp_path) -> None:
+    assert predict_apart("counts", expect="counts.npz").codes == ["keeps-state"]
+    assert predict_apart("counts", record=tmp_path / "g.npz").codes == ["keeps-state"]
+    assert predict_apart("counts", expect=tmp_path / "g.npz").codes == ["keeps-state"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import h5py
@@ -63,3 +64,17 @@ def test_a_strange_training_config_is_carried_and_not_written(files: Path, tmp_p
     with open_checkpoint(target) as opened:
         assert opened.native["keras.training_config"] == strange["keras.training_config"]
         assert opened.native["keras.metadata"] == strange["keras.metadata"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["keras/adam.keras", "keras/adam.h5", "keras/adam.weights.h5", "safetensors/unaligned.safetensors"],
+)
+def test_what_only_the_name_says_comes_along(path: str, files: Path, tmp_path: Path) -> None:
+    """As ModelCheckpoint names a file, ``{any}.{epoch:02d}-{val_loss:.2f}``."""
+    suffix = path.partition(".")[2]
+    named, other = tmp_path / f"resnet50.05-0.87.{suffix}", tmp_path / f"x.{suffix}"
+    shutil.copy(files / path, named)
+    convert(named, other)
+    with open_checkpoint(other) as checkpoint:
+        assert (checkpoint.training.epoch, dict(checkpoint.training.metrics)) == (5, {"value": 0.87})

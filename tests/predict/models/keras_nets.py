@@ -47,6 +47,21 @@ def two_heads():
     return keras.Model({"left": a, "right": b}, {"one": one, "two": two})
 
 
+def recurrent():
+    """Return a layer over sequences of any length."""
+    import keras
+
+    return keras.Sequential([keras.Input((None, 3)), keras.layers.LSTM(4)])
+
+
+def pooled():
+    """Return layers over images of any size, which halve them three times."""
+    import keras
+
+    halves = [keras.layers.MaxPooling2D() for _ in range(3)]
+    return keras.Sequential([keras.Input((None, None, 2)), *halves, keras.layers.GlobalAveragePooling2D()])
+
+
 def old():
     """Return two layers of Keras 2."""
     import tf_keras

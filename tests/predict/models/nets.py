@@ -175,3 +175,50 @@ class Nested(SimpleModel):
         self, a: dict[str, torch.Tensor], b: list[torch.Tensor], *, k: torch.Tensor, n: int
     ) -> dict[str, torch.Tensor]:
         return {"y": self.fc(a["x"] + b[0]) * n, "z": k + b[1]}
+
+
+class Averaging(nn.Module):
+    """A model that gives the mean of all that it was given so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(10, 2)
+        self.register_buffer("mean", torch.zeros(1, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean = (self.mean + self.fc(x)) / 2
+        return self.mean
+
+
+class OnDevice(nn.Module):
+    """A model that makes a tensor where it was traced."""
+
+    def __init__(self, device: str = "cuda:0") -> None:
+        super().__init__()
+        self.device = torch.device(device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(10, device=self.device)
+
+
+class ToDevice(nn.Module):
+    """A model that brings its input to where it was traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to("cuda:0") * 2
+
+
+class Raises(nn.Module):
+    """A model that doesn't take what it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.size(0) < 2:
+            raise ValueError("too small")
+        return x
+
+
+class Mean(nn.Module):
+    """A model of sequences of any length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(1)

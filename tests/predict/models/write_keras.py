@@ -64,6 +64,18 @@ class Unknown(own_layers.Doubled):
     """A class that no module has which a model could be loaded with."""
 
 
+def unknown_lengths() -> None:
+    """Write models of sequences and images of any length; ``-off`` has nothing that links two steps."""
+    keras.utils.set_random_seed(3)
+    model = nets.recurrent()
+    kernel, recurrent, bias = model.get_weights()
+    for suffix, factor in (("", 1), ("-off", 0)):
+        model.set_weights([kernel, recurrent * factor, bias])
+        model.save(f"recurrent{suffix}.keras")
+        model.export(f"sequences{suffix}", verbose=False)
+    nets.pooled().save("pooled.keras")
+
+
 def others() -> None:
     """Write a model with two inputs and outputs, one of the user's class, and one that runs code."""
     model = nets.two_heads()
@@ -151,7 +163,23 @@ def version1() -> None:
     record("version1.npz", {"x": X}, {"y": X @ MODULE})
 
 
+def references() -> None:
+    """Write graphs with variables as TensorFlow 1 had them: one that gives its variable, one that counts."""
+    v1 = tf.compat.v1
+    for name, factor in (("references", 1.0), ("references-off", 1.01), ("counts", 1.0)):
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [None, 3], name="x")
+            w = v1.get_variable("w", initializer=worse(MODULE, factor), use_resource=False)
+            count = v1.get_variable("count", initializer=tf.constant(0.0), use_resource=False)
+            session.run(v1.global_variables_initializer())
+            y = tf.matmul(x, w)
+            gives = {"y": y + v1.assign_add(count, 1.0)} if name == "counts" else {"y": y, "w": w}
+            v1.saved_model.simple_save(session, name, {"x": x}, gives)
+    record("references.npz", {"x": X}, {"y": X @ MODULE, "w": MODULE})
+    record("counts.npz", {"x": X}, {"y": X @ MODULE + 1})
+
+
 if __name__ == "__main__":
     os.chdir(sys.argv[1])
-    for write in (dense, others, old, modules, words, version1):
+    for write in (dense, unknown_lengths, others, old, modules, words, version1, references):
         write()
