@@ -78,6 +78,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         safety: What loading it with its framework could run.
         judged: Absolute paths of the files by themselves that ``safety`` speaks of.
         complete: False where a part is missing.
+        keeps_metadata: Whether the metadata can be told once it is closed.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         safety: tuple[Finding, ...] = (),
         judged: frozenset[str] = frozenset(),
         complete: bool = True,
+        keeps_metadata: bool = False,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
@@ -112,6 +114,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.safety = safety
         self.judged = judged
         self.complete = complete
+        self.keeps_metadata = keeps_metadata
         self.spans = spans
         """Iterate over every byte range worth scanning, in file order."""
         self.close = close
@@ -147,6 +150,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
             "safety": self.safety,
             "judged": self.judged,
             "complete": self.complete,
+            "keeps_metadata": self.keeps_metadata and "metadata" not in changes,
             "close": self.close,
         }
         return Checkpoint(**{**same, **changes})

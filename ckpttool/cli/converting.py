@@ -91,7 +91,12 @@ ShardSize = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse where anything can't be carried.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Refuse where anything can't be carried, or PyTorch needs weights_only=False."
+    ),
+]
 
 
 def wishes(parameters: Mapping[str, Any]) -> ConvertWishes:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, from_os_error
 from ckpttool.wire.source import Source
+from ckpttool.wire.sstable import begins_with_empty_key
 from ckpttool.wire.walk import walk
 from ckpttool.wire.zip_directory import EMPTY_MAGIC, LOCAL_MAGIC
 from ckpttool.wire.zipped import Archive
@@ -95,7 +96,7 @@ class Probe:
             "hdf5": any(head.startswith(_HDF5, at) for at in ((0,) if is_zip else (0, 512, 1024, 2048))),
             "numpy": head.startswith(b"\x93NUMPY"),
             # An empty key, with a value; what a prefix leads to is an index, whatever its first byte became.
-            "table": (head[:2] == b"\0\0" and head[2:3] > b"\0") or self._file.endswith(".index"),
+            "table": (begins_with_empty_key(head) and head[:3] != b"\0\0\0") or self._file.endswith(".index"),
         }
         kinds = {kind for kind, is_so in told.items() if is_so}
         return frozenset(kinds if kinds - {"json"} else kinds | {"other"})

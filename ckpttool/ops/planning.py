@@ -24,8 +24,8 @@ from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions, Writer
 
 _ARCHITECTURE = "keras.config"
-_SHOWN = 3
-"""How many of the tensors that can't be held are named."""
+_SHOWN, _NAMED = 3, 8
+"""How many of the tensors that can't be held are named, and how many names that a loader has to admit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +131,9 @@ def plan(
     gone = [*left_behind(checkpoint, content), *(Dropped(*one) for one in writer.dropped(content, options))]
     if gone and wishes.strict:
         raise UsageError(f"{gone[0].path} can't be carried: {gone[0].why}{more(len(gone), 1)} (--strict)")
+    trusted = [*_needs_trust(writer.strangers(content, options))]
+    if trusted and wishes.strict:
+        raise UsageError(f"{target}: {trusted[0]} (--strict)")
     opened = [checkpoint, *([model] if model is not None else [])]
     replaces = check_place(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
@@ -143,9 +146,16 @@ def plan(
         replaces=replaces,
         wishes=wishes,
         dropped=tuple(gone),
-        notes=(*notes, *_cut_apart(content.tensors), *_stale(replaces or ())),
+        notes=(*notes, *_cut_apart(content.tensors), *trusted, *_stale(replaces or ())),
         sources=tuple(sources),
     )
+
+
+def _needs_trust(names: Sequence[str]) -> Iterator[str]:
+    """Yield what to tell PyTorch's loader where a file names more than it admits of itself."""
+    if names:
+        shown = ", ".join(names[:_NAMED]) + more(len(names), _NAMED)
+        yield f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"
 
 
 def _stale(replaces: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from ckpttool.wire.pickled import Call, Global, Mapped, Payload, Persistent
 from ckpttool.wire.states import Charge, fits, free, has_plain_attributes, is_open_dtype
-from ckpttool.wire.trust import Trust, is_dunder, is_made, kind_of, stranger
+from ckpttool.wire.trust import UNVETTED, Trust, is_dunder, is_made, kind_of, stranger
 
 _COST_OF_A_PART, _COST_OF_AN_ITEM = 80, 16
 """What to look at a part of an argument costs, and at an item of a container, in bytes of the budget for what
@@ -67,6 +67,17 @@ def is_plain(call: Call) -> bool:
     if (call.items and not takes_items(call)) or (call.pairs and not takes_pairs(call, call.pairs)):
         return False
     return judge(call) is Trust.PLAIN and (call.state is None or fits(call, call.state))
+
+
+def dotted_name(call: Call) -> tuple[str, str] | None:
+    """Return the listed name that ``getattr(class, "method")`` stands for; protocols below 4 spell it so."""
+    if not call.is_of("builtins", "getattr") or len(call.args) != 2:
+        return None
+    owner, name = call.args
+    if not isinstance(owner, Global) or not isinstance(name, str):
+        return None
+    dotted = f"{owner.name}.{name}"
+    return (owner.module, dotted) if kind_of(owner.module, dotted) is not None else None
 
 
 def takes_items(call: Call) -> bool:
@@ -142,17 +153,21 @@ def _names_in(value: object, charge: Charge) -> Iterator[Global]:
                 pending.extend(node.values())
             if isinstance(node, Mapped):
                 pending.append(node.state)
+                pending += [node.factory] if isinstance(node.factory, Call) else []
 
 
 def _made_by(call: Call) -> Iterator[Global]:
     """Yield what made an object, unless it makes data."""
-    made = call.function
-    if call.is_of("copyreg", "_reconstructor") and call.args:
-        made = call.args[0]
+    made = _maker(call)
     if isinstance(made, Global) and (
         is_open_dtype(call) or kind_of(made.module, made.name) not in _GIVE_DATA
     ):
         yield made  # what else is called was told
+
+
+def _maker(call: Call) -> object:
+    """Return what a call calls, or of which class it makes an object as protocols below 2 do."""
+    return call.args[0] if call.is_of("copyreg", "_reconstructor") and call.args else call.function
 
 
 def _held_arguments(call: Call) -> tuple[Any, ...]:
@@ -182,7 +197,7 @@ def _is_flat(args: tuple[Any, ...]) -> bool:
             if not _is_storage_id(arg.id):
                 return False
         elif kind is Mapped:
-            if arg or arg.state is not None:
+            if arg or arg.state is not None or isinstance(arg.factory, Call):
                 return False
         elif kind is not Call or not _is_tensor(arg):
             return False
@@ -251,10 +266,15 @@ def _new(call: Call, charge: Charge) -> Trust:
 
 
 def _factory(call: Call, charge: Charge) -> Trust:
-    """``defaultdict(factory)``, which calls it for a missing key: a class of plain values."""
+    """``defaultdict(factory)``, which calls it for a missing key: a class of plain values.
+
+    A partial, of which nobody knows what it calls, is unknown: unpickling looks no key up.
+    """
     if not call.args or call.args == (None,):
         return Trust.PLAIN
     factory = call.args[0]
+    if len(call.args) == 1 and isinstance(factory, Call) and factory.is_of("functools", "partial"):
+        return Trust.UNKNOWN
     if len(call.args) > 1 or not isinstance(factory, Global):
         return Trust.DANGEROUS
     return _judge_argument(factory, ("items", "list", "dict", "data", "constant", "factory", "class"))
@@ -364,12 +384,14 @@ def _attribute(call: Call, charge: Charge) -> Trust:
     """
     if len(call.args) != 2 or not isinstance(call.args[1], str):
         return Trust.DANGEROUS
+    if dotted_name(call) is not None:
+        return Trust.PLAIN
     target, name = call.args
     if not name.isidentifier() or is_dunder(name):
         return Trust.DANGEROUS
     if isinstance(target, Global) and target in _TENSOR_FUNCTIONS:
         return Trust.DANGEROUS if name in _READS_MEMORY or name.startswith("_") else Trust.PLAIN
-    owner = target.function if isinstance(target, Call) else target
+    owner = _maker(target) if isinstance(target, Call) else target
     if not isinstance(owner, Global):
         return Trust.DANGEROUS
     kind = kind_of(owner.module, owner.name)
@@ -378,9 +400,23 @@ def _attribute(call: Call, charge: Charge) -> Trust:
 
 
 def _partial(call: Call, charge: Charge) -> Trust:
-    """``partial(function)``, whose arguments are its state: nobody knows who calls it, and with what."""
-    is_named = len(call.args) == 1 and isinstance(call.args[0], Global)
-    return Trust.UNKNOWN if is_named else Trust.DANGEROUS
+    """``partial(function)``, whose arguments are its state: nobody knows who calls it, and with what.
+
+    The function may be an object: a module, a bound method, a tensor function.
+    """
+    made = call.args[0] if len(call.args) == 1 else None
+    if isinstance(made, Global):
+        return Trust.UNKNOWN
+    maker = _maker(made) if isinstance(made, Call) else None
+    if not isinstance(maker, Global):
+        return Trust.DANGEROUS
+    kind = kind_of(maker.module, maker.name)
+    return Trust.UNKNOWN if kind is None or kind in _GIVE_CALLABLES else Trust.DANGEROUS
+
+
+def _unvetted(call: Call, charge: Charge) -> Trust:
+    """A helper of a package that is given data, and classes of its kind: unknown, and so is what it makes."""
+    return _worst(Trust.UNKNOWN, _data(call, charge, ("value", UNVETTED)))
 
 
 def _paddle_eval(call: Call, charge: Charge) -> Trust:
@@ -430,6 +466,9 @@ _KINDS: dict[str, Callable[[Call, Charge], Trust]] = {
     "partial": _partial,
     "eval": _paddle_eval,
     "storage_bytes": _stored_bytes,
+    UNVETTED: _unvetted,
 }
-_GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial"}
+_GIVE_DATA = _KINDS.keys() - {"value", "name", "new", "instance", "wrapper", "attribute", "partial", UNVETTED}
 """The kinds of calls whose results call nothing of what they hold."""
+_GIVE_CALLABLES = frozenset({"attribute", "new", "partial"})
+"""The kinds of calls whose results a partial may stand for."""

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ckpttool.wire.calls import judge, takes_items, takes_pairs
+from ckpttool.wire.calls import dotted_name, judge, takes_items, takes_pairs
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
@@ -250,7 +250,9 @@ class Interpreter(Window):
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        module, name = modern(module, name)
+        self.grow(self._imported(*modern(module, name)))
+
+    def _imported(self, module: str, name: str) -> Global:
         found = self._globals.get((module, name))
         if found is None:
             found = self._globals[module, name] = Global(module, name)
@@ -258,7 +260,7 @@ class Interpreter(Window):
             kind = kind_of(module, name)
             if kind in CALLED_ONLY:
                 self.callers[found] = kind
-        self.grow(found)
+        return found
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
         """Push what a call makes, once it is judged: whatever becomes of the result, it was made."""
@@ -306,6 +308,8 @@ class Interpreter(Window):
         function, args = call.function, call.args
         if not isinstance(function, Global) or function.name not in _MAKE_PLAIN or call.kwargs:
             return call
+        if (dotted := dotted_name(call)) is not None:
+            return self._imported(*dotted)
         constructor = (function.module, function.name)
         if constructor in _MAPPINGS:
             mapped = self._mapping(function, args)
@@ -405,4 +409,6 @@ def _unknown(code: int) -> Operation:
 
 
 _OPERATIONS = [operation or _unknown(code) for code, operation in enumerate(TABLE)]
-_MAKE_PLAIN = frozenset(name for _, name in (*_MAPPINGS, *_COLLECTIONS, ("_codecs", "encode")))
+_MAKE_PLAIN = frozenset(
+    name for _, name in (*_MAPPINGS, *_COLLECTIONS, ("_codecs", "encode"), ("builtins", "getattr"))
+)

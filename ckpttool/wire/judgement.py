@@ -15,7 +15,7 @@ from ckpttool.wire.interpreter import Budget, Interpreter
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.trust import Trust, kind_of, modern, stranger
+from ckpttool.wire.trust import UNVETTED, Trust, kind_of, modern, stranger
 
 MAX_PICKLES = 10_000
 """The most pickles, one behind the other, that one file may hold."""
@@ -159,7 +159,8 @@ def _meaning(name: object) -> Trust:
     """Return what it means that loading imports a name, whatever is done with it then."""
     if not isinstance(name, Global):
         return Trust.DANGEROUS
-    return Trust.PLAIN if kind_of(name.module, name.name) else stranger(name.module, name.name)
+    is_stranger = kind_of(name.module, name.name) in (None, UNVETTED)
+    return stranger(name.module, name.name) if is_stranger else Trust.PLAIN
 
 
 # Storages within pickles --------------------------------------------------------------------------------

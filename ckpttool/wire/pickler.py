@@ -89,6 +89,17 @@ def pickle_into(
     _Pickling(write, storage_of, _shared(tree)).run(tree)
 
 
+def imported_by(tree: object) -> set[Global]:
+    """Return the names that the pickle of a tree would import; no value is read.
+
+    Raises:
+        Unsupported, ValueError: As ``pickle_into``.
+    """
+    pickling = _Pickling(lambda data: None, Storages(), _shared(tree))
+    pickling.run(tree, reads=False)
+    return {Global(name.module, name.name) for name in pickling.names}
+
+
 class _Pickling:
     """A pickle on its way: on a stack lies what is still to be written, of each node that was begun."""
 
@@ -103,7 +114,12 @@ class _Pickling:
         self._shared = shared
         self._memo: dict[object, int] = {}
 
-    def run(self, tree: object) -> None:
+    @property
+    def names(self) -> list[Named]:
+        """Return what was imported so far."""
+        return [key for key in self._memo if isinstance(key, Named)]
+
+    def run(self, tree: object, *, reads: bool = True) -> None:
         self._write(b"\x80\x02")
         todo: list[Iterator[Any]] = [iter([tree])]
         pieces = bytearray()
@@ -116,7 +132,7 @@ class _Pickling:
                     pieces += self._put(item.key)
                 elif kind is Streamed:
                     self._flush(pieces)
-                    for block in item.blocks():
+                    for block in item.blocks() if reads else ():
                         self._write(block)
                 else:
                     todo.append(iter(self._spelled(item)))

@@ -83,7 +83,15 @@ def fields(message: bytes | memoryview, path: str, where: str | None = None) -> 
     view = memoryview(message)
     at = 0
     try:
-        while at < len(view):
+        end = len(view)
+        while at < end:
+            if at + 1 < end and view[at] & 0x87 == BYTES and view[at] > 7 and view[at + 1] < 0x80:
+                key, start = view[at], at + 2  # as nearly all are
+                at = start + view[at + 1]
+                if at <= end:
+                    yield Field(key >> 3, BYTES, view[start:at], start)
+                    continue
+                at = start - 2
             key, at = varint(view, at)
             field = _field(view, key >> 3, key & 7, at)
             yield field

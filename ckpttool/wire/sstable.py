@@ -13,10 +13,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckpttool.errors import DamagedCheckpoint, LimitExceeded, MissingPackage, Truncated
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
 from ckpttool.wire.crc import crc32c, unmasked
 from ckpttool.wire.protobuf import varint
 from ckpttool.wire.readable import MAX_READ
+from ckpttool.wire.snappy import decompress, decompressed_size, first_bytes
 from ckpttool.wire.source import Source
 
 MAGIC = bytes.fromhex("57fb808b247547db")
@@ -63,6 +64,7 @@ class Table:
         """
         self._source = source
         self.path = source.path
+        self._decompressed: tuple[Handle, memoryview] | None = None
         metaindex, index = self._footer()
         self.blocks = [
             (entry.key, self._handle(bytes(entry.value), "index block"))
@@ -160,6 +162,8 @@ class Table:
         return unmasked(_U32.unpack(data)[0])
 
     def _contents(self, handle: Handle, where: str) -> memoryview:
+        if self._decompressed is not None and self._decompressed[0] == handle:
+            return self._decompressed[1]  # the one before, in which the next key is looked for, too
         if handle.nbytes > MAX_READ - TRAILER_BYTES:
             found = f"a block of {handle.nbytes:,} bytes"
             raise LimitExceeded(self.path, found, expected=f"at most {MAX_READ:,}", where=where)
@@ -172,7 +176,11 @@ class Table:
         kind, body = data[handle.nbytes], memoryview(data)[: handle.nbytes]
         if kind not in (_PLAIN, _SNAPPY):
             raise self._damaged(f"compression type {kind}", where, "0 or 1")
-        return body if kind == _PLAIN else _inflated(body, self.path, where)
+        if kind == _PLAIN:
+            return body
+        contents = _decompressed(body, self.path, where)
+        self._decompressed = handle, contents
+        return contents
 
     def _entries(self, handle: Handle, where: str, before: bytes | None) -> Iterator[Entry]:
         """Yield a block's entries; ``before`` is the key in front of them, None for none."""
@@ -230,23 +238,24 @@ def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
     return number, end
 
 
-def _inflated(body: memoryview, path: str, where: str) -> memoryview:
+def begins_with_empty_key(head: bytes) -> bool:
+    """Tell whether a table with these first bytes may begin with the empty key, compressed or not."""
+    return any(start[:2] == b"\0\0" for start in (head, first_bytes(head)))
+
+
+def _decompressed(body: memoryview, path: str, where: str) -> memoryview:
     """Return a block that Snappy compressed.
 
     Raises:
         DamagedCheckpoint: It can't be decompressed.
-        MissingPackage: The package for it is not installed.
+        LimitExceeded: It says that it makes more than may be read at once.
     """
     try:
-        import cramjam
-    except ImportError as failure:
-        found = "a block compressed with Snappy"
-        raise MissingPackage(path, found, expected="pip install cramjam", where=where) from failure
-    try:
-        length, _ = varint(body, 0)
-        if length > MAX_READ:
-            raise LimitExceeded(path, f"a block of {length:,} bytes", expected=f"at most {MAX_READ:,}")
-        return memoryview(bytes(cramjam.snappy.decompress_raw(bytes(body))))
-    except (ValueError, cramjam.DecompressionError) as failure:
+        size = decompressed_size(body)
+        if size > MAX_READ:
+            found = f"a block of {size:,} bytes"
+            raise LimitExceeded(path, found, expected=f"at most {MAX_READ:,}", where=where)
+        return memoryview(decompress(body))
+    except ValueError as failure:
         found = f"a block that can't be decompressed: {failure}"
         raise DamagedCheckpoint(path, found, where=where, code="table-damaged") from failure

@@ -36,6 +36,8 @@ CALLED_ONLY = frozenset(
     {"eval", "attribute", "instance", "latin1", "none_type", "partial", "reconstructor", "storage_bytes"}
 )
 """The kinds of names that honest pickles call, with the very arguments of these calls, and never keep."""
+UNVETTED = "unvetted"
+"""The kind of names of packages that honest pickles call with data, and at whose code nobody looked."""
 NEVER_AN_ARGUMENT = CALLED_ONLY - {"instance"}
 """Those that no tuple of arguments holds, as that of ``_reconstructor`` holds a class."""
 
@@ -70,15 +72,15 @@ def trust(module: str, name: str) -> Trust:
     """
     module, name = modern(module, name)
     kind = kind_of(module, name)
-    if kind is not None:
-        return Trust.DANGEROUS if kind in CALLED_ONLY else Trust.PLAIN
-    return stranger(module, name)
+    if kind in CALLED_ONLY:
+        return Trust.DANGEROUS
+    return stranger(module, name) if kind in (None, UNVETTED) else Trust.PLAIN
 
 
 def is_made(module: str, name: str) -> bool:
     """Tell whether an object that `name` makes may be carried elsewhere, its arguments permitting."""
     kind = kind_of(module, name)
-    return kind is not None and kind not in NEVER_AN_ARGUMENT
+    return kind not in (None, UNVETTED) and kind not in NEVER_AN_ARGUMENT
 
 
 @lru_cache(1 << 12)
@@ -156,6 +158,13 @@ def _allowed() -> tuple[dict[Global, str], list[tuple[str, str]]]:
             for name in names:
                 exact.setdefault((module, name), kind)
     return exact, families
+
+
+@cache
+def admitted_by_weights_only() -> frozenset[Global]:
+    """Return the globals that ``torch.load(weights_only=True)`` admits unless it is told of more."""
+    rows = (row.split() for row in _lines("weights_only.txt"))
+    return frozenset((module, name) for module, *names in rows for name in names)
 
 
 @cache

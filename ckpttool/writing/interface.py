@@ -48,6 +48,14 @@ class Writer(ABC):
         """Yield what will not come back from this format, as (path, why): nothing, for most."""
         return iter(())
 
+    def strangers(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
+        """Return the names that the format's loader admits only where its caller asks: none, for most.
+
+        Raises:
+            Unsupported: The content can't be written.
+        """
+        return ()
+
     def named(self, tensor: Tensor) -> str:
         """Return the name that a reader gives to a tensor of the content: its own, for most."""
         return tensor.name

@@ -9,10 +9,13 @@ import os
 from collections.abc import Iterator
 from typing import ClassVar
 
+from ckpttool.errors import Unsupported
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.objects import dropped
 from ckpttool.tensor import Tensor
+from ckpttool.wire.pickler import imported_by
 from ckpttool.wire.staged import Staged
+from ckpttool.wire.trust import admitted_by_weights_only
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
@@ -50,6 +53,16 @@ class Pytorch(Writer):
                 yield from _too_many(name, tensors)
         else:
             yield from _too_many("", content.owned)
+
+    def strangers(self, content: Content, options: WriteOptions) -> tuple[str, ...]:
+        if options.shard_size is not None or content.tree is None:
+            return ()
+        try:
+            names = imported_by(content.tree)
+        except ValueError as failure:
+            raise Unsupported(options.name, str(failure), where="data.pkl") from failure
+        admitted = admitted_by_weights_only()
+        return tuple(sorted(str(one) for one in names if (one.module, one.name) not in admitted))
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
         if options.shard_size is not None:

@@ -19,12 +19,14 @@ from ckpttool.formats.savedmodel.graph import read_model
 from ckpttool.formats.savedmodel.pbtext import encode
 from ckpttool.formats.savedmodel.types import type_name
 from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.formats.savedmodel.wiring import Wires
+from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.testing import read_truth
 from ckpttool.wire.farmhash import fingerprint64
-from ckpttool.wire.source import Buffer
+from ckpttool.wire.source import Buffer, Source
 from tests.formats import savedmodel_messages as pb
 
 
@@ -677,3 +679,30 @@ def test_the_model_itself_leads_to_its_directory(models: Path) -> None:
     unit = unit_at(str(models / "module" / "saved_model.pb"))
     assert unit is not None
     assert (unit.path, unit.members) == (str(models / "module"), ("module",))
+
+
+def test_a_large_graph_is_walked_once_and_not_digested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its nodes say few different things of themselves, which are taken apart once."""
+    nodes = [
+        pb.node(f"n{at}", "AddV2")
+        + pb.taking("x", f"n{max(at - 1, 0)}")
+        + pb.attribute("T", pb.number(6, 1))
+        + pb.attribute("_output_shapes", pb.part(1, pb.part(7, pb.number(3, 1))))
+        for at in range(1000)
+    ]
+    path = pb.written(
+        tmp_path / "model", pb.model(pb.meta_graph(pb.graph(pb.node("x", "Placeholder"), *nodes)))
+    )
+    digested = []
+    monkeypatch.setattr(Wires, "digests", lambda wires, *others: digested.append(wires) or {})
+    with Source(path / "saved_model.pb") as source:
+        message = message_in(source)
+        (read,) = read_model(message).graphs
+    assert read.ops == {"AddV2": 1000, "Placeholder": 1}
+    assert message.window.fields < 7.5 * len(nodes)  # the node, its name, its op, two inputs, two attributes
+    inspected = inspect(str(path))
+    assert not digested
+    assert inspected.checkpoint.metadata["meta_graphs"]
+    assert digested

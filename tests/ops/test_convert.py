@@ -8,8 +8,11 @@ import stat
 import subprocess
 import sys
 import textwrap
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import pytest
@@ -26,6 +29,7 @@ from ckpttool.ops.planning import content_of
 from ckpttool.ops.written import mismatches
 from ckpttool.tensor import Role
 from ckpttool.writing import writer_of
+from tests.conftest import Run
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())
 
@@ -512,3 +516,48 @@ def test_what_a_format_says_in_its_own_way_is_no_mismatch(
 
 def test_more_may_be_said(tied: Path) -> None:
     assert seen(tied, training=TrainingState(epoch=3, step=9), native={"keras.config": b"{}"}) == []
+
+
+LOADS_ALONE = {
+    "values": [1, 1 << 100, 1.5, 1j, b"x", bytearray(b"y"), {1, 2}, None, "ü"],
+    "containers": [OrderedDict(a=1), Counter("aa"), (1, (2,)), {"a": {"b": [1]}}],
+    "torch": [torch.Size([1]), torch.device("cpu"), torch.float16, torch.strided],
+    "tensors": [torch.nn.Parameter(torch.ones(1)), torch.ones(1).to(torch.float8_e4m3fn)],
+}
+NEEDS_TRUST = {
+    "args": (Namespace(lr=0.1), {"argparse.Namespace"}),
+    "default": (defaultdict(list, a=[1]), {"builtins.list", "collections.defaultdict"}),
+    "frozen": (frozenset({1}), {"builtins.frozenset"}),
+    "path": (Path("a"), {"pathlib.PosixPath"}),
+    "module": ([torch.nn.functional.relu], {"torch.nn.functional.relu"}),
+}
+
+
+@pytest.mark.parametrize("name", [*LOADS_ALONE, *NEEDS_TRUST])
+def test_what_a_loader_has_to_be_told_is_said(tmp_path: Path, name: str, run: Run) -> None:
+    value, names = (LOADS_ALONE[name], set()) if name in LOADS_ALONE else NEEDS_TRUST[name]
+    source, target = tmp_path / "a.pth", tmp_path / "b.pth"
+    torch.save({"w": torch.ones(2), "value": value}, source)
+    notes = json.loads(run("convert", source, target, "--json").out)["notes"]
+    said = [note for note in notes if "weights_only=False" in note]
+    if name in LOADS_ALONE:
+        assert not said
+        torch.load(target, weights_only=True)
+        assert run("convert", source, tmp_path / "c.pth", "--strict").status == 0
+        return
+    (note,) = said
+    assert set(note.rpartition(": ")[2].split(", ")) == names
+    with pytest.raises(UnpicklingError):
+        torch.load(target, weights_only=True)
+    answer = run("convert", source, tmp_path / "c.pth", "--strict")
+    assert answer.status == 2
+    assert note in answer.err
+    assert not (tmp_path / "c.pth").exists()
+
+
+def test_what_only_arrays_of_numpy_need_is_said_before_anything_is_written(tmp_path: Path, run: Run) -> None:
+    torch.save({"w": torch.ones(2), "array": np.arange(3.0)}, tmp_path / "a.pth")
+    answer = run("convert", tmp_path / "a.pth", tmp_path / "b.pth", "--dry-run")
+    assert "weights_only=False" in answer.out
+    assert "numpy" in answer.out
+    assert run("convert", tmp_path / "a.pth", tmp_path / "b.safetensors", "--strict").status == 0

@@ -6,6 +6,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import functools
 import io
 import pathlib
 import pickle
@@ -120,6 +121,7 @@ def torch_values() -> dict[str, Any]:
         "schedulers": [scheduler, torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)],
         "scaler": torch.amp.GradScaler("cpu"),
         "attributes": _with_attributes(),
+        "initialisers": {"weight": torch.nn.init.xavier_uniform_, "bias": torch.nn.init.zeros_},
         "views": {"a": shared, "b": shared[2:], "c": torch.nn.Parameter(shared[:2].clone())},
         "dtypes": [torch.zeros(2, dtype=kind) for kind in (torch.bfloat16, torch.int8, torch.cfloat)],
         "sizes": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.strided],
@@ -149,6 +151,27 @@ def _with_attributes() -> list[Any]:
     parameter.activation = torch.relu
     tensor.label = {"name": "a"}
     return [parameter, tensor]
+
+
+def partial_values() -> dict[str, Any]:
+    """Return what nobody can know to be harmless, and honest runs keep: Hydra and Lightning among others."""
+    import torch
+    from torch import nn
+
+    net, partial = nn.Linear(2, 2), functools.partial
+    norm = nn.Linear(2, 2)
+    norm.norm_layer = partial(nn.LayerNorm, eps=1e-6)
+    return {
+        "class": {"optimizer": partial(torch.optim.AdamW, lr=1e-3, betas=(0.9, 0.99))},
+        "scheduler": {
+            "hyper_parameters": {"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=3)}
+        },
+        "function": partial(nn.functional.gelu, approximate="tanh"),
+        "initialiser": [partial(nn.init.trunc_normal_, std=0.02), partial(torch.zeros, 3)],
+        "object": [partial(nn.ReLU()), partial(net.forward), partial(partial(nn.Linear, 4), 5)],
+        "default": collections.defaultdict(partial(collections.deque, maxlen=20), {"loss": [1.0]}),
+        "attribute": norm,
+    }
 
 
 def write(directory: Path) -> Iterator[Path]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 
-from tests.security.honest import write
+from tests.security.honest import partial_values, write
 from tests.security.test_hostile_corpus import command, lines
 
 
@@ -20,6 +21,35 @@ def test_no_honest_file_raises_an_alarm(tmp_path: Path) -> None:
         if [one["safety"] for one in found if isinstance(one, dict)] != ["safe"]:
             wrong.append(f"{path.name}: {found}"[:300])
     assert not wrong, lines(wrong)
+
+
+@pytest.mark.framework
+def test_partials_are_unknown_and_no_alarm(tmp_path: Path) -> None:
+    import torch
+
+    for name, value in partial_values().items():
+        for protocol in (2, 4):
+            torch.save(value, tmp_path / f"{name}-{protocol}.pth", pickle_protocol=protocol)
+            for at in (0, 2):
+                (tmp_path / f"{name}-{at}.pkl").write_bytes(pickle.dumps(value, at))
+    assert safeties(tmp_path) == {"unknown"}
+
+
+def test_samples_of_packages_are_unknown_and_no_alarm() -> None:
+    """They were written by scikit-learn 1.9.1, gymnasium 1.4.0, gym 0.23.1 and torchao 0.18.0."""
+    samples = Path(__file__).with_name("samples")
+    assert len(list(samples.iterdir())) == 24
+    assert safeties(samples) == {"unknown"}
+
+
+def safeties(directory: Path) -> set[str]:
+    files = sorted(directory.iterdir())
+    _, out, _ = command("verify", "--json", *files)
+    found = json.loads(out)["checkpoints"]
+    assert len(found) == len(files)
+    alarms = [f"{one['path']}: {one['findings']}"[:300] for one in found if one["safety"] == "unsafe"]
+    assert not alarms, lines(alarms)
+    return {one["safety"] for one in found}
 
 
 UNSAFE_FIXTURES = {"hostile", "hdf5-hostile", "keras-unsafe"}

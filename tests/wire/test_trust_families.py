@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckpttool.wire.trust import _allowed, kind_of, modern
+from ckpttool.wire.trust import _allowed, admitted_by_weights_only, kind_of, modern
 
 REVIEWED_NEW = {
     "abc.ABCMeta": "a metaclass: it refuses to be made without arguments",
@@ -98,6 +98,8 @@ def test_what_pytorch_loads_with_weights_only_is_on_the_list() -> None:
     names = (dotted.rpartition(".") for dotted in _get_allowed_globals())
     missing = {f"{module}.{name}" for module, _, name in names if kind_of(*modern(module, name)) is None}
     assert missing == set()
+    allowed = {tuple(dotted.rpartition(".")[::2]) for dotted in _get_allowed_globals()}
+    assert admitted_by_weights_only() == allowed
 
 
 def is_dtype(value: object) -> bool:

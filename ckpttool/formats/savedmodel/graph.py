@@ -26,7 +26,7 @@ from ckpttool.formats.savedmodel.saver import (
 from ckpttool.formats.savedmodel.signatures import entry_of, signature_of
 from ckpttool.formats.savedmodel.values import HARMLESS, Body, function_body, graph_body
 from ckpttool.formats.savedmodel.walk import Message
-from ckpttool.formats.savedmodel.wiring import Attribute, Unread, Wires, Wiring, attribute_of
+from ckpttool.formats.savedmodel.wiring import Attribute, Node, Unread, Wires, Wiring, attribute_of
 
 MAX_GRAPHS = 1000
 """The most meta graphs; two bytes make one, and savers write one for each set of tags."""
@@ -38,7 +38,8 @@ FROM_ASSETS = "InitializeTableFromTextFile"
 _ASSETS = "saved_model_assets"
 """The collection that has the assets where TensorFlow 1 wrote the model."""
 _INIT_COLLECTIONS = frozenset({"saved_model_main_op", "legacy_init_op"})
-_VALUE = "value"
+_REPEATED, _REPEATED_BYTES = 1 << 14, 256
+"""How many attributes are remembered, and of how many bytes, so that their likes need not be taken apart."""
 _UNNAMED = "without a name"
 
 
@@ -55,13 +56,14 @@ class MetaGraph:
         called: Functions that are referred to, with the function, ``""`` for the graph, that does so first.
         constant_bytes: Size of the values of constants, in the graph and in all functions.
         objects: The nodes of the object graph, which TensorFlow 1 doesn't write.
-        bodies: What functions compute, each by itself, and the functions that they call.
+        bodies: The nodes of each function.
         initial: Nodes that initialise the model.
         fed: Nodes that assets are given to, with these.
         listed: The assets in the collection of TensorFlow 1, which count where no others are told.
         tables: Nodes of the graph that fill a table from a file: op, name, and the node that names the file.
         filling: Functions that fill a table from the file that their caller names.
         unread: How many bytes of constants were not looked at.
+        attributes: Short attributes of nodes that were met, by their bytes.
     """
 
     tags: list[str] = field(default_factory=list)
@@ -81,13 +83,14 @@ class MetaGraph:
     called: dict[str, str] = field(default_factory=dict)
     objects: list[Object] | None = None
     wires: Wires = field(default_factory=Wires)
-    bodies: dict[str, tuple[bytes, list[str]]] = field(default_factory=dict)
+    bodies: dict[str, Wires] = field(default_factory=dict)
     initial: list[str] = field(default_factory=list)
     fed: dict[str, str] = field(default_factory=dict)
     listed: list[Message] = field(default_factory=list)
     tables: list[tuple[str, str, str]] = field(default_factory=list)
     filling: set[str] = field(default_factory=set)
     unread: Unread = field(default_factory=Unread)
+    attributes: dict[bytes, Attribute] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         """Return it as plain data."""
@@ -141,6 +144,7 @@ def _meta_graph(message: Message) -> MetaGraph:
     for number, _, part in message.fields():
         if number in _PARTS:
             _PARTS[number](graph, part)
+    graph.attributes.clear()
     for part in () if graph.assets else graph.listed:
         _asset(graph, part)
     assets = {name.partition(":")[0] for name in graph.fed}
@@ -231,7 +235,7 @@ def _function(graph: MetaGraph, message: Message) -> None:
             nodes.append(part)
     for part in nodes:
         _node(graph, part, name or _UNNAMED, body, links, wires)
-    graph.bodies[name or _UNNAMED] = wires.of_body(), wires.calls
+    graph.bodies[name or _UNNAMED] = wires
     _broken(graph, name or _UNNAMED, links)
 
 
@@ -269,30 +273,20 @@ def _arguments(links: Links, signature: Message, wires: Wires) -> None:
 
 
 def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links, wires: Wires) -> None:
-    name, op = "", ""
-    attributes, inputs = [], []
-    for number, _, part in message.fields():
-        if number == 1:
-            name = part.text()
-        elif number == 2:
-            op = part.text()
-        elif number == 3:
-            inputs.append(part.text())
-            links.take(inputs[-1])
-        elif number == 5:
-            attributes.append(part)
+    name, op, inputs, told = _taken_apart(graph, message)
+    for reference in inputs:
+        links.take(reference)
     links.node(name, op)
     graph.ops[op] += 1
     if op == "Const":
-        graph.constant_bytes += sum(map(_value_bytes, attributes))
+        graph.constant_bytes += sum(one.value_bytes for one in told)
     if len(graph.ops) > MAX_OPS:
         path = message.window.source.path
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
         graph.saver.node(name, inputs)
-    told = [attribute_of(attribute, functions_in(attribute)) for attribute in attributes]
-    wires.node(name, op, inputs, told, graph.unread)
-    _calls(graph, name, op, function, told)
+    wires.nodes[hash(name)] = Node(op or _UNNAMED, inputs, told)
+    _calls(graph, message, name, op, function, told)
     if op in SAVER_OPS:
         message.window.keep(len(name))
         graph.saver.touch(SaverOp(op, name, function))
@@ -304,21 +298,52 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
 
 
-def _calls(graph: MetaGraph, name: str, op: str, function: str, attributes: list[Attribute]) -> None:
+def _taken_apart(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
+    """Return a node's name, its op, what it takes, and its attributes."""
+    texts: dict[int, str] = {}
+    inputs, attributes = [], []
+    parts = message.short_parts()
+    for number, start, data in parts or ():
+        if number == 3:
+            inputs.append(data.decode("utf-8", "backslashreplace"))
+        elif number == 5:
+            attributes.append(_attribute(graph, message, start, data))
+        elif number < 3:
+            texts[number] = data.decode("utf-8", "backslashreplace")
+    for number, _, part in message.fields() if parts is None else ():
+        if number == 3:
+            inputs.append(part.text())
+        elif number == 5:
+            attributes.append(attribute_of(part, functions_in(part), graph.unread))
+        elif number < 3:
+            texts[number] = part.text()
+    return texts.get(1, ""), texts.get(2, ""), inputs, attributes
+
+
+def _attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attribute:
+    """Return an attribute; a graph says few different things of its many nodes."""
+    known = graph.attributes.get(data)
+    if known is not None:
+        return known
+    message = Message(node.window, start, start + len(data), node.depth + 1)
+    attribute = attribute_of(message, functions_in(message), graph.unread)
+    if len(data) <= _REPEATED_BYTES and len(graph.attributes) < _REPEATED:
+        graph.attributes[data] = attribute
+    return attribute
+
+
+def _calls(
+    graph: MetaGraph, message: Message, name: str, op: str, function: str, attributes: list[Attribute]
+) -> None:
     """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
-    called = {one for attribute in attributes for one in attribute.functions}
+    called = {one for attribute in attributes if attribute.functions for one in attribute.functions}
+    if not called and op in known_ops():
+        return
     for one in called - graph.called.keys():
-        attributes[0].message.window.keep(len(one))
+        message.window.keep(len(one))
         graph.called[one] = function
     for one in called if op in known_ops() else called | {op}:
         graph.saver.call(name, function, one)
-
-
-def _value_bytes(attribute: Message) -> int:
-    """Return the size of a constant's value, in bytes; none of its other attributes."""
-    parts = {number: part for number, _, part in attribute.fields()}
-    is_value = 1 in parts and parts[1].nbytes == len(_VALUE) and parts[1].text() == _VALUE
-    return parts[2].nbytes if is_value and 2 in parts else 0
 
 
 def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: bool) -> None:

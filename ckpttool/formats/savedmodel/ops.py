@@ -31,8 +31,8 @@ def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
         finding = _judged(graph, op, is_harmless, where)
         if finding is not None:
             yield finding
-    called = {name for _, calls in graph.bodies.values() for name in calls}
-    for name in sorted(graph.filling & called):
+    bodies = graph.bodies.values() if graph.filling else ()
+    for name in sorted(graph.filling & {name for body in bodies for name in body.calls()}):
         message = "it fills a table from a file that another function names, which may be any"
         yield warning("not-scanned", message, _body(name))
     foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)

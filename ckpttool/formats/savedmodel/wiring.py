@@ -26,7 +26,8 @@ _LONG = 1 << 12
 _CHUNK = 1 << 20
 _SHARED, _VARIABLE = b"shared_name", "VarHandleOp"
 _AROUND = frozenset({_SHARED, b"debug_name", b"config_proto", b"container", b"executor_type"})
-"""Attributes that say how something is called or run, and not what is computed; so do those with ``_``."""
+"""Those attributes; so are all that begin with ``_``."""
+_VALUE = b"value"
 _CYCLE, _UNKNOWN = b"in a cycle", b"unknown"
 
 Digests = Mapping[str, bytes]
@@ -34,11 +35,20 @@ Signature = Mapping[str, Any]
 
 
 class Node(NamedTuple):
-    """A node: a digest of its op and attributes, what it takes, and the functions that it calls."""
+    """A node of a body, as it was met; an argument of a function has no op.
 
-    local: bytes
-    inputs: tuple[tuple[int, bytes], ...]
-    calls: tuple[str, ...]
+    It is digested when somebody asks what the model computes: neither ``inspect`` nor ``verify`` does,
+    and the digests would take half of their time.
+    """
+
+    op: str
+    inputs: Sequence[str] = ()
+    attributes: Sequence[Attribute] = ()
+
+    def calls(self) -> list[str]:
+        """Return the functions that it calls."""
+        calling = [one for one in self.attributes if one.functions]
+        return [function for one in sorted(calling, key=_key_of) for function in one.functions]
 
 
 @dataclass(slots=True)
@@ -48,6 +58,16 @@ class Unread:
     read: int = 0
     skipped: int = 0
 
+    def said(self, message: Message, key: bytes) -> bytes:
+        """Return an attribute's bytes where they are few, else its name, its size and a checksum."""
+        if message.nbytes <= _LONG:
+            return message.data(_LONG)
+        if self.read + message.nbytes > MAX_READ:
+            self.skipped += message.nbytes
+            return key + b"%d" % message.nbytes
+        self.read += message.nbytes
+        return key + b"%d %d" % (message.nbytes, _crc(message))
+
 
 @dataclass(slots=True)
 class Wires:
@@ -56,28 +76,14 @@ class Wires:
     nodes: dict[int, Node] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
-    _shared: Counter[str] = field(default_factory=Counter)
 
     def argument(self, name: str) -> None:
         """Take in an argument of a function."""
-        self.nodes[hash(name)] = Node(_digest(b"argument", len(self.nodes)), (), ())
+        self.nodes[hash(name)] = Node("", (str(len(self.nodes)),))
 
-    def node(
-        self, name: str, op: str, inputs: Iterable[str], attributes: Sequence[Attribute], unread: Unread
-    ) -> None:
-        """Take in a node; of its attributes, what says what it computes."""
-        said = sorted(one.said(unread) for one in attributes if not one.is_around)
-        shared = next((one for one in attributes if one.key == _SHARED), None)
-        if shared is not None:
-            self._shared[op] += 1
-            said.append(shared.said(unread) if op == _VARIABLE else b"%d" % self._shared[op])
-        calls = tuple(function for one in _by_key(attributes) for function in one.functions)
-        self.nodes[hash(name)] = Node(_digest(op.encode(), *said), tuple(map(_reference, inputs)), calls)
-
-    @property
     def calls(self) -> list[str]:
         """Return the functions that are called, in the order of the nodes."""
-        return [name for node in self.nodes.values() for name in node.calls]
+        return [name for node in self.nodes.values() for name in node.calls()]
 
     def of_body(self) -> bytes:
         """Return a digest of a function, without that of the functions that it calls."""
@@ -94,60 +100,76 @@ class Wires:
             known: Digests of nodes for which something else stands.
         """
         found = dict(known)
-        pending = [*self.nodes]
+        own = self._own_digests()
+        pending = [*reversed(self.nodes)]  # what a node takes lies before it, as a rule
         entered: set[int] = set()
         while pending:
             at = pending[-1]
-            node = self.nodes.get(at)
-            if at in found or node is None:
+            if at in found or at not in own:
                 pending.pop()
                 found.setdefault(at, _UNKNOWN)
                 continue
-            missing = [one for one, _ in node.inputs if one not in found and one not in entered]
+            local, inputs, calls = own[at]
+            missing = [one for one, _ in inputs if one not in found and one not in entered]
             if missing and at not in entered:
                 entered.add(at)
                 pending += missing
                 continue
             pending.pop()
-            taken = (found.get(one, _CYCLE) + rest for one, rest in node.inputs)
-            called = (functions.get(name, _UNKNOWN) for name in node.calls)
-            found[at] = _digest(node.local, *taken, *called)
+            taken = [found.get(one, _CYCLE) + rest for one, rest in inputs]
+            called = [functions.get(name, _UNKNOWN) for name in calls]
+            found[at] = _digest(local, *taken, *called)
         return found
+
+    def _own_digests(self) -> dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]]:
+        """Return of each node a digest of its op and attributes, what it takes, and what it calls."""
+        own: dict[int, tuple[bytes, list[tuple[int, bytes]], list[str]]] = {}
+        shared: Counter[str] = Counter()
+        for at, node in self.nodes.items():
+            if not node.op:
+                own[at] = _digest(b"argument", *map(str.encode, node.inputs)), [], []
+                continue
+            said = sorted([one.said for one in node.attributes if not one.is_around])
+            for name in [one.said for one in node.attributes if one.key == _SHARED][:1]:
+                shared[node.op] += 1
+                said.append(name if node.op == _VARIABLE else b"%d" % shared[node.op])
+            own[at] = _digest(node.op.encode(), *said), [*map(_reference, node.inputs)], node.calls()
+        return own
 
 
 class Attribute(NamedTuple):
-    """An attribute of a node: its name, the functions that its value refers to, and the message."""
+    """An attribute of a node.
+
+    Attributes:
+        key: Its name.
+        functions: Those that its value refers to.
+        is_around: Whether it says how something is called or run, and not what is computed.
+        value_bytes: The size of its value, where it is the value of a constant.
+        said: What it says, its functions left out.
+    """
 
     key: bytes
     functions: tuple[str, ...]
-    message: Message
-
-    @property
-    def is_around(self) -> bool:
-        return self.key in _AROUND or self.key.startswith(b"_")
-
-    def said(self, unread: Unread) -> bytes:
-        """Return its name, and its value or the value's checksum; not what functions are called."""
-        if self.functions:
-            return self.key
-        message = self.message
-        if message.nbytes <= _LONG:
-            return message.data(_LONG)
-        if unread.read + message.nbytes > MAX_READ:
-            unread.skipped += message.nbytes
-            return self.key + b"%d" % message.nbytes
-        unread.read += message.nbytes
-        return self.key + b"%d %d" % (message.nbytes, _crc(message))
+    is_around: bool
+    value_bytes: int
+    said: bytes
 
 
-def attribute_of(message: Message, functions: Iterable[str]) -> Attribute:
+def attribute_of(message: Message, functions: Iterable[str], unread: Unread) -> Attribute:
     """Return an attribute, an entry of a map."""
-    key = next((part.data(MAX_NAME) for number, _, part in message.fields() if number == 1), b"")
-    return Attribute(key, tuple(functions), message)
+    parts = [(number, part) for number, _, part in message.fields()]
+    key = next((part.data(MAX_NAME) for number, part in parts if number == 1), b"")
+    last = dict(parts)
+    is_value = 1 in last and last[1].nbytes == len(_VALUE) and last[1].data(MAX_NAME) == _VALUE
+    value_bytes = last[2].nbytes if is_value and 2 in last else 0
+    is_around = key in _AROUND or key.startswith(b"_")
+    called = tuple(functions)
+    said = key if called or (is_around and key != _SHARED) else unread.said(message, key)
+    return Attribute(key, called, is_around, value_bytes, said)
 
 
-def _by_key(attributes: Iterable[Attribute]) -> list[Attribute]:
-    return sorted(attributes, key=lambda one: one.key)
+def _key_of(attribute: Attribute) -> bytes:
+    return attribute.key
 
 
 def _crc(message: Message) -> int:
@@ -185,7 +207,7 @@ class Wiring(NamedTuple):
 
     Attributes:
         wires: The nodes of the graph.
-        bodies: Of each function the digest of its body, and the functions that it calls.
+        bodies: The nodes of each function.
         own_nodes: The nodes that serve the saver alone, as the hashes of their names.
         own_functions: The functions that serve the saver alone.
         assets: Names of files, by the nodes that they are given to.
@@ -193,7 +215,7 @@ class Wiring(NamedTuple):
     """
 
     wires: Wires
-    bodies: Mapping[str, tuple[bytes, Sequence[str]]]
+    bodies: Mapping[str, Wires]
     own_nodes: Collection[int]
     own_functions: Collection[str]
     assets: Mapping[str, str]
@@ -206,7 +228,7 @@ class Wiring(NamedTuple):
             signatures: By their names.
             initial: The nodes that initialise it.
         """
-        functions = of_functions(self.bodies)
+        functions = of_functions({name: (one.of_body(), one.calls()) for name, one in self.bodies.items()})
         assets = {_reference(node)[0]: _digest(b"asset", name.encode()) for node, name in self.assets.items()}
         graph = self.wires.digests(functions, assets)
         bodies = [one for name, one in functions.items() if name not in self.own_functions]
@@ -253,10 +275,6 @@ def _taken(digests: Mapping[int, bytes], text: str) -> bytes:
     return digests.get(at, _UNKNOWN) + output
 
 
-def _digest(*parts: bytes | int) -> bytes:
-    made = blake2b(digest_size=12)
-    for part in parts:
-        data = b"%d" % part if isinstance(part, int) else part
-        made.update(len(data).to_bytes(4, "little"))
-        made.update(data)
-    return made.digest()
+def _digest(*parts: bytes) -> bytes:
+    stream = b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+    return blake2b(stream, digest_size=12).digest()

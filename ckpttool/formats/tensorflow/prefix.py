@@ -12,7 +12,7 @@ from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
 from ckpttool.wire.regular import open_regular
 from ckpttool.wire.source import Source
-from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC
+from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 
 INDEX, META = ".index", ".meta"
 DATA = re.compile(r"(?P<prefix>.+)\.data-(?P<shard>\d{5})-of-(?P<shards>\d{5})", re.DOTALL)
@@ -22,7 +22,7 @@ PART = re.compile(r"(?:.+\.)?part-\d{5}-of-\d{5}", re.DOTALL)
 OLD_SHARD = re.compile(r"(?P<prefix>.+)-(?P<shard>\d{5}|\?{5})-of-(?P<shards>\d{5})", re.DOTALL)
 """A shard of a checkpoint of the first version; with question marks, all of them, as TensorFlow names it."""
 _STEP = re.compile(r".+-\d+", re.DOTALL)
-_HEAD = 6
+_HEAD, _START = 6, 16
 _FOREIGN = (b"PK", b"\x80", b"\x89HDF", b"{", b"\x93NUM")
 """How files begin that are other checkpoints, whatever the state file calls them."""
 
@@ -51,7 +51,7 @@ def is_table_source(source: Source) -> bool:
     if source.size < FOOTER_BYTES:
         return False
     is_ended = source.read(source.size - len(MAGIC), len(MAGIC)) == MAGIC
-    return is_ended and source.read(0, 2) == b"\0\0"
+    return is_ended and begins_with_empty_key(source.read(0, _START))
 
 
 def parts_by_prefix(names: Iterable[str]) -> dict[str, list[str]]:
