@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli import asking
 from ckpttool.formats import open_checkpoint
 
 
@@ -162,9 +163,9 @@ def test_series_are_pruned_each_for_itself(run, series: Path) -> None:
 
 def test_it_descends_only_where_asked(run, series: Path) -> None:
     assert run("prune", ".", "--keep", 2) == (
-        0,
+        1,
         "",
-        "the current directory: no checkpoint in it; 10 below (-r descends)\n",
+        "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n",
     )
     assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
@@ -173,10 +174,14 @@ def test_it_descends_only_where_asked(run, series: Path) -> None:
 @pytest.mark.parametrize("option", ["-q", "--json"])
 def test_it_is_never_quiet_about_what_lies_below(run, series: Path, option: str) -> None:
     answer = run("prune", ".", "--keep", 2, option)
-    warning = "ckpttool: warning: .: no checkpoint in it; 10 below (-r descends)\n"
-    assert (answer.status, answer.err) == (0, warning)
+    error = "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n"
+    assert (answer.status, answer.err) == (1, error)
+    if option == "--json":
+        (told,) = json.loads(answer.out)["errors"]
+        assert told == {"path": ".", "message": "no checkpoint in it; 10 below (-r descends)"}
     Path("empty").mkdir()
-    assert run("prune", "empty", "--keep", 2, option).err == ""
+    answer = run("prune", "empty", "--keep", 2, option)
+    assert (answer.status, answer.err) == (0, "")
 
 
 def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
@@ -373,11 +378,10 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, run):
-    """Return what puts somebody before a terminal who types an answer."""
+    """Return what puts somebody before a terminal who types an answer; stderr may lead elsewhere."""
 
     def put(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", Terminal(text))
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
 
     return put
 
@@ -402,6 +406,95 @@ def test_who_interrupts_a_question_gets_a_line_of_his_own(run, series: Path, typ
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series))) == (130, 10)
     assert answer.err.removesuffix("ckpttool: error: interrupted\n") == "Remove them? [y/N] \n"
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch):
+    """Return what gives a command an stdin that is no terminal, with a text in it."""
+    readers = []
+
+    def put(text: bytes) -> int:
+        reader, writer = os.pipe()
+        os.write(writer, text)
+        os.close(writer)
+        readers.append(open(reader))  # noqa: SIM115 - closed below
+        monkeypatch.setattr(sys, "stdin", readers[-1])
+        return reader
+
+    yield put
+    for reader in readers:
+        reader.close()
+
+
+NO_ANSWER = (
+    "ckpttool: error: stdin says 'runs/b', which is no answer; nothing was changed "
+    "(y or n; --yes leaves stdin alone)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "left", "err"),
+    [
+        (b"", 0, 7, ""),
+        (b"y\n", 0, 7, ""),
+        (b"YES\nrest\n", 0, 7, ""),
+        (b"n\n", 1, 10, ""),
+        (b"n", 1, 10, ""),
+        (b"\n", 1, 10, ""),
+        (b"runs/b\nruns/c\n", 1, 10, NO_ANSWER),
+    ],
+)
+def test_an_answer_in_stdin_is_obeyed(
+    run, series: Path, piped, text: bytes, status: int, left: int, err: str
+) -> None:
+    stdin = piped(text)
+    answer = run("prune", series, "--keep", 7)
+    assert (answer.status, len(_epochs(series)), answer.err) == (status, left, err)
+    total = "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+    assert answer.out == PLAN + total + "\n"
+    assert os.read(stdin, 100) == text.partition(b"\n")[2]  # what follows is somebody else's
+
+
+def test_yes_leaves_stdin_alone(run, series: Path, piped) -> None:
+    stdin = piped(b"runs/b\n")
+    assert run("prune", series, "--keep", 7, "--yes").status == 0
+    assert (len(_epochs(series)), os.read(stdin, 100)) == (7, b"runs/b\n")
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_answer(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_PATIENCE", 0.0)
+    reader, writer = os.pipe()
+    with open(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("prune", series, "--keep", 7).status == 0
+    os.close(writer)
+    assert len(_epochs(series)) == 7
+
+
+def test_the_plan_is_printed_before_anything_goes(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def carried_out(*arguments: object) -> None:
+        seen.append((capsys.readouterr().out, len(_epochs(series))))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckpttool.series.pruning.pruning.remove", carried_out)
+    assert run("prune", series, "--keep", 7).status == 130
+    assert seen == [(PLAN, 10)]
+
+
+def test_an_answer_in_stdin_is_obeyed_before_the_trash_is_emptied(run, series: Path, piped) -> None:
+    assert run("prune", series, "--keep", 7, "--trash", "-q").status == 0
+    piped(b"n\n")
+    told = "would remove 3 checkpoints from the trash and free 12 kB\n"
+    assert run("prune", series, "--empty-trash") == (1, told, "")
+    piped(b"y\n")
+    told = "removed 3 checkpoints from the trash, 12 kB freed\n"
+    assert run("prune", series, "--empty-trash") == (0, told, "")
 
 
 def interrupting() -> str:
