@@ -14,6 +14,8 @@ import pytest
 
 from ckpttool.cli import asking
 from ckpttool.formats import open_checkpoint
+from ckpttool.series.pruning.strangers import strangers
+from ckpttool.series.surveying.survey import survey
 
 
 @pytest.fixture
@@ -95,7 +97,15 @@ def test_json(run, series: Path) -> None:
         {"path": "run/model_epoch_9.pth", "reasons": ["last 9"], "safety": "safe"},
     ]
     assert (group["remove"], group["skipped"]) == (
-        [{"path": "run/model_epoch_1.pth", "bytes": 4065, "unfitting": None, "safety": "safe"}],
+        [
+            {
+                "path": "run/model_epoch_1.pth",
+                "bytes": 4065,
+                "unfitting": None,
+                "safety": "safe",
+                "strangers": [],
+            }
+        ],
         None,
     )
 
@@ -190,6 +200,33 @@ def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
     shutil.copytree(trainer / "checkpoint-2", trainer / "checkpoint-1")
     assert run("prune", trainer, "--keep", 1).status == 0
     assert os.listdir(trainer) == ["checkpoint-4"]
+
+
+def test_what_is_somebody_s_in_a_trainer_s_directory_is_named_before_it_goes(
+    run, files: Path, tmp_path: Path
+) -> None:
+    trainer = tmp_path / "trainer"
+    shutil.copytree(files / "safetensors" / "trainer", trainer, ignore=shutil.ignore_patterns("*.expected*"))
+    assert " in it" not in run("prune", trainer, "--keep", 1, "-n").out
+    (trainer / "checkpoint-2" / "figures").mkdir()
+    for name in ("figures/loss.png", "figures/acc.png", "notes.txt", "tokenizer.json", "README.md"):
+        (trainer / "checkpoint-2" / name).write_text("…")
+        shutil.copystat(trainer / "checkpoint-2" / "model.safetensors", trainer / "checkpoint-2" / name)
+    status, out, _ = run("prune", trainer, "--keep", 1, "-n")
+    (line,) = (line for line in out.splitlines() if "remove  " in line and "would" not in line)
+    assert (status, line.partition(", ")[2]) == (0, "with figures/, notes.txt in it")
+    (group,) = json.loads(run("prune", trainer, "--keep", 1, "-n", "--json").out)["groups"]
+    assert group["remove"][0]["strangers"] == ["figures/", "notes.txt"]
+
+
+def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
+    found = {}
+    for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
+        for entry in survey(files / place).entries:
+            if entry.unit.format is not None and entry.unit.format.written is not None:
+                found[entry.path] = strangers(entry)
+    assert len(found) > 5
+    assert set(found.values()) == {()}, found
 
 
 def test_what_somebody_says_is_a_series(run, series: Path) -> None:

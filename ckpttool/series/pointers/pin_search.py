@@ -169,7 +169,7 @@ def _follow(pointed: Pointed, pinned: Pin, index: Index, reach: _Reach) -> None:
 
 
 def _protect_namesakes(pointed: Pointed, pinned: Pin, index: Index, lost: str) -> None:
-    """Protect what may be the pinned one where its directory was moved, or is gone with all that was in it."""
+    """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
     directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for place in index.places.get(name, ()):
         if _is_within(place, directory):
