@@ -380,6 +380,30 @@ def test_what_is_no_directory_of_checkpoints(run, series: Path, files: Path, tmp
     assert run("prune", missing, "--keep", 1) == (2, "", said)
 
 
+def test_a_set_of_shards_that_is_alone_in_a_directory_is_the_first_of_its_series(
+    run, files: Path, tmp_path: Path
+) -> None:
+    source = files / "safetensors" / "sharded"
+    total = "nothing to remove among 1 checkpoint\n"
+    status, out, err = run("prune", source, "--keep", 1)
+    assert (status, out.splitlines(keepends=True)[-1], err) == (0, total, "")
+    assert run("list", source, "--keep", 1).status == 0
+    for path in source.iterdir():
+        for epoch in (1, 2):
+            name = path.name.replace("model", f"model_epoch_{epoch}")
+            text = path.read_bytes()
+            if path.suffix == ".json":
+                text = text.replace(b"model-", f"model_epoch_{epoch}-".encode())
+            (tmp_path / name).write_bytes(text)
+    os.unlink(tmp_path / "config.json")
+    assert run("prune", tmp_path, "--keep", 1).status == 0
+    assert {path.name.partition(".")[0].partition("-")[0] for path in tmp_path.iterdir()} == {"model_epoch_2"}
+    assert run("prune", tmp_path, "--keep", 1)[:2] == (
+        0,
+        "1 single checkpoint kept (-v shows them)\n\n" + total,
+    )
+
+
 def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.series.changing import removal
 
