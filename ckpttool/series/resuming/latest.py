@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import NotFound, UsageError
 from ckpttool.series.files import Contents
 from ckpttool.series.members.choice import newest_first
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group
 from ckpttool.series.members.reading import Progress, read_whole
 from ckpttool.series.members.reading import unseen as unwatched
 from ckpttool.series.paths import shown
@@ -251,7 +252,7 @@ class _Search:
 
     def _choice(self, found: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
         """Return the first that nothing is wrong with, and what came before it, with its fault."""
-        passed: list[tuple[Entry, str]] = []
+        passed = [(entry, NO_STEP) for entry in reversed(found.entries) if self._lacks_step(entry)]
         for entry in self._candidates(found):
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
@@ -275,30 +276,35 @@ class _Search:
 
     def _candidates(self, found: Survey) -> Iterator[Entry]:
         """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
-        before, best = self.wanted.before, self.wanted.best
-        ordered = [
-            entry
-            for entry in newest_first(found.groups)
-            if not entry.holds_others and (before is None or entry.step is None or entry.step < before)
-        ]
+        best = self.wanted.best
         if best is None:
-            yield from ordered
+            yield from newest_first(found.groups, self._may_be_chosen)
             return
         sign = 1 if self.wanted.mode == "min" else -1
-        measured = [
-            (value, entry)
-            for entry in _oldest_first_where_carried_on(ordered, best, self.wanted.mode)
-            if (value := measure(entry, best)) is not None
-        ]
-        finite = [pair for pair in measured if math.isfinite(pair[0])]
-        yield from (entry for _, entry in sorted(finite, key=lambda pair: sign * pair[0]))
-        yield from (entry for value, entry in measured if not math.isfinite(value))
+        alike: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for entry in filter(self._may_be_chosen, found.entries):
+            if (value := measure(entry, best)) is not None:
+                alike[sign * value if math.isfinite(value) else math.inf][entry.group].append(entry)
+        carried_on = {one.key for one in found.groups if self._carries_on(one, best)}
+        for _, series in sorted(alike.items()):
+            yield from _newest_of(found, series, carried_on)
+
+    def _carries_on(self, group: Group, metric: str) -> bool:
+        values = (measure(entry, metric) for entry in filter(self._may_be_chosen, group.entries))
+        return is_carried_on(metric, [one for one in values if one is not None], self.wanted.mode)
+
+    def _may_be_chosen(self, entry: Entry) -> bool:
+        before = self.wanted.before
+        is_before = before is None or entry.step is None or entry.step < before
+        return is_before and not entry.holds_others and not self._lacks_step(entry)
+
+    def _lacks_step(self, entry: Entry) -> bool:
+        """Tell whether nobody knows if a checkpoint was saved before the step that is wanted."""
+        return self.wanted.before is not None and entry.step is None and entry.is_sound
 
     def _fault(self, entry: Entry) -> str | None:
         if entry.fault is not None:
             return entry.fault
-        if self.wanted.before is not None and entry.step is None:
-            return NO_STEP
         if temporary_for(entry.name) is not None:
             return "being written"
         if entry.path in self.refused:
@@ -356,18 +362,24 @@ def _unsafe(entry: Entry) -> str | None:
     return entry.danger and f"unsafe: {entry.danger}"
 
 
-def _oldest_first_where_carried_on(
-    newest_first: Sequence[Entry], metric: str, mode: Mode | None
+def _newest_of(
+    found: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
 ) -> Iterator[Entry]:
-    """Yield checkpoints, the newest first; of a series that carries a metric on the oldest first, there."""
-    series: dict[str, list[Entry]] = defaultdict(list)
-    for entry in reversed(newest_first):
-        series[entry.group].append(entry)
-    for found in series.values():
-        values = [value for one in found if (value := measure(one, metric)) is not None]
-        if is_carried_on(metric, values, mode):
-            found.reverse()
-    yield from (series[entry.group].pop() for entry in newest_first)
+    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest.
+
+    Args:
+        found: What was found.
+        series: The checkpoints by the keys of their series, each from the oldest on.
+        carried_on: The keys of the series in which later ones repeat the metric of the best.
+    """
+    if len(series) == 1:
+        for key, entries in series.items():
+            yield from entries if key in carried_on else reversed(entries)
+        return
+    turns = {key: iter(one if key in carried_on else reversed(one)) for key, one in series.items()}
+    paths = {entry.path for one in series.values() for entry in one}
+    for entry in newest_first(found.groups, lambda one: one.path in paths):
+        yield next(turns[entry.group])
 
 
 def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
