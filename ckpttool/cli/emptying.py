@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.output import print_json, say_error, say_warning
-from ckpttool.cli.pruning import Manner, confirmed, placed
+from ckpttool.cli.pruning import Manner, placed
 from ckpttool.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,28 +22,36 @@ def emptied(wanted: Wishes, manner: Manner) -> int:
     Raises:
         CheckpointError: The only directory can't be looked at or changed.
     """
+    if not manner.consent.is_given:
+        preview, _ = _outcomes(wanted, dry_run=True)
+        if any(one.removed for one in preview) and not _is_to_be_emptied(preview, manner):
+            _print_declined(preview, manner)
+            return 1
+    found, failures = _outcomes(wanted, dry_run=manner.dry_run)
+    for failure in failures:
+        say_error(failure)
+    return _told(found, manner, failed=bool(failures))
+
+
+def _outcomes(wanted: Wishes, *, dry_run: bool) -> tuple[list[Emptied], list[str]]:
+    """Return what became of each trash, or would, and why some directories have none that can be looked at.
+
+    Raises:
+        CheckpointError: The only directory can't be looked at or changed.
+    """
     from ckpttool.series.undoing.trash import empty
 
-    if manner.asks:
-        preview = [
-            empty(place, wanted.older_than, dry_run=True)
-            for path in wanted.paths or (os.curdir,)
-            for place in _trashes(path, wanted.recursive)
-        ]
-        if any(one.removed for one in preview) and not _is_to_be_emptied(preview, manner):
-            _print(preview, manner)
-            return 1
-    found, failures = [], 0
+    found: list[Emptied] = []
+    failures: list[str] = []
     for path in wanted.paths or (os.curdir,):
         try:
             for place in _trashes(path, wanted.recursive):
-                found.append(empty(place, wanted.older_than, dry_run=manner.dry_run))
+                found.append(empty(place, wanted.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(wanted.paths) <= 1:
                 raise
-            failures += 1
-            say_error(placed(failure, path))
-    return _told(found, manner, failed=bool(failures))
+            failures.append(placed(failure, path))
+    return found, failures
 
 
 def _trashes(path: str, recursive: bool) -> Iterator[str]:
@@ -55,10 +63,11 @@ def _trashes(path: str, recursive: bool) -> Iterator[str]:
 
 
 def _is_to_be_emptied(preview: Sequence[Emptied], manner: Manner) -> bool:
-    from ckpttool.render.text_prune import empty_text
+    if manner.consent.asks:
+        from ckpttool.render.text_prune import empty_text
 
-    print(empty_text(preview), file=sys.stderr if manner.json else sys.stdout, flush=True)
-    return confirmed("Remove them for good?")
+        print(empty_text(preview), file=sys.stderr if manner.json else sys.stdout, flush=True)
+    return manner.consent.to("Remove them for good?")
 
 
 def _told(found: Sequence[Emptied], manner: Manner, *, failed: bool) -> int:
@@ -70,7 +79,7 @@ def _told(found: Sequence[Emptied], manner: Manner, *, failed: bool) -> int:
     for problem in problems:
         say_error(f"{problem.path}: {problem.message}")
     if manner.json and not failed:
-        _print(found, manner)
+        _print(found)
     elif not manner.quiet:
         from ckpttool.render.text_prune import empty_text
 
@@ -79,8 +88,17 @@ def _told(found: Sequence[Emptied], manner: Manner, *, failed: bool) -> int:
     return 2 if failed else int(bool(problems) or would_go)
 
 
-def _print(found: Sequence[Emptied], manner: Manner) -> None:
+def _print_declined(preview: Sequence[Emptied], manner: Manner) -> None:
+    """Print what would have been removed; who sat at the terminal has seen it."""
+    if manner.json:
+        _print(preview)
+    elif not (manner.quiet or manner.consent.asks):
+        from ckpttool.render.text_prune import empty_text
+
+        print(empty_text(preview))
+
+
+def _print(found: Sequence[Emptied]) -> None:
     from ckpttool.render.json_prune import empty_document
 
-    if manner.json:
-        print_json(empty_document(found))
+    print_json(empty_document(found))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.output import print_json, say, say_error, say_warning
+from ckpttool.cli.output import print_json, progress, say, say_error, say_warning
 from ckpttool.cli.series import (
     Depth,
     Directory,
@@ -33,7 +33,12 @@ _MAX_NAMED = 3
 
 
 Verify = Annotated[
-    Depth, typer.Option("--verify", help="Check the structure alone, or every byte.", show_default=False)
+    Depth,
+    typer.Option(
+        "--verify",
+        help="Read every byte of the answer, or check its structure. [default: full]",
+        show_default=False,
+    ),
 ]
 Metrics = Annotated[
     list[str],
@@ -73,7 +78,7 @@ def latest(
     recursive: Recursive = False,
     exclude: Exclude = [],
     max_depth: MaxDepth = None,
-    verify: Verify = Depth.QUICK,
+    verify: Verify = Depth.FULL,
     best: Annotated[
         str | None, typer.Option("--best", metavar="METRIC", help="That of the best METRIC instead.")
     ] = None,
@@ -88,6 +93,7 @@ def latest(
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
     from ckpttool.amounts import seconds
+    from ckpttool.series.members.reading import unseen
     from ckpttool.series.resuming.latest import latest as find_latest
 
     found = find_latest(
@@ -104,6 +110,7 @@ def latest(
         wait=seconds(wait, is_lenient=True),
         tell=_tell_nobody if quiet else _tell,
         jobs=jobs,
+        progress=unseen if quiet else progress,
     )
     if not quiet:
         _say(found)

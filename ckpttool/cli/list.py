@@ -135,6 +135,7 @@ def list_(
     keep_monthly: rules.KeepMonthly = None,
     keep_yearly: rules.KeepYearly = None,
     keep_within: rules.KeepWithin = None,
+    older_than: rules.OlderThan = None,
     keep_names: rules.KeepName = [],
     max_size: rules.MaxSize = None,
     incomplete: rules.Incomplete = None,

@@ -24,6 +24,7 @@ def prune(
     keep_monthly: options.KeepMonthly = None,
     keep_yearly: options.KeepYearly = None,
     keep_within: options.KeepWithin = None,
+    older_than: options.OlderThan = None,
     keep_names: options.KeepName = [],
     max_size: options.MaxSize = None,
     incomplete: options.Incomplete = None,
@@ -40,7 +41,6 @@ def prune(
     max_delete: options.MaxDelete = None,
     trash: options.Trash = False,
     empty_trash: options.EmptyTrash = False,
-    older_than: options.OlderThan = None,
     yes: options.Yes = False,
     jobs: Jobs = None,
     dry_run: options.DryRun = False,
@@ -55,6 +55,7 @@ def prune(
     Without DIR and rules, a ckpttool.toml with [retention] says where and what. The newest intact one of each
     series, and what something points at, always stay.
     """
+    from ckpttool.cli.asking import Consent
     from ckpttool.cli.pruning import Manner, pruned
     from ckpttool.cli.retaining import wishes
 
@@ -62,9 +63,9 @@ def prune(
         None if directory is None else str(directory), context.params, config, tells_unread=not empty_trash
     )
     manner = Manner(
+        consent=Consent(is_given=wanted.yes or dry_run or check),
         dry_run=dry_run or check,
         check=check,
-        yes=wanted.yes,
         json=json,
         quiet=quiet,
         verbose=verbose,

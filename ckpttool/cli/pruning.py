@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
+from ckpttool.cli.asking import Consent
 from ckpttool.cli.outcomes import apart, together
 from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
-from ckpttool.cli.series import once_each, say_journals, say_nothing
+from ckpttool.cli.series import called, once_each, say_journals
 from ckpttool.cli.unmatched import unmatched_rules
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.render.escape import printable
@@ -30,21 +31,16 @@ class Manner:
     Attributes:
         dry_run: Whether nothing is changed.
         check: Whether something that would go is worth status 1.
-        yes: Whether nobody is asked.
+        consent: Who agrees to it.
         json, quiet, verbose: What is printed.
     """
 
+    consent: Consent
     dry_run: bool = False
     check: bool = False
-    yes: bool = False
     json: bool = False
     quiet: bool = False
     verbose: bool = False
-
-    @property
-    def asks(self) -> bool:
-        """Tell whether somebody is there to be asked, and wants to be."""
-        return sys.stdin.isatty() and sys.stderr.isatty() and not (self.yes or self.dry_run)
 
 
 def pruned(wanted: Wishes, manner: Manner) -> int:
@@ -74,20 +70,21 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
         except KeyboardInterrupt:
             _print(apart(outcomes), manner, sys.stderr)
             raise
-        outcomes.append(outcome)
-        if not outcome.plan.groups:
-            _say_nothing(request, manner)
+        outcomes.append(outcome if outcome.plan.groups else _of_nothing(outcome, request, manner))
     return _told(outcomes, manner, failed=bool(failures))
 
 
-def _say_nothing(request: Request, manner: Manner) -> None:
-    """Say that a directory has no checkpoint; that some lie below must not be missed, however quiet it is."""
+def _of_nothing(outcome: Pruned, request: Request, manner: Manner) -> Pruned:
+    """Return what came of a directory without a checkpoint: a problem where some lie below."""
+    from ckpttool.series.problem import Problem
     from ckpttool.series.surveying.survey import NOTHING, nothing_in
 
+    told = nothing_in(request.directory, recursive=request.recursive)
+    if told != NOTHING:
+        return replace(outcome, problems=(*outcome.problems, Problem(request.directory, told)))
     if not (manner.quiet or manner.json):
-        say_nothing(request.directory, recursive=request.recursive)
-    elif (told := nothing_in(request.directory, recursive=request.recursive)) != NOTHING:
-        say_warning(f"{request.directory}: {told}")
+        say(f"{called(request.directory)}: {told}")
+    return outcome
 
 
 def say_unread(wanted: Wishes, manner: Manner) -> None:
@@ -123,7 +120,8 @@ def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
     from ckpttool.series.pruning.pruning import prune
 
     def confirm(planned: Planned) -> bool:
-        return not manner.asks or _asked(planned, trash, manner)
+        _print_plan(planned, trash, manner)
+        return manner.consent.to("Remove them?" if trash is None else "Move them to the trash?")
 
     done = prune(request, dry_run=manner.dry_run, confirm=confirm, progress=progress, trash=trash or False)
     if done.declined:
@@ -179,7 +177,10 @@ def _print(outcomes: Sequence[Pruned], manner: Manner, stream: TextIO) -> None:
 
 
 def _was_shown(outcome: Pruned, manner: Manner) -> bool:
-    return manner.asks and (outcome.declined or bool(outcome.plan.removals) or bool(outcome.failed))
+    """Tell whether a plan was printed before it was carried out: something was to go."""
+    is_silent = manner.json and not manner.consent.asks
+    had_removals = outcome.declined or bool(outcome.plan.removals) or bool(outcome.failed)
+    return had_removals and not outcome.dry_run and not is_silent
 
 
 def _text(groups: Sequence[GroupPlan], manner: Manner, stream: TextIO) -> str:
@@ -189,33 +190,18 @@ def _text(groups: Sequence[GroupPlan], manner: Manner, stream: TextIO) -> str:
     return plan_text(groups, width=columns, colour=has_colour(stream), verbose=manner.verbose)
 
 
-def _asked(planned: Planned, trash: str | None, manner: Manner) -> bool:
-    """Show a plan and ask whether to carry it out."""
-    from ckpttool.render.text_prune import total_line
-    from ckpttool.series.pruning.pruning import Pruned
+def _print_plan(planned: Planned, trash: str | None, manner: Manner) -> None:
+    """Show a plan before anything goes: what a kill leaves has its explanation then."""
+    if manner.consent.asks:
+        from ckpttool.render.text_prune import total_line
+        from ckpttool.series.pruning.pruning import Pruned
 
-    stream = sys.stderr if manner.json else sys.stdout
-    preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
-    preview = preview if trash is None else _aside(preview)
-    text = _text(planned.plan.groups, manner, stream)
-    print(text, total_line(preview), sep="\n\n", file=stream, flush=True)
-    return confirmed("Remove them?" if trash is None else "Move them to the trash?")
-
-
-def confirmed(question: str) -> bool:
-    """Ask on stderr; Click's own confirmation writes a blank to stdout, where only the answer belongs.
-
-    Whoever ends the input says no.
-    """
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    try:
-        answer = sys.stdin.readline()
-    except KeyboardInterrupt:
-        say("")
-        raise
-    if not answer.endswith("\n"):  # the end of the input is no answer
-        say("")
-    return answer.strip().lower() in ("y", "yes")
+        stream = sys.stderr if manner.json else sys.stdout
+        preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
+        total = total_line(preview if trash is None else _aside(preview))
+        print(_text(planned.plan.groups, manner, stream), total, sep="\n\n", file=stream, flush=True)
+    elif not (manner.json or manner.quiet):
+        print(_text(planned.plan.groups, manner, sys.stdout), end="\n\n", flush=True)
 
 
 def _say(outcome: Pruned, *, quiet: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ckpttool.cli.asking import Consent
 from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
 from ckpttool.cli.output import print_json, say_error, say_warning
 from ckpttool.cli.retention_options import Metrics, Series
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from ckpttool.series.problem import Problem
-    from ckpttool.series.renaming.plan import PlannedNames, RenameRequest
+    from ckpttool.series.renaming.plan import PlannedNames
     from ckpttool.series.renaming.rename import Renamed
 
 COULD_NOT = 2
@@ -67,7 +68,6 @@ def rename(
     """
     from ckpttool.series.renaming.plan import RenameRequest
     from ckpttool.series.renaming.rename import rename as carry_out
-    from ckpttool.series.surveying.survey import nothing_in
 
     request = RenameRequest(
         directory=str(directory),
@@ -79,10 +79,13 @@ def rename(
         metrics=metrics,
     )
     is_dry = dry_run or check
-    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or is_dry)
+    consent = Consent(is_given=yes or is_dry)
+    asks = consent.asks
 
     def confirm(planned: PlannedNames) -> bool:
-        return not asks or _asked(planned, sys.stderr if json else sys.stdout, quiet=quiet)
+        if asks:
+            _print_plan(planned, sys.stderr if json else sys.stdout, quiet=quiet)
+        return consent.to("Rename them?")
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
     was_asked = asks and bool(renamed.planned.plan.renamings) and not renamed.is_refused
@@ -90,10 +93,10 @@ def rename(
     if renamed.is_refused:
         say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
         return COULD_NOT
-    is_void = check and not renamed.planned.plan.count
-    _print(renamed, request, json=json, quiet=quiet or is_void, was_shown=asks)
-    if is_void:  # what looks at nothing finds nothing wrong
-        say_error(f"{directory}: {nothing_in(request.directory, recursive=recursive)}")
+    _print(renamed, json=json, quiet=quiet, was_shown=asks)
+    is_void = not renamed.planned.plan.count and say_nothing(
+        str(directory), recursive=recursive, quiet=quiet or json, checks=check
+    )
     is_off = check and bool(renamed.planned.plan.renamings)
     return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
 
@@ -127,9 +130,8 @@ def _template(given: str | None, config: str | None) -> str:
     return template
 
 
-def _asked(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> bool:
-    """Show a plan and ask whether to carry it out."""
-    from ckpttool.cli.pruning import confirmed
+def _print_plan(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> None:
+    """Show a plan before anybody is asked whether to carry it out."""
     from ckpttool.render.text_rename import rename_text
     from ckpttool.series.renaming.rename import Renamed
 
@@ -138,7 +140,6 @@ def _asked(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> bool:
     if not quiet:
         _warn(planned)
     _say_problems(planned.problems)
-    return confirmed("Rename them?")
 
 
 def _warn(planned: PlannedNames) -> None:
@@ -166,17 +167,15 @@ def _say_problems(problems: Sequence[Problem]) -> None:
         say_error(f"{path}: {told}")
 
 
-def _print(renamed: Renamed, request: RenameRequest, *, json: bool, quiet: bool, was_shown: bool) -> None:
+def _print(renamed: Renamed, *, json: bool, quiet: bool, was_shown: bool) -> None:
     from ckpttool.render.text_rename import rename_text, total_line
 
     if json:
         from ckpttool.render.json_rename import rename_document
 
         print_json(rename_document(renamed))
-    elif quiet:
+    elif quiet or not renamed.planned.plan.count:
         return
-    elif not renamed.planned.plan.count:
-        say_nothing(request.directory, recursive=request.recursive)
     elif was_shown and renamed.planned.plan.renamings:
         print(total_line(renamed))
     else:

@@ -22,7 +22,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "keep_within": within,
     "max_size": nbytes,
     "min_age": seconds,
-    "older_than": seconds,
+    "older_than": within,
     "max_delete": lambda text: delete_limit(text) and text,
 }
 """What reads the options whose text is not the value yet."""
@@ -104,6 +104,7 @@ def wishes(
         CheckpointError: The configuration can't be read.
     """
     given = {name: _read(name, value) for name, value in parameters.items() if _is_given(value)}
+    older_than = given.pop("older_than", None) if "empty_trash" in given else None
     rules = {one.name: given[one.name] for one in fields(Policy) if one.name in given}
     _check_trash(given, [*rules, *(name for name in _NOT_OF_TRASH if name in given)])
     policies = Policies(Policy(**rules)) if rules else None
@@ -119,7 +120,7 @@ def wishes(
         looks={name: said[name] for name in _LOOKS if name in said},
         trash=said.get("trash", False) or said.get("failed") == "remove",
         yes=said.get("yes", False),
-        older_than=given.get("older_than"),
+        older_than=older_than,
         is_narrowed=told is not None and directory is not None,
         read=None if told is None else told.path,
         unread=_unread() if config is None and told is None and tells_unread else None,
@@ -146,8 +147,6 @@ def _check_trash(given: Mapping[str, Any], others: Sequence[str]) -> None:
     """
     if "empty_trash" in given and others:
         raise UsageError(f"--empty-trash looks at no checkpoint (leave {option(others[0])} out)")
-    if "older_than" in given and "empty_trash" not in given:
-        raise UsageError("--older-than goes with --empty-trash")
 
 
 def _configured(named: str | None, *, is_alone: bool) -> Retention | None:

@@ -59,6 +59,7 @@ RULES: Mapping[str, Reader] = {
     "keep-monthly": whole_number(1),
     "keep-yearly": whole_number(1),
     "keep-within": partial(_parsed, within),
+    "older-than": partial(_parsed, within),
     "keep-name": texts,
     "max-size": partial(_parsed, nbytes),
     "incomplete": _one_of(*get_args(Incomplete)),

@@ -71,6 +71,14 @@ KeepYearly = Annotated[int | None, _rule("--keep-yearly", "… of the last N yea
 KeepWithin = Annotated[
     str | None, _rule("--keep-within", "Keep what is at most TIME (7d12h) older than the newest.", "TIME")
 ]
+OlderThan = Annotated[
+    str | None,
+    _rule(
+        "--older-than",
+        "Remove only what was saved more than TIME (30d) ago; of the trash, what went so long ago.",
+        "TIME",
+    ),
+]
 KeepName = Annotated[list[str], _rule("--keep-name", "Keep what is named so. May be repeated.", "GLOB")]
 MaxSize = Annotated[
     str | None,
@@ -146,10 +154,6 @@ Trash = Annotated[
 ]
 EmptyTrash = Annotated[
     bool, _option(CARRIED_OUT, "--empty-trash", text="Remove what --trash has kept, and nothing else.")
-]
-OlderThan = Annotated[
-    str | None,
-    _option(CARRIED_OUT, "--older-than", metavar="TIME", text="Of the trash: what went TIME (7d) ago."),
 ]
 Yes = Annotated[bool, _option(CARRIED_OUT, "--yes", "-y", text="Don't ask.")]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpttool.cli.grouped import LOOKED_AT, SHOWN
-from ckpttool.cli.output import say, say_warning
+from ckpttool.cli.output import say, say_error, say_warning
 
 if TYPE_CHECKING:
     from ckpttool.series.problem import Problem
@@ -82,11 +82,26 @@ def called(directory: str) -> str:
     return printable(directory)
 
 
-def say_nothing(directory: str, *, recursive: bool) -> None:
-    """Say that no checkpoint lies in a directory."""
-    from ckpttool.series.surveying.survey import nothing_in
+def say_nothing(directory: str, *, recursive: bool, quiet: bool = False, checks: bool = False) -> bool:
+    """Say that no checkpoint lies in a directory, and return whether that is an error.
 
-    say(f"{called(directory)}: {nothing_in(directory, recursive=recursive)}")
+    It is one where some lie below, at which nobody looks then; however quiet it is, that is said.
+
+    Args:
+        directory: The directory.
+        recursive: Whether it was descended into.
+        quiet: Whether nothing but an error is said.
+        checks: Whether it is an error anyway: what looks at nothing finds nothing wrong.
+    """
+    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+
+    told = nothing_in(directory, recursive=recursive)
+    is_error = checks or told != NOTHING
+    if is_error:
+        say_error(f"{directory}: {told}")
+    elif not quiet:
+        say(f"{called(directory)}: {told}")
+    return is_error
 
 
 def print_paths(paths: Sequence[str], *, null: bool) -> None:

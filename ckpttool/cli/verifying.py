@@ -126,7 +126,7 @@ def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -
         try:
             has_gone |= not _verify(target, wanted, outcome)
         except CheckpointError as error:
-            if isinstance(error, MissingPackage) or target.is_named:
+            if target.is_named or (target.is_predicted and isinstance(error, MissingPackage)):
                 _fail(error, outcome)
             elif _is_there(target):
                 outcome.verifications.append(unreadable(error))
@@ -164,6 +164,11 @@ class _Target:
         """Return where it lies."""
         return self.unit.path
 
+    @property
+    def is_predicted(self) -> bool:
+        """Tell whether a prediction is asked for, whose framework may not be installed."""
+        return self.settings is not None and self.settings.request is not None
+
 
 def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
     """Require that somebody is there to fulfil the wishes for a prediction.
@@ -180,10 +185,8 @@ def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
 
 
 def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs]) -> Iterator[_Target]:
-    from ckpttool.formats import unrecognised
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
-    from ckpttool.formats.interface import Probe
 
     lost: list[CheckpointError] = []
     globs = Globs(wanted.exclude, path)
@@ -194,8 +197,7 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs])
         if [unit.path for unit in units] != [path]:
             searched.append(globs)
         if not units:
-            with Probe(path) as probe:
-                raise lost[0] if lost else unrecognised(probe)
+            _require_below(path, lost)
         units = _whole(path, units)
     except CheckpointError as error:
         _fail(error, outcome)
@@ -205,6 +207,23 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs])
         yield _Target(unit, _settings(unit.path, wanted), unit.path == path)
     for one in lost:
         yield _Target(one, None, False)
+
+
+def _require_below(path: str, lost: Sequence[CheckpointError]) -> None:
+    """Require that something was found in a directory, be it what can't be read.
+
+    Raises:
+        CheckpointError: The path itself can't be read, or no checkpoint lies there.
+    """
+    from ckpttool.formats import unrecognised
+    from ckpttool.formats.interface import Probe
+
+    own = next((one for one in lost if os.path.normpath(one.path) == os.path.normpath(path)), None)
+    if own is not None:
+        raise own
+    if not lost:
+        with Probe(path) as probe:
+            raise unrecognised(probe)
 
 
 def _whole(path: str, units: list[Unit]) -> list[Unit]:
@@ -223,7 +242,7 @@ def _whole(path: str, units: list[Unit]) -> list[Unit]:
         return units
     found = apart(units, [path])
     say_journals(found.journals)
-    if not found.whole:
+    if units and not found.whole:
         raise NotFound(path, "no checkpoint is whole in it: a command was interrupted, or is at work")
     return list(found.whole)
 

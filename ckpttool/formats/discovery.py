@@ -35,6 +35,8 @@ class Walk:
         exclude: Globs of names, or of paths relative to the root, that are passed over; ``Globs`` where
             somebody wants to know which of them matched.
         max_depth: How many levels to descend at most; None for all.
+        enters_root: Whether a set of files that is alone in the root lies in it, as it would beside another,
+            instead of being what the root is.
         on_error: Told of what could not be looked at; the walk goes on.
         on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
             none by its content.
@@ -43,6 +45,7 @@ class Walk:
     recursive: bool = True
     exclude: Sequence[str] | Globs = ()
     max_depth: int | None = None
+    enters_root: bool = False
     on_error: Callable[[CheckpointError], None] = lambda error: None
     on_unknown: Callable[[str], None] = lambda path: None
 
@@ -74,11 +77,17 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
     """
     path = os.fspath(root)
     unit = unit_at(path)
-    if unit is not None:
+    if unit is not None and not (walk.enters_root and _is_set_in(unit)):
         yield unit
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
         yield from _in_tree(path, replace(walk, exclude=globs))
+
+
+def _is_set_in(unit: Unit) -> bool:
+    """Tell whether a directory is a checkpoint only since a set of files lies in it, and no other."""
+    is_set = isinstance(unit.format, SetFormat) and os.path.isdir(unit.path)
+    return is_set and bool(sets_in(unit.path, scan(unit.path)))
 
 
 def unit_at(path: str) -> Unit | None:

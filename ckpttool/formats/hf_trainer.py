@@ -34,6 +34,22 @@ _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|b
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
 _RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
 
+_WRITTEN = re.compile(
+    r"""(trainer_state|config|generation_config|adapter_config|\w*processor_config|tokenizer|tokenizer_config
+    |special_tokens_map|added_tokens|vocab|chat_template|normalizer|modules|config_sentence_transformers
+    |sentence_\w+_config|quantize_config)\.json
+    |(training_args|sampler(_\d+)?|scheduler_\d+|optimizer_\d+|v_head|value_head)\.bin
+    |(model|pytorch_model|adapter_model|value_head)([._-][\w-]+)*\.(safetensors|bin)(\.index\.json)?
+    |(optimizer|scheduler|scaler|rng_state|dl_state_dict)(_\d+)?\.(pt|pth|bin)
+    |(random_states|custom_checkpoint)_\d+\.pkl
+    |(tokenizer|spiece|sentencepiece\.bpe)\.model|(source|target)\.spm|(vocab|dict)\.txt|merges\.txt|bpe\.codes
+    |chat_template\.jinja|additional_chat_templates/|README\.md|latest|zero_to_fp32\.py
+    |(configuration|modeling|modular|tokenization|processing|image_processing|feature_extraction)_\w+\.py
+    |(global_step|pytorch_model_fsdp_|optimizer_|model_)\d+/|\d+_[A-Z]\w+/""",
+    re.VERBOSE,
+)
+"""What ``Trainer``, Accelerate, PEFT, tokenizers and sentence-transformers write in such a directory."""
+
 Entries = Mapping[str, os.DirEntry[str]]
 
 
@@ -42,6 +58,7 @@ class HfTrainer(Format):
 
     name: ClassVar[str] = "safetensors"
     takes_in = True
+    written = _WRITTEN
     specialises = (ShardedSafetensors, ShardedPytorch)
 
     def matches(self, probe: Probe) -> bool:

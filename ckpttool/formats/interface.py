@@ -272,12 +272,15 @@ class Format(ABC):
         suffixes: Usual endings of the file name, in lower case; hints for error messages only.
         specialises: Formats that also recognise what this one does, and stand back.
         takes_in: Whether checkpoints in directories inside one of this format are parts of it.
+        written: What its framework writes directly in a directory of this format, a directory's name with a
+            slash behind it; None where that can be anything.
     """
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = ()
     specialises: ClassVar[tuple[type[Format], ...]] = ()
     takes_in: ClassVar[bool] = False
+    written: ClassVar[re.Pattern[str] | None] = None
 
     @abstractmethod
     def matches(self, probe: Probe) -> bool:

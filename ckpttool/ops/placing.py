@@ -11,6 +11,8 @@ from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError,
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.replacing import check_replaceable
+from ckpttool.wire.area import is_area_name
+from ckpttool.wire.staged import clear_beside
 from ckpttool.writing import SUFFIXES, WRITERS, format_of
 
 _HDF5 = "keras-h5"
@@ -72,6 +74,9 @@ def check_place(
         raise UsageError(f"{target!r}: no name that a target can have")
     parent = parent or os.curdir
     beside = _listed(parent)
+    if not wishes.dry_run and any(map(is_area_name, beside)):
+        clear_beside(target)
+        beside = _listed(parent)
     for path in also:
         _check_outside(target, path)
     for source in opened:

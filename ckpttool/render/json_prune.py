@@ -10,6 +10,7 @@ from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.explaining import Explanation
 from ckpttool.series.pruning.planning import Planned
 from ckpttool.series.pruning.pruning import Pruned
+from ckpttool.series.pruning.strangers import strangers
 from ckpttool.series.retention.plan import GroupPlan, Kept
 from ckpttool.series.undoing.trash import Emptied
 
@@ -89,6 +90,7 @@ def _removal(entry: Entry, group: GroupPlan) -> dict[str, Any]:
         "bytes": entry.contents.nbytes,
         "unfitting": group.unfitting.get(entry.path),
         "safety": entry.safety.value,
+        "strangers": list(strangers(entry)),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from shlex import quote
 from typing import NamedTuple
@@ -18,11 +19,13 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.runs import said_by_directories
 from ckpttool.series.paths import shown
 from ckpttool.series.pruning.pruning import Pruned
+from ckpttool.series.pruning.strangers import strangers
 from ckpttool.series.retention.plan import GroupPlan
 from ckpttool.series.undoing.trash import Emptied
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""
+_MOST_STRANGERS = 4
 _NARROWEST, _WIDEST = 24, 40
 """Columns for names and for reasons where there is not enough room for both."""
 _ELLIPSIS = "…"
@@ -155,11 +158,26 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
         told = ", ".join(reasons)
         rows += _folded("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    for unfitting, going in groupby(group.remove, lambda entry: group.unfitting.get(entry.path, "")):
+    for (unfitting, has_strangers), going in groupby(group.remove, partial(_alike, group)):
         gone = list(going)
-        facts = [(file_size(entry.contents.nbytes), unfitting, *_unsafe(entry)) for entry in gone]
-        rows += _folded("remove", gone, [", ".join(filter(None, one)) for one in facts], is_long, is_spread)
+        facts = [(file_size(one.contents.nbytes), unfitting, _strangers(one), *_unsafe(one)) for one in gone]
+        said = [", ".join(filter(None, one)) for one in facts]
+        rows += _folded("remove", gone, said, is_long and not has_strangers, is_spread)
     return rows
+
+
+def _alike(group: GroupPlan, entry: Entry) -> tuple[str, bool]:
+    return group.unfitting.get(entry.path, ""), bool(strangers(entry))
+
+
+def _strangers(entry: Entry) -> str:
+    """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
+    names = strangers(entry)
+    if not names:
+        return ""
+    first = names[:_MOST_STRANGERS]
+    more = f" and {len(names) - len(first):,} more" if len(names) > len(first) else ""
+    return f"with {', '.join(first)}{more} in it"
 
 
 def _unsafe(entry: Entry) -> tuple[str, ...]:

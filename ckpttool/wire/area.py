@@ -54,13 +54,18 @@ def new_name() -> str:
     return f"{OWN_PREFIX}{os.urandom(6).hex()}.new"
 
 
+def is_area_name(name: str) -> bool:
+    """Tell whether an area would be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
 def is_area(directory: OpenDirectory, name: str) -> bool:
     """Tell whether an entry of a directory has the name of an area, and is a directory.
 
     Raises:
         OSError: It can't be told.
     """
-    return _NAME.fullmatch(name) is not None and directory.holds_directory(name)
+    return is_area_name(name) and directory.holds_directory(name)
 
 
 def claim(area: OpenDirectory) -> None:

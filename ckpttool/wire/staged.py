@@ -107,11 +107,7 @@ class Staged:
             OSError: It can't be made.
         """
         with _locked(self._directory) as is_alone:
-            if is_alone:
-                self.warnings = (*clear(self._directory),)
-            else:
-                place = self._directory.path
-                self.warnings = (f"{place} is locked: what kills left there is not looked for",)
+            self.warnings = _cleared(self._directory, is_alone=is_alone)
             area = self._hold(self._directory.make(new_name(), 0o700))
             self._area = area
             if fcntl is not None and area.descriptor is not None:
@@ -268,6 +264,29 @@ class Staged:
             self.warnings += (f"{area.path if area else ''} can't be removed: {told(error)}",)
         finally:
             self._held.close()
+
+
+def clear_beside(target: str) -> tuple[str, ...]:
+    """Finish or take back what a kill left where a target is to stand, before anybody looks what is there.
+
+    Returns:
+        What could not be, each in a sentence.
+
+    Raises:
+        CheckpointError: The directory can't be looked at.
+    """
+    parent = os.path.dirname(target.rstrip(os.sep)) or os.curdir
+    try:
+        with OpenDirectory(parent) as directory, _locked(directory) as is_alone:
+            return _cleared(directory, is_alone=is_alone)
+    except OSError as error:
+        raise from_os_error(error, parent) from error
+
+
+def _cleared(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
+    if is_alone:
+        return (*clear(directory),)
+    return (f"{directory.path} is locked: what kills left there is not looked for",)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from tests.benchmarks import data
@@ -55,6 +56,35 @@ def retention(folder: Path, scale: Scale) -> Group:
     return Group(commands, claims)
 
 
+def growth(folder: Path, scale: Scale) -> Group:
+    """Measure commands over many runs beside ``list``, which looks at each checkpoint once."""
+    runs, epochs = (200, 20) if scale.times is not None else (10, 10)
+    tree, trashed, emptied = folder / "runs", folder / "trashed", folder / "emptied"
+    _write_runs(tree, runs, epochs)
+    ckpttool = (PYTHON, "-m", "ckpttool")
+    commands = (
+        Command("list", (*ckpttool, "list", str(tree))),
+        Command("latest -r", (*ckpttool, "latest", "-r", str(tree))),
+        Command("undo -r", (*ckpttool, "undo", "-r", str(trashed)), partial(_trash, tree, trashed)),
+        Command(
+            "--empty-trash",
+            (*ckpttool, "prune", str(emptied), "-r", "--empty-trash", "--yes"),
+            partial(_trash, tree, emptied),
+        ),
+    )
+    job = f"{runs * epochs:,} checkpoints in {runs} runs instead of list"
+    claims = (Claim(f"{one.name} of {job}", one.name, "list", ratio=2) for one in commands[1:])
+    return Group(commands, tuple(claims))
+
+
+def _trash(source: Path, tree: Path) -> None:
+    """Write runs of which all but the newest lie in the trash."""
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(source, tree, copy_function=shutil.copy2)
+    prune = (PYTHON, "-m", "ckpttool", "prune", tree, "-r", "--keep", "1", "--trash", "--yes", "-q")
+    subprocess.run([*prune, "--verify", "quick"], check=True)
+
+
 def _write_runs(tree: Path, runs: int, epochs: int) -> None:
     tree.mkdir()
     data.write_series(tree / "run-000", epochs)
@@ -62,4 +92,4 @@ def _write_runs(tree: Path, runs: int, epochs: int) -> None:
         shutil.copytree(tree / "run-000", tree / f"run-{number:03}")
 
 
-GROUPS: list[MakeGroup] = [retention]
+GROUPS: list[MakeGroup] = [retention, growth]

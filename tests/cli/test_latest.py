@@ -14,7 +14,10 @@ import pytest
 from ckpttool.errors import AccessDenied
 from ckpttool.formats import discovery, open_checkpoint
 from ckpttool.formats.discovery import unit_at
+from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.look import look_for
+from ckpttool.series.members.reading import Read, read_whole
+from ckpttool.series.resuming import latest as resuming
 from ckpttool.series.surveying import looking
 
 
@@ -136,15 +139,53 @@ def test_what_to_pass_over(run, series: Path) -> None:
     assert run("latest", ".", "-r", "--max-depth", 0) == (1, "", "ckpttool: error: .: no checkpoint\n")
 
 
-def test_every_byte_is_read_where_asked(run, series: Path) -> None:
+def test_the_answer_is_read_in_full_and_no_other(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def spied(entry: Entry, *more: object) -> Read:
+        read.append(entry.name)
+        return read_whole(entry, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(resuming, "read_whole", spied)
     _flip(series / "model_epoch_10.pth")
-    assert run("latest", series).out == "run/model_epoch_10.pth\n"
-    status, out, _ = run("latest", series, "--verify", "full", "--json")
-    document = json.loads(out)
-    assert (status, document["path"]) == (0, "run/model_epoch_9.pth")
-    (passed,) = document["passed_over"]
+    status, out, err = run("latest", series)
+    assert (status, out) == (0, "run/model_epoch_9.pth\n")
+    assert err.startswith("ckpttool: warning: run/model_epoch_10.pth: passed over: damaged: ")
+    assert "CRC-32" in err and err.count("\n") == 1
+    assert read == ["model_epoch_10.pth", "model_epoch_9.pth"]
+    (passed,) = json.loads(run("latest", series, "--json").out)["passed_over"]
     assert passed["path"] == "run/model_epoch_10.pth"
-    assert "CRC-32" in passed["why"]
+    read.clear()
+    assert run("latest", series, "--verify", "quick") == (0, "run/model_epoch_10.pth\n", "")
+    assert read == []
+
+
+def test_a_manifest_counts_that_was_made_after_the_file(run, files: Path, tmp_path: Path) -> None:
+    path = tmp_path / "step_3.safetensors"
+    shutil.copy(files / "safetensors" / "metadata.safetensors", path)
+    assert run("verify", path, "--write-manifest").status == 0
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    written = path.stat()
+    path.write_bytes(content)
+    assert run("latest", tmp_path, "-q").status == 0  # it was saved again, and the manifest is about another
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+    status, out, err = run("latest", tmp_path)
+    assert (status, out) == (1, "")
+    assert "passed over: damaged: " in err and "SHA-256" in err
+
+
+@pytest.mark.framework
+def test_nan_in_weights_is_passed_over_and_in_an_optimizer_it_is_not(run, steps: Path) -> None:
+    import torch
+
+    nan = torch.full((2,), float("nan"))
+    for step, weight in ((60, torch.ones(2)), (70, nan)):
+        state = {"state": {0: {"exp_avg": nan}}}
+        torch.save({"model": {"w": weight}, "optimizer": state, "step": step}, steps / f"step_{step}.pt")
+    status, out, err = run("latest", steps)
+    assert (status, out) == (0, "steps/step_60.pt\n")
+    assert "step_70.pt: passed over: damaged: model.w: " in err
 
 
 def test_what_is_being_written_is_passed_over(run, series: Path) -> None:

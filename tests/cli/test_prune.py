@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from ckpttool.cli import asking
 from ckpttool.formats import open_checkpoint
+from ckpttool.series.pruning.strangers import strangers
+from ckpttool.series.surveying.survey import survey
 
 
 @pytest.fixture
@@ -94,7 +97,15 @@ def test_json(run, series: Path) -> None:
         {"path": "run/model_epoch_9.pth", "reasons": ["last 9"], "safety": "safe"},
     ]
     assert (group["remove"], group["skipped"]) == (
-        [{"path": "run/model_epoch_1.pth", "bytes": 4065, "unfitting": None, "safety": "safe"}],
+        [
+            {
+                "path": "run/model_epoch_1.pth",
+                "bytes": 4065,
+                "unfitting": None,
+                "safety": "safe",
+                "strangers": [],
+            }
+        ],
         None,
     )
 
@@ -162,9 +173,9 @@ def test_series_are_pruned_each_for_itself(run, series: Path) -> None:
 
 def test_it_descends_only_where_asked(run, series: Path) -> None:
     assert run("prune", ".", "--keep", 2) == (
-        0,
+        1,
         "",
-        "the current directory: no checkpoint in it; 10 below (-r descends)\n",
+        "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n",
     )
     assert run("prune", ".", "--keep", 2, "-r", "--exclude", "*_1.pth").status == 0
     assert _epochs(series) == [1, 9, 10]
@@ -173,10 +184,14 @@ def test_it_descends_only_where_asked(run, series: Path) -> None:
 @pytest.mark.parametrize("option", ["-q", "--json"])
 def test_it_is_never_quiet_about_what_lies_below(run, series: Path, option: str) -> None:
     answer = run("prune", ".", "--keep", 2, option)
-    warning = "ckpttool: warning: .: no checkpoint in it; 10 below (-r descends)\n"
-    assert (answer.status, answer.err) == (0, warning)
+    error = "ckpttool: error: .: no checkpoint in it; 10 below (-r descends)\n"
+    assert (answer.status, answer.err) == (1, error)
+    if option == "--json":
+        (told,) = json.loads(answer.out)["errors"]
+        assert told == {"path": ".", "message": "no checkpoint in it; 10 below (-r descends)"}
     Path("empty").mkdir()
-    assert run("prune", "empty", "--keep", 2, option).err == ""
+    answer = run("prune", "empty", "--keep", 2, option)
+    assert (answer.status, answer.err) == (0, "")
 
 
 def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
@@ -185,6 +200,33 @@ def test_a_trainer_s_run(run, files: Path, tmp_path: Path) -> None:
     shutil.copytree(trainer / "checkpoint-2", trainer / "checkpoint-1")
     assert run("prune", trainer, "--keep", 1).status == 0
     assert os.listdir(trainer) == ["checkpoint-4"]
+
+
+def test_what_is_somebody_s_in_a_trainer_s_directory_is_named_before_it_goes(
+    run, files: Path, tmp_path: Path
+) -> None:
+    trainer = tmp_path / "trainer"
+    shutil.copytree(files / "safetensors" / "trainer", trainer, ignore=shutil.ignore_patterns("*.expected*"))
+    assert " in it" not in run("prune", trainer, "--keep", 1, "-n").out
+    (trainer / "checkpoint-2" / "figures").mkdir()
+    for name in ("figures/loss.png", "figures/acc.png", "notes.txt", "tokenizer.json", "README.md"):
+        (trainer / "checkpoint-2" / name).write_text("…")
+        shutil.copystat(trainer / "checkpoint-2" / "model.safetensors", trainer / "checkpoint-2" / name)
+    status, out, _ = run("prune", trainer, "--keep", 1, "-n")
+    (line,) = (line for line in out.splitlines() if "remove  " in line and "would" not in line)
+    assert (status, line.partition(", ")[2]) == (0, "with figures/, notes.txt in it")
+    (group,) = json.loads(run("prune", trainer, "--keep", 1, "-n", "--json").out)["groups"]
+    assert group["remove"][0]["strangers"] == ["figures/", "notes.txt"]
+
+
+def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
+    found = {}
+    for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
+        for entry in survey(files / place).entries:
+            if entry.unit.format is not None and entry.unit.format.written is not None:
+                found[entry.path] = strangers(entry)
+    assert len(found) > 5
+    assert set(found.values()) == {()}, found
 
 
 def test_what_somebody_says_is_a_series(run, series: Path) -> None:
@@ -338,6 +380,30 @@ def test_what_is_no_directory_of_checkpoints(run, series: Path, files: Path, tmp
     assert run("prune", missing, "--keep", 1) == (2, "", said)
 
 
+def test_a_set_of_shards_that_is_alone_in_a_directory_is_the_first_of_its_series(
+    run, files: Path, tmp_path: Path
+) -> None:
+    source = files / "safetensors" / "sharded"
+    total = "nothing to remove among 1 checkpoint\n"
+    status, out, err = run("prune", source, "--keep", 1)
+    assert (status, out.splitlines(keepends=True)[-1], err) == (0, total, "")
+    assert run("list", source, "--keep", 1).status == 0
+    for path in source.iterdir():
+        for epoch in (1, 2):
+            name = path.name.replace("model", f"model_epoch_{epoch}")
+            text = path.read_bytes()
+            if path.suffix == ".json":
+                text = text.replace(b"model-", f"model_epoch_{epoch}-".encode())
+            (tmp_path / name).write_bytes(text)
+    os.unlink(tmp_path / "config.json")
+    assert run("prune", tmp_path, "--keep", 1).status == 0
+    assert {path.name.partition(".")[0].partition("-")[0] for path in tmp_path.iterdir()} == {"model_epoch_2"}
+    assert run("prune", tmp_path, "--keep", 1)[:2] == (
+        0,
+        "1 single checkpoint kept (-v shows them)\n\n" + total,
+    )
+
+
 def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckpttool.series.changing import removal
 
@@ -373,11 +439,10 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, run):
-    """Return what puts somebody before a terminal who types an answer."""
+    """Return what puts somebody before a terminal who types an answer; stderr may lead elsewhere."""
 
     def put(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", Terminal(text))
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
 
     return put
 
@@ -402,6 +467,95 @@ def test_who_interrupts_a_question_gets_a_line_of_his_own(run, series: Path, typ
     answer = run("prune", series, "--keep", 7)
     assert (answer.status, len(_epochs(series))) == (130, 10)
     assert answer.err.removesuffix("ckpttool: error: interrupted\n") == "Remove them? [y/N] \n"
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch):
+    """Return what gives a command an stdin that is no terminal, with a text in it."""
+    readers = []
+
+    def put(text: bytes) -> int:
+        reader, writer = os.pipe()
+        os.write(writer, text)
+        os.close(writer)
+        readers.append(open(reader))  # noqa: SIM115 - closed below
+        monkeypatch.setattr(sys, "stdin", readers[-1])
+        return reader
+
+    yield put
+    for reader in readers:
+        reader.close()
+
+
+NO_ANSWER = (
+    "ckpttool: error: stdin says 'runs/b', which is no answer; nothing was changed "
+    "(y or n; --yes leaves stdin alone)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "left", "err"),
+    [
+        (b"", 0, 7, ""),
+        (b"y\n", 0, 7, ""),
+        (b"YES\nrest\n", 0, 7, ""),
+        (b"n\n", 1, 10, ""),
+        (b"n", 1, 10, ""),
+        (b"\n", 1, 10, ""),
+        (b"runs/b\nruns/c\n", 1, 10, NO_ANSWER),
+    ],
+)
+def test_an_answer_in_stdin_is_obeyed(
+    run, series: Path, piped, text: bytes, status: int, left: int, err: str
+) -> None:
+    stdin = piped(text)
+    answer = run("prune", series, "--keep", 7)
+    assert (answer.status, len(_epochs(series)), answer.err) == (status, left, err)
+    total = "removed 3 of 10 checkpoints, 12 kB freed" if left == 7 else "nothing removed of 10 checkpoints"
+    assert answer.out == PLAN + total + "\n"
+    assert os.read(stdin, 100) == text.partition(b"\n")[2]  # what follows is somebody else's
+
+
+def test_yes_leaves_stdin_alone(run, series: Path, piped) -> None:
+    stdin = piped(b"runs/b\n")
+    assert run("prune", series, "--keep", 7, "--yes").status == 0
+    assert (len(_epochs(series)), os.read(stdin, 100)) == (7, b"runs/b\n")
+
+
+def test_a_pipe_that_nobody_writes_to_is_no_answer(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_PATIENCE", 0.0)
+    reader, writer = os.pipe()
+    with open(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("prune", series, "--keep", 7).status == 0
+    os.close(writer)
+    assert len(_epochs(series)) == 7
+
+
+def test_the_plan_is_printed_before_anything_goes(
+    run, series: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def carried_out(*arguments: object) -> None:
+        seen.append((capsys.readouterr().out, len(_epochs(series))))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckpttool.series.pruning.pruning.remove", carried_out)
+    assert run("prune", series, "--keep", 7).status == 130
+    assert seen == [(PLAN, 10)]
+
+
+def test_an_answer_in_stdin_is_obeyed_before_the_trash_is_emptied(run, series: Path, piped) -> None:
+    assert run("prune", series, "--keep", 7, "--trash", "-q").status == 0
+    piped(b"n\n")
+    told = "would remove 3 checkpoints from the trash and free 12 kB\n"
+    assert run("prune", series, "--empty-trash") == (1, told, "")
+    piped(b"y\n")
+    told = "removed 3 checkpoints from the trash, 12 kB freed\n"
+    assert run("prune", series, "--empty-trash") == (0, told, "")
 
 
 def interrupting() -> str:

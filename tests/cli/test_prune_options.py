@@ -30,7 +30,7 @@ from ckpttool.series.retention.policy import Policies, Policy
 
 SHOWN = {"dry_run", "check", "explain", "json", "quiet", "verbose"}
 CARRIED_OUT = {"trash", "yes"}
-COMMAND_LINE_ALONE = {"context", "directory", "config", "empty_trash", "older_than", *SHOWN}
+COMMAND_LINE_ALONE = {"context", "directory", "config", "empty_trash", *SHOWN}
 
 
 @pytest.fixture
@@ -97,6 +97,8 @@ LOSSES = "epoch,val_loss\n" + "".join(f"{epoch},{abs(epoch - 4)}\n" for epoch in
         ("--keep-monthly 1", [10]),
         ("--keep-yearly 1", [10]),
         ("--keep-within 2h", [8, 9, 10]),
+        ("--older-than 1d", [10]),
+        ("--older-than 3000w", list(range(1, 11))),
         ("--keep-name *_3*", [3, 10]),
         ("--keep-name *_3* --keep-name *_5*", [3, 5, 10]),
         ("--max-size 10kB", [9, 10]),

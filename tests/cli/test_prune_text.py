@@ -315,7 +315,7 @@ def test_the_trash_as_documents(run, series: Path) -> None:
     [
         (["--empty-trash", "--keep", 3], "--empty-trash looks at no checkpoint (leave --keep out)"),
         (["--empty-trash", "--trash"], "--empty-trash looks at no checkpoint (leave --trash out)"),
-        (["--older-than", "3d", "--keep", 3], "--older-than goes with --empty-trash"),
+        (["--older-than", "3m"], "--older-than: '3m' could be minutes or months (say min or mo)"),
         (["--empty-trash", "--older-than", "soon"], "--older-than: no duration: 'soon'"),
     ],
 )

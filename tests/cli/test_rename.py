@@ -125,9 +125,9 @@ def test_usage(run, series: Path) -> None:
 
 def test_nothing_there(run, series: Path) -> None:
     assert run("rename", ".", "-t", TEMPLATE) == (
-        0,
+        1,
         "",
-        "the current directory: no checkpoint in it; 3 below (-r descends)\n",
+        "ckpttool: error: .: no checkpoint in it; 3 below (-r descends)\n",
     )
     answer = run("rename", ".", "-t", TEMPLATE, "-r")
     assert (answer.status, answer.out.splitlines()[0]) == (0, "run")
@@ -192,6 +192,17 @@ def test_it_asks(run, series: Path, monkeypatch: pytest.MonkeyPatch, answer: str
     else:
         assert (said.status, said.out.splitlines()[-1]) == (1, "nothing renamed of 3 checkpoints")
         assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
+
+
+def test_an_answer_in_stdin_is_obeyed(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"n\ny\n")
+    os.close(writer)
+    with open(reader) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert run("rename", series, "-t", TEMPLATE) == (1, "nothing renamed of 3 checkpoints\n", "")
+        assert names(series) == ["model_epoch_10.pth", "model_epoch_8.pth", "model_epoch_9.pth"]
+        assert run("rename", series, "-t", TEMPLATE).status == 0
 
 
 def test_names_are_escaped(run, series: Path) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from ckpttool.errors import MissingPackage
 from ckpttool.ops import checks as checking
 from ckpttool.ops import verify as verifying
+from ckpttool.wire.h5worker import Worker
 from ckpttool.wire.source import Source
 
 KEYS = ["path", "format", "variant", "verdict", "safety", "checks", "findings"]
@@ -453,6 +455,39 @@ def test_no_permission_in_a_directory(
     lost = json.loads(out)["checkpoints"][1]
     assert (lost["path"], lost["verdict"]) == (f"{tmp_path}/b.pth", "invalid")
     assert [finding["code"] for finding in lost["findings"]] == ["access-denied"]
+
+
+def test_the_only_one_in_a_directory_can_not_be_read(
+    run, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a checkpoint that failed; only what was named itself could not be looked at."""
+    shutil.copy(guide, tmp_path / "b.pth")
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ckpttool.wire.source.os.open", refuse)
+    status, out, err = run("verify", tmp_path)
+    monkeypatch.undo()
+    assert (status, err) == (1, "")
+    assert out.startswith(f"INVALID  {tmp_path}/b.pth  ")
+    assert "error access-denied: permission denied" in out
+
+
+def test_one_that_needs_a_package_hides_no_other(
+    run, guide: Path, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(guide, tmp_path / "a.pth")
+    shutil.copy(files / "hdf5" / "mixed.h5", tmp_path / "b.h5")
+    monkeypatch.setattr(Worker, "_running", _without_h5py)
+    status, out, err = run("verify", tmp_path)
+    assert (status, err) == (1, "")
+    assert out.startswith(f"valid    {tmp_path}/a.pth") and "1 valid, 1 invalid" in out
+    assert "error missing-package: HDF5 needs h5py (pip install" in out
+
+
+def _without_h5py(worker: Worker, path: str) -> None:
+    raise MissingPackage(path, "HDF5 needs h5py", expected="pip install h5py")
 
 
 def test_file_that_shrinks_while_it_is_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -348,6 +349,40 @@ def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: 
 
 
 # What is not carried, and what is told ----------------------------------------------------------------
+
+
+KILLED_BETWEEN_TWO_LINKS = """
+import os, signal, sys
+from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.convert import convert
+from ckpttool.wire import staged
+
+real, brought = staged.bring, []
+
+def bring(name, here, there):
+    if brought:
+        os.kill(os.getpid(), signal.SIGKILL)
+    brought.append(name)
+    real(name, here, there)
+
+staged.bring = bring
+convert(sys.argv[1], sys.argv[2], ConvertWishes(to="tensorflow"))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no process is killed so")
+def test_a_pair_that_a_kill_left_by_half_is_cleared_by_the_same_command(source: Path, tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    command = [sys.executable, "-c", KILLED_BETWEEN_TWO_LINKS, source, place / "ckpt"]
+    child = subprocess.run(command, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert [name for name in os.listdir(place) if name.startswith("ckpt")] == ["ckpt.data-00000-of-00001"]
+    wishes = ConvertWishes(to="tensorflow")
+    with pytest.raises(UsageError, match="is there already"):
+        convert(source, place / "ckpt", replace(wishes, dry_run=True))  # which changes nothing
+    assert convert(source, place / "ckpt", wishes).verified
+    assert sorted(os.listdir(place)) == ["ckpt.data-00000-of-00001", "ckpt.index"]
 
 
 def test_an_entry_that_is_not_used_is_told(tmp_path: Path) -> None:

@@ -93,22 +93,30 @@ def test_a_misspelt_list_is_not_taken_for_none(runs: Path, text: str) -> None:
     assert (runs / "exp1" / PINS).read_text() == text
 
 
-def test_what_is_not_there_any_more_leaves_alone_what_it_may_be_now(runs: Path) -> None:
+def test_a_pin_in_a_directory_that_was_moved_keeps_what_it_may_be_now(runs: Path) -> None:
     listed(runs, f"exp2/{NAME}")
     os.rename(runs / "exp2", runs / "moved")
-    assert pruned(runs / "moved").plan.removals == ()
-    assert pruned(runs, recursive=True).plan.removals == ()
+    for done in (pruned(runs / "moved"), pruned(runs, recursive=True)):
+        gone = {one.path for one in done.plan.removals}
+        assert gone and str(runs / "moved" / NAME) not in gone
+        assert f"pinned is exp2/{NAME}, which isn't there" in done.warnings[-1]
 
 
-def test_a_fluid_root_that_was_renamed_is_left_alone(files: Path, tmp_path: Path) -> None:
+def test_a_pin_in_a_fluid_root_that_is_gone_keeps_its_namesakes_and_blocks_nothing(
+    files: Path, tmp_path: Path
+) -> None:
     root = Path(shutil.copytree(files / "fluid" / "root", tmp_path / "fluid"))
+    other = Path(shutil.copytree(root, tmp_path / "other"))
     pin([root / "checkpoint_1"])
-    os.rename(root, tmp_path / "moved")
-    done = pruned(tmp_path / "moved")
-    assert done.plan.removals == ()
-    assert "pinned is fluid/checkpoint_1, which isn't there" in done.problems[0].message
+    before = {one.name for one in pruned(other).plan.removals}
+    shutil.rmtree(root)
+    for done in (pruned(other), pruned(tmp_path, recursive=True)):
+        assert (done.problems, {one.name for one in done.plan.removals}) == ((), before - {"checkpoint_1"})
+        kept = {one.entry.name: one.reasons for group in done.plan.groups for one in group.keep}
+        assert kept["checkpoint_1"] == ("perhaps pinned: fluid/checkpoint_1",)
+        assert "pinned is fluid/checkpoint_1, which isn't there" in done.warnings[-1]
     unpin([root / "checkpoint_1"])
-    assert len(pruned(tmp_path / "moved").plan.removals) == 4
+    assert {one.name for one in pruned(other).plan.removals} == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no such pipes")

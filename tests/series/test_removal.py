@@ -476,6 +476,21 @@ def test_a_lock_of_one_that_was_killed_is_free(series: Path) -> None:
     assert _leftovers(series) == []
 
 
+def test_locks_that_a_kill_left_below_go_unless_they_are_held(series: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(series, series / name)
+        (series / name / LOCK).write_text("")
+    request = Request(directory=str(series), policy=Policy(keep_last=20), recursive=True)
+    prune(request, dry_run=True)
+    assert (series / "a" / LOCK).exists()  # nothing on disk is changed
+    with locked(str(series / "b")):
+        assert not prune(request).problems
+        assert [name for name in ("a", "b") if (series / name / LOCK).exists()] == ["b"]
+    (series / "b" / LOCK).write_text("")
+    prune(request)
+    assert not list(series.rglob(LOCK))
+
+
 def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 

@@ -120,6 +120,15 @@ def test_names_that_the_trainer_knows_are_no_doubt(trainer: Path) -> None:
     ]
 
 
+def test_a_set_that_is_alone_in_a_directory_is_renamed_as_beside_others(sharded: Path) -> None:
+    for path in sharded.iterdir():
+        if not path.name.startswith("epoch_4"):
+            path.unlink()
+    assert len(renamed(sharded, "run-e{epoch:04d}").renames) == 1
+    assert {path.name.partition("-0000")[0] for path in sharded.glob("*-of-*")} == {"run-e0004"}
+    assert verify(sharded / "run-e0004.safetensors.index.json").is_valid
+
+
 def test_sharded_sets_follow(sharded: Path) -> None:
     before = content(sharded)
     modes = {path.name: (path.stat().st_mode, path.stat().st_mtime_ns) for path in sharded.iterdir()}

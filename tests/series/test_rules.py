@@ -230,7 +230,21 @@ def test_a_date_that_no_calendar_has_is_none(entry) -> None:
     }
 
 
-@pytest.mark.parametrize("told", [{"keep_within": 60}, {"keep_daily": 1}, {"keep_hourly": 1}])
+def test_only_what_is_older_goes_as_the_clock_has_it_now(entry) -> None:
+    """Unlike ``keep_within``, which goes by the newest: of a run that ended long ago, the newest stays."""
+    entries = _dated(entry, 40, 31, 29, 1)
+    made = _plan(entries, older_than=30 * DAY)
+    assert [one.name for one in made.remove] == ["m_epoch_2.pt", "m_epoch_1.pt"]
+    assert _kept(made)["m_epoch_3.pt"] == "younger than 30d"
+    ended = _dated(entry, 400, 399, 398)
+    assert _kept(_plan(ended, older_than=30 * DAY)) == {"m_epoch_3.pt": "newest, none is younger than 30d"}
+    assert _kept(_plan(ended, older_than=30 * DAY, keep_last=2)).keys() == {"m_epoch_3.pt", "m_epoch_2.pt"}
+    assert not _plan(ended, keep_within=30 * DAY).remove
+
+
+@pytest.mark.parametrize(
+    "told", [{"keep_within": 60}, {"older_than": 60}, {"keep_daily": 1}, {"keep_hourly": 1}]
+)
 def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
     start = int(NOW - 10 * DAY) * 10**9
     copied = [entry(f"m_epoch_{epoch}.pt", modified=start + epoch * 10**8) for epoch in range(1, 31)]

@@ -117,6 +117,22 @@ def test_while_it_grows_only_that_is_looked_at(run: Path, clock: Time, new: byte
     assert len(surveys) <= 3
 
 
+def test_the_answer_is_read_in_full_once_and_after_it_was_waited_for(
+    run: Path, clock: Time, new: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run / "model_epoch_10.pth"
+    write(clock, path, new[:100])()
+    clock.at(5, write(clock, path, new))
+    read: list[tuple[str, float]] = []
+    real = resuming.read_whole
+    monkeypatch.setattr(
+        resuming, "read_whole", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
+    )
+    assert asked(run, clock)[0].path == str(path)
+    ((name, when),) = read
+    assert (name, when > 5) == (path.name, True)
+
+
 def test_no_part_of_a_file_is_ever_the_answer(run: Path, clock: Time, new: bytes) -> None:
     path = run / "model_epoch_10.pth"
     for cut in (*range(0, len(new), 61), len(new) - 1):

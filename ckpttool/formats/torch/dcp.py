@@ -48,6 +48,7 @@ class TorchDcp(Format):
     """A directory that ``torch.distributed.checkpoint.save`` wrote."""
 
     name: ClassVar[str] = "torch-dcp"
+    written = re.compile(r"(__\d+)?\.metadata|metadata\.json|(common|meta)\.pt|.*\.distcp", re.DOTALL)
 
     def matches(self, probe: Probe) -> bool:
         if any(_DATA.fullmatch(name) for name in probe.entries):

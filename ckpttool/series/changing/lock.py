@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from ckpttool.errors import AccessDenied, from_os_error
-from ckpttool.series.changing.home import home_of
+from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
+from ckpttool.series.changing.home import beside, home_of
 from ckpttool.series.changing.owned import user_named
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
 
@@ -42,6 +42,20 @@ def locked(directory: str) -> Iterator[None]:
             yield
         finally:
             _release(place, name, descriptor)
+
+
+def clear_stale(directories: Iterable[str]) -> None:
+    """Remove the lock files that kills left in directories in which nothing is to be done now.
+
+    One that somebody holds stays, and so does one that can't be opened or removed.
+    """
+    for directory in directories:
+        around, suffix = beside(directory)
+        if os.path.lexists(os.path.join(directory, LOCK)) or os.path.lexists(
+            os.path.join(around, LOCK + suffix)
+        ):
+            with suppress(CheckpointError), locked(directory):
+                pass
 
 
 def _held(around: str, name: str) -> OpenDirectory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.entry import Entry
@@ -15,10 +15,19 @@ AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNO
 Rank = tuple[int, bool, bool]
 
 
-def newest_first(groups: Iterable[Group]) -> Iterator[Entry]:
-    """Yield the checkpoints of all series: the most to resume from first, then the newest."""
+def newest_first(
+    groups: Iterable[Group], is_meant: Callable[[Entry], bool] = lambda entry: True
+) -> Iterator[Entry]:
+    """Yield the checkpoints of all series: the most to resume from first, then the newest.
+
+    Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
+
+    Args:
+        groups: The series.
+        is_meant: Tells which of their checkpoints are yielded.
+    """
     for tier in tiers(groups):
-        yield from _merged(tier)
+        yield from _merged([list(filter(is_meant, one.entries)) for one in tier])
 
 
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:
@@ -44,8 +53,7 @@ def _rank(group: Group) -> Rank:
     return level, is_uncounted, bool(AVERAGED.search(newest.name))
 
 
-def _merged(groups: Sequence[Group]) -> Iterator[Entry]:
-    waiting = [list(one.entries) for one in groups]
+def _merged(waiting: list[list[Entry]]) -> Iterator[Entry]:
     while waiting := [one for one in waiting if one]:
         ordered, _ = in_order([one[-1] for one in waiting])
         newest = ordered[-1]

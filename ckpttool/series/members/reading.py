@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.report import Finding, Severity
 from ckpttool.series.members.entry import Entry
 from ckpttool.tensor import Role
@@ -52,7 +54,7 @@ def read_whole(entry: Entry, jobs: int | None = None, progress: Progress = unsee
 
     try:
         with progress(entry.name, entry.nbytes) as advance:
-            verdict = verify(entry.unit, only=FULL_CHECKS, jobs=jobs, advance=advance)
+            verdict = verify(entry.unit, only=_checks(entry), jobs=jobs, advance=advance)
         special = [one for one in verdict.findings if one.code in _SPECIAL]
         grave = of_weights(entry, special)
     except CheckpointError as failure:
@@ -64,6 +66,13 @@ def read_whole(entry: Entry, jobs: int | None = None, progress: Progress = unsee
     heavy = [one for one in errors if one.code != "nan" or one in grave]
     damage = _damaged(heavy) if heavy or not errors else None
     return Read(_damaged(errors), is_finite=not grave, damage=damage)
+
+
+def _checks(entry: Entry) -> Collection[str]:
+    """Return what is checked: a manifest, too, unless the checkpoint was written again since it was made."""
+    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
+    is_told = any(file.mtime_ns >= entry.modified_ns for file in manifests)
+    return (*FULL_CHECKS, OPTIONAL) if is_told else FULL_CHECKS
 
 
 def _damaged(errors: Sequence[Finding]) -> str:

@@ -40,6 +40,7 @@ _WORD = re.compile(r"[^\s\"'`,;|<>(){}\[\]]+")
 _AFTER = re.compile(r"[:=]")
 _END = ".!?:,;"
 _QUOTES = "\"'`"
+_EMPHASIS = "*_~"
 
 
 def is_note(name: str) -> bool:
@@ -77,6 +78,8 @@ def lines(text: str) -> Iterator[str]:
         for told in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
             if told.strip(_QUOTES):
                 yield told.rstrip(",").strip(_QUOTES)
+            if plain := _without_emphasis(told):
+                yield plain
 
 
 def words(text: str) -> Iterator[str]:
@@ -87,3 +90,9 @@ def words(text: str) -> Iterator[str]:
         yield word
         yield word.rstrip(_END)
         yield from _AFTER.split(word)[1:]
+        yield _without_emphasis(word)
+
+
+def _without_emphasis(text: str) -> str:
+    """Return what Markdown shows of ``**name**`` or ``_name_``, of which the ends may be words apart."""
+    return text.rstrip(_END).strip(_EMPHASIS).strip(_QUOTES).rstrip(_END)

@@ -154,14 +154,27 @@ def _follow(pointed: Pointed, pinned: Pin, index: Index, reach: _Reach) -> None:
     elif (entry := _meant(place, index)) is not None:
         pointed.protect(entry, KEY, pinned.file)
     elif not Pin(pinned.file, pinned.name, place).is_there:
-        is_beside = os.path.isdir(os.path.dirname(place) or os.curdir)
-        lost = reach.around(place) if is_beside else reach.like(place, directory)
-        _leave(pointed, lost, pinned.file, f"{KEY} is {pinned.name}, which {absence(pinned)}")
+        lost = f"{KEY} is {pinned.name}, which {absence(pinned)}"
+        if os.path.isdir(os.path.dirname(place) or os.curdir):
+            _leave(pointed, reach.around(place), pinned.file, lost)
+        elif _WILD.search(pinned.name):
+            _leave(pointed, reach.like(place, directory), pinned.file, lost)
+        else:
+            _protect_namesakes(pointed, pinned, index, lost)
     else:
         groups = reach.below(place if os.path.isdir(place) else os.path.dirname(place))
         fault = fault_of(pinned) if groups else None
         if fault is not None:
             _leave(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+
+
+def _protect_namesakes(pointed: Pointed, pinned: Pin, index: Index, lost: str) -> None:
+    """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
+    directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
+    for place in index.places.get(name, ()):
+        if _is_within(place, directory):
+            pointed.protect(index.by_place[place], f"perhaps {KEY}: {pinned.name}", pinned.file)
+    pointed.warnings.append(f"{shown(pinned.file)}: {lost}; all below it that is called {name} stays")
 
 
 def _meant(place: str, index: Index) -> Entry | None:

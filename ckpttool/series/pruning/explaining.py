@@ -203,6 +203,11 @@ def _not_within(policy: Policy, history: History, entry: Entry) -> str:
     return f"{duration(int(since - saved(entry)))} older than the newest, not within {duration(span)}"
 
 
+def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
+    age = int((history.now or 0) - saved(entry))
+    return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
+
+
 def _not_named(policy: Policy, history: History, entry: Entry) -> str:
     return f"its name is not {' or '.join(policy.keep_names)}"
 
@@ -214,5 +219,6 @@ AGAINST: Mapping[str, Callable[[Policy, History, Entry], str]] = {
     "keep_every_epochs": partial(_not_first, "epoch"),
     **{name: partial(_not_newest, name) for name in PERIODS},
     "keep_within": _not_within,
+    "older_than": _not_younger,
     "keep_names": _not_named,
 }

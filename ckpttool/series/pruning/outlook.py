@@ -51,7 +51,7 @@ def looked_at(place: Place, progress: Progress = unseen) -> Looked:
         UsageError: The policy can't be followed there.
         CheckpointError: The directory, or a file of metrics, can't be looked at.
     """
-    found = survey(place.directory, place.scope)
+    found = survey(place.directory, place.scope, enters_root=place.retention is not None)
     pointed = follow(found.root, found.groups, recursive=place.scope.recursive)
     request = place.retention
     if request is None:

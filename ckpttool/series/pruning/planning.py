@@ -220,7 +220,7 @@ def _unmatched(wanted: Policies, found: Survey) -> Iterator[str]:
 def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = known or survey(root, request)
+    found = known or survey(root, request, enters_root=True)
     itself = [entry for entry in found.entries if entry.unit.path == root]
     if itself and len(found.entries) == 1:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")

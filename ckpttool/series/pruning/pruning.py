@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.series.changing.home import owner_of
 from ckpttool.series.changing.journal import Journal, Removal, waiting
-from ckpttool.series.changing.lock import BUSY, locked
+from ckpttool.series.changing.lock import BUSY, clear_stale, locked
 from ckpttool.series.changing.moves import new_identity
 from ckpttool.series.changing.recovery import Settled, settle_all
 from ckpttool.series.changing.removal import Outcome, remove
@@ -105,6 +105,7 @@ def prune(
             result = replace(result, declined=True)
         elif planned.plan.removals:
             result = _carried_out(locks, root, planned, new_identity() if trash is True else trash or None)
+        clear_stale(locks.others({entry.directory for one in planned.groups for entry in one.entries}))
     return _with_settled(result, settled)
 
 
@@ -124,6 +125,11 @@ class _Locks:
         if directory not in self._held:
             self._stack.enter_context(locked(directory))
             self._held.add(directory)
+
+    def others(self, directories: Iterable[str]) -> list[str]:
+        """Return those of some directories that are not held."""
+        held = {os.path.realpath(one) for one in self._held}
+        return [one for one in directories if os.path.realpath(one) not in held]
 
     def refusal(self, directory: str) -> AccessDenied | None:
         """Lock a directory; return why it can't be changed, which matters only if something is to go.

@@ -78,7 +78,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     root = require_directory(request.directory)
     if (serial := serial_around(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey(root, request)
+    found = survey(root, request, enters_root=True)
     entries = tuple(entry for entry in found.entries if entry.unit.path != root)
     if found.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")

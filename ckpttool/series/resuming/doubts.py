@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.checkpoint import Granularity
 from ckpttool.errors import AccessDenied, NotACheckpoint, NotFound, from_os_error
 from ckpttool.report import counted
-from ckpttool.series.members.choice import newest_first, tiers
+from ckpttool.series.members.choice import tiers
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import bare, shown
 from ckpttool.series.surveying.survey import Survey, nothing_in
@@ -36,12 +36,18 @@ def hopeless(found: Survey) -> Iterator[Entry]:
 
 def newer(found: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
     """Yield what is intact and newer than a choice, and what it lacks: a training can't go on from it."""
-    for entry in newest_first(found.groups):
+    lacking = []
+    for entry in found.entries:
         is_wanted = before is None or entry.step is None or entry.step < before
         is_newer = entry.is_sound and not entry.holds_others and _is_newer(entry, chosen)
         lack = _lack(entry, chosen) if is_wanted and is_newer else None
         if lack is not None:
-            yield entry, f"it is newer, {lack}"
+            lacking.append((entry, f"it is newer, {lack}"))
+    yield from sorted(lacking, key=lambda one: _count(one[0]), reverse=True)
+
+
+def _count(entry: Entry) -> tuple[float, float, int]:
+    return entry.epoch or 0, entry.step or 0, entry.modified_ns
 
 
 def _is_newer(one: Entry, other: Entry) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.errors import NotFound, UsageError
+from ckpttool.series.files import Contents
 from ckpttool.series.members.choice import newest_first
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.reading import read_in_full
+from ckpttool.series.members.order import Group
+from ckpttool.series.members.reading import Progress, read_whole
+from ckpttool.series.members.reading import unseen as unwatched
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.problem import Problem
@@ -69,11 +72,9 @@ class Latest:
 class Wanted(Scope):
     """Which checkpoint is wanted; ``latest`` says what each means."""
 
-    depth: Depth
     best: str | None
     mode: Mode | None
     before: int | None
-    jobs: int | None
     allow_unsafe: bool = False
 
 
@@ -83,7 +84,7 @@ def latest(
     recursive: bool = False,
     exclude: Sequence[str] = (),
     max_depth: int | None = None,
-    depth: Depth = "quick",
+    depth: Depth = "full",
     best: str | None = None,
     mode: Mode | None = None,
     metrics: Sequence[str] = (),
@@ -93,6 +94,7 @@ def latest(
     tell: Tell = lambda text: None,
     clock: Clock = SYSTEM,
     jobs: int | None = None,
+    progress: Progress = unwatched,
 ) -> Latest:
     """Return the newest intact checkpoint of a directory; with ``best`` that of the best metric.
 
@@ -101,7 +103,8 @@ def latest(
         recursive: Whether to descend.
         exclude: Globs of what to pass over.
         max_depth: How many levels to descend at most.
-        depth: Whether intact means the structure, or every byte.
+        depth: Whether intact means every byte, of which the answer is read in full and no other, or the
+            structure.
         best: Name of a metric.
         mode: Which of its values are good.
         metrics: Logs that know more metrics.
@@ -111,6 +114,7 @@ def latest(
         tell: Told what is waited for.
         clock: What the time is.
         jobs: Number of threads.
+        progress: Is told what is read.
 
     Raises:
         UsageError: A metric without a mode, or a mode without a metric.
@@ -123,21 +127,26 @@ def latest(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
-        depth=depth,
         best=best,
         mode=mode,
         metrics=metrics,
         before=before,
-        jobs=jobs,
         allow_unsafe=allow_unsafe,
     )
     watch = Watch(wait, tell, clock)
+    reader = _Reader(jobs, progress) if depth == "full" else None
     refused: frozenset[str] = frozenset()
     while True:
-        search = _Search(directory, wanted, clock.time(), refused, frozenset(watch.writing))
-        look = search.look()
+        search = _Search(directory, wanted, clock.time(), refused, frozenset(watch.writing), reader)
+        surveyed = search.surveyed()
+        # Reading takes long: as long as somebody writes what would come first, it would be in vain.
+        look = search.look(surveyed, reads=not wait)
         if wait and watch.wait([*look.unsettled, *watch.grown(look.quiet)]):
             continue
+        if wait and reader is not None:
+            look = search.look(surveyed, reads=True)
+            if watch.wait(look.unsettled):
+                continue
         found, unsettled = look.found, [*look.unsettled, *look.quiet]
         changing = {one.path for one in watch.still_changing(unsettled)} - refused
         if changing:
@@ -150,6 +159,25 @@ def latest(
         return replace(
             found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for), best=best
         )
+
+
+class _Reader:
+    """Reads checkpoints in full, each once as long as it stays what it was."""
+
+    def __init__(self, jobs: int | None, progress: Progress) -> None:
+        self._jobs = jobs
+        self._progress = progress
+        self._faults: dict[tuple[str, Contents], str | None] = {}
+
+    def fault(self, entry: Entry, *, reads: bool) -> str | None:
+        """Return what is wrong with a checkpoint; without ``reads``, as far as it was read already.
+
+        NaN beside its weights, in an optimizer's state or a single value, spoils none, as in ``prune``.
+        """
+        key = entry.path, entry.contents
+        if key not in self._faults and reads:
+            self._faults[key] = read_whole(entry, self._jobs, self._progress).damage
+        return self._faults.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +208,33 @@ class _Search:
     now: float
     refused: frozenset[str]
     writing: frozenset[str] = frozenset()
+    reader: _Reader | None = None
 
-    def look(self) -> _Look:
-        """Return the answer, and what may become a better one.
+    def surveyed(self) -> Survey | NotFound:
+        """Return what is there, or that the directory isn't.
 
         Raises:
-            CheckpointError: The directory can't be looked at.
+            CheckpointError: It can't be looked at.
         """
-        wanted = self.wanted
         try:
-            found = survey(self.directory, wanted)
+            return survey(self.directory, self.wanted)
         except NotFound as error:
             if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
                 raise
             require_merely_missing(os.fspath(self.directory))
-            return _Look(Latest(None, f"{error.path}: {error.reason}"))
-        chosen, passed = self._choice(found)
+            return error
+
+    def look(self, found: Survey | NotFound, *, reads: bool) -> _Look:
+        """Return the answer, and what may become a better one.
+
+        Args:
+            found: What is there.
+            reads: Whether the answer is read in full, where nobody has read it yet.
+        """
+        if isinstance(found, NotFound):
+            return _Look(Latest(None, f"{found.path}: {found.reason}"))
+        wanted = self.wanted
+        chosen, passed = self._choice(found, reads=reads)
         told = {entry.path for entry, _ in passed}
         without_hope = [(one, one.fault) for one in hopeless(found) if one.path not in told and one.fault]
         unsettled = list(self._unsettled(found, chosen, passed, without_hope))
@@ -211,11 +250,13 @@ class _Search:
             [entry for entry, fault in passed if fault == _unsafe(entry)],
         )
 
-    def _choice(self, found: Survey) -> tuple[Entry | None, list[tuple[Entry, str]]]:
+    def _choice(self, found: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
         """Return the first that nothing is wrong with, and what came before it, with its fault."""
-        passed: list[tuple[Entry, str]] = []
+        passed = [(entry, NO_STEP) for entry in reversed(found.entries) if self._lacks_step(entry)]
         for entry in self._candidates(found):
             fault = self._fault(entry)
+            if fault is None and self.reader is not None:
+                fault = self.reader.fault(entry, reads=reads)
             if fault is None:
                 return entry, passed
             passed.append((entry, fault))
@@ -235,39 +276,42 @@ class _Search:
 
     def _candidates(self, found: Survey) -> Iterator[Entry]:
         """Yield checkpoints, the most wanted first; a run's own directory stands back behind those in it."""
-        before, best = self.wanted.before, self.wanted.best
-        ordered = [
-            entry
-            for entry in newest_first(found.groups)
-            if not entry.holds_others and (before is None or entry.step is None or entry.step < before)
-        ]
+        best = self.wanted.best
         if best is None:
-            yield from ordered
+            yield from newest_first(found.groups, self._may_be_chosen)
             return
         sign = 1 if self.wanted.mode == "min" else -1
-        measured = [
-            (value, entry)
-            for entry in _oldest_first_where_carried_on(ordered, best, self.wanted.mode)
-            if (value := measure(entry, best)) is not None
-        ]
-        finite = [pair for pair in measured if math.isfinite(pair[0])]
-        yield from (entry for _, entry in sorted(finite, key=lambda pair: sign * pair[0]))
-        yield from (entry for value, entry in measured if not math.isfinite(value))
+        alike: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+        for entry in filter(self._may_be_chosen, found.entries):
+            if (value := measure(entry, best)) is not None:
+                alike[sign * value if math.isfinite(value) else math.inf][entry.group].append(entry)
+        carried_on = {one.key for one in found.groups if self._carries_on(one, best)}
+        for _, series in sorted(alike.items()):
+            yield from _newest_of(found, series, carried_on)
+
+    def _carries_on(self, group: Group, metric: str) -> bool:
+        values = (measure(entry, metric) for entry in filter(self._may_be_chosen, group.entries))
+        return is_carried_on(metric, [one for one in values if one is not None], self.wanted.mode)
+
+    def _may_be_chosen(self, entry: Entry) -> bool:
+        before = self.wanted.before
+        is_before = before is None or entry.step is None or entry.step < before
+        return is_before and not entry.holds_others and not self._lacks_step(entry)
+
+    def _lacks_step(self, entry: Entry) -> bool:
+        """Tell whether nobody knows if a checkpoint was saved before the step that is wanted."""
+        return self.wanted.before is not None and entry.step is None and entry.is_sound
 
     def _fault(self, entry: Entry) -> str | None:
         if entry.fault is not None:
             return entry.fault
-        if self.wanted.before is not None and entry.step is None:
-            return NO_STEP
         if temporary_for(entry.name) is not None:
             return "being written"
         if entry.path in self.refused:
             return "being written: it changed while it was waited for"
         fault = unfinished(entry, self.now)
         if fault is None and not self.wanted.allow_unsafe:
-            fault = _unsafe(entry)
-        if fault is None and self.wanted.depth == "full":
-            return read_in_full(entry, self.wanted.jobs)
+            return _unsafe(entry)
         return fault
 
     def _unsettled(
@@ -318,18 +362,24 @@ def _unsafe(entry: Entry) -> str | None:
     return entry.danger and f"unsafe: {entry.danger}"
 
 
-def _oldest_first_where_carried_on(
-    newest_first: Sequence[Entry], metric: str, mode: Mode | None
+def _newest_of(
+    found: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
 ) -> Iterator[Entry]:
-    """Yield checkpoints, the newest first; of a series that carries a metric on the oldest first, there."""
-    series: dict[str, list[Entry]] = defaultdict(list)
-    for entry in reversed(newest_first):
-        series[entry.group].append(entry)
-    for found in series.values():
-        values = [value for one in found if (value := measure(one, metric)) is not None]
-        if is_carried_on(metric, values, mode):
-            found.reverse()
-    yield from (series[entry.group].pop() for entry in newest_first)
+    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest.
+
+    Args:
+        found: What was found.
+        series: The checkpoints by the keys of their series, each from the oldest on.
+        carried_on: The keys of the series in which later ones repeat the metric of the best.
+    """
+    if len(series) == 1:
+        for key, entries in series.items():
+            yield from entries if key in carried_on else reversed(entries)
+        return
+    turns = {key: iter(one if key in carried_on else reversed(one)) for key, one in series.items()}
+    paths = {entry.path for one in series.values() for entry in one}
+    for entry in newest_first(found.groups, lambda one: one.path in paths):
+        yield next(turns[entry.group])
 
 
 def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:

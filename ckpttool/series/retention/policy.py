@@ -40,6 +40,7 @@ class Policy:
         keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly: Of how many hours, days, ISO weeks,
             months and years with a checkpoint the newest one stays; in local time.
         keep_within: What is at most so many seconds older than the newest of its series stays.
+        older_than: What was saved less than so many seconds ago stays: only what is older goes.
         keep_names: Globs of names that stay.
         max_size: A limit in bytes for all that stays of a series. The oldest that only rules keep go until
             the rest fits; what ``keep_best`` or ``keep_names`` asks for goes last. Without another rule, the
@@ -59,13 +60,14 @@ class Policy:
     keep_monthly: int | None = None
     keep_yearly: int | None = None
     keep_within: int | None = None
+    older_than: int | None = None
     keep_names: tuple[str, ...] = ()
     max_size: int | None = None
     incomplete: Incomplete = "keep"
 
     def __post_init__(self) -> None:
         self._require_best()
-        for name in (*COUNTED, "keep_within", "max_size"):
+        for name in (*COUNTED, "keep_within", "older_than", "max_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{option(name)} {value} would keep nothing (at least 1)")

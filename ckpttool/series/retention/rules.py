@@ -221,6 +221,19 @@ def _within(policy: Policy, history: History) -> Told:
     yield from history.undated
 
 
+def _younger(policy: Policy, history: History) -> Told:
+    """Keep what was saved a short time ago from now, and what has no date; else the newest."""
+    span = policy.older_than or 0
+    is_young = [one for one in history.dated if history.now is None or one.seconds > history.now - span]
+    for _, _, entry in is_young:
+        yield entry, f"younger than {duration(span)}"
+    undated = list(history.undated)
+    yield from undated
+    if not is_young and not undated:
+        for entry in history.intact[:1]:
+            yield entry, f"none is younger than {duration(span)}"
+
+
 def _names(policy: Policy, history: History) -> Told:
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
@@ -242,6 +255,7 @@ RULES: Mapping[str, Rule] = {
     "keep_every_epochs": partial(_every, "epoch"),
     **{name: partial(_periods, name) for name in PERIODS},
     "keep_within": _within,
+    "older_than": _younger,
     "keep_names": _names,
     "max_size": _size,
 }

@@ -57,12 +57,13 @@ class Survey:
         return (*self.remarks, *(warning for one in self.groups for warning in one.warnings))
 
 
-def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE) -> Survey:
+def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False) -> Survey:
     """Return what lies in a directory; nothing on disk is changed.
 
     Args:
         root: The directory.
         scope: What of it is looked at, and what makes a series.
+        enters_root: Whether a set of files that is alone in it is the first of a series, not the directory.
 
     Raises:
         UsageError: A log can't be understood.
@@ -70,7 +71,10 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE) -> Survey:
     """
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
-    tour = _Tour(path, Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth))
+    walk = Walk(
+        recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root
+    )
+    tour = _Tour(path, walk)
     looked = tour.looked()
     places = {unit.path: os.path.dirname(unit.path) or os.curdir for unit, _ in looked}
     directories = sorted({path, *places.values()})

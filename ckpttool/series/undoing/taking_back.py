@@ -109,16 +109,16 @@ def _one(
             refused |= outcome.failed
             fit = tuple(move for move in fit if move.path in outcome.moved)
         if fit or not (wanted.moves or refused):
-            told = _pointers(record, step, moves)
-            done.pointers += [path for path in told if path not in done.pointers]
+            done.pointers = list(dict.fromkeys([*done.pointers, *_pointers(record, step, moves)]))
             if moves.moves or moves.is_bound:
                 done.warnings += [f"{one.path}: {one.message}" for one in left]
             else:  # there is nothing else that it could be told with
                 done.problems += left
         if not (wanted.moves or refused or dry_run):
             _forget(record, step)
+    called_now = _calling(record)
     for move in fit:
-        done.restored.setdefault(_path(record, move.path), _was(record, move))
+        done.restored.setdefault(_path(record, move.path), _was(record, called_now, move))
     done.problems += _problems(record, refused)
     return bool(refused)
 
@@ -156,30 +156,39 @@ def _path(record: Record, path: str) -> str:
     return shown(os.path.join(record.directory, os.path.basename(path)))
 
 
-def _was(record: Record, move: Move) -> str:
+def _was(record: Record, called_now: Callable[[str], str], move: Move) -> str:
     """Return the path that a checkpoint had until it was taken back."""
     base = os.path.basename(move.path)
     for name in (base, base + INDEX):
-        now = _called_now(record, name)
+        now = called_now(name)
         if now != name:
             now = now.removesuffix(INDEX) if name != base else now
             return os.path.join(record.steps[-1].undoing.source, now)
     return os.path.join(record.steps[-1].undoing.source, move.members[0][0])
 
 
-def _called_now(record: Record, name: str) -> str:
-    """Return what a command has made of a name, step by step."""
-    for step in record.steps:
-        members = {os.path.basename(old): now for move in step.undoing.moves for now, old in move.members}
-        name = members.get(name) or _written_as(step.undoing, name) or name
-    return name
+def _calling(record: Record) -> Callable[[str], str]:
+    """Return what tells the name that a command has made of another, step by step."""
+    steps = [
+        dict(_rewritten(step.undoing))
+        | {os.path.basename(old): now for move in step.undoing.moves for now, old in move.members}
+        for step in record.steps
+    ]
+
+    def called_now(name: str) -> str:
+        for names in steps:
+            name = names.get(name) or name
+        return name
+
+    return called_now
 
 
-def _written_as(undoing: Moves, name: str) -> str | None:
-    """Return the name of the text that goes as one comes: an index, which has other names in it then."""
+def _rewritten(undoing: Moves) -> Iterator[tuple[str, str]]:
+    """Yield texts that come with those that go for them: indexes, which have other names in them then."""
     rewrites = undoing.rewrites
     for number, one in enumerate(rewrites):
-        if one.name == name and one.before is None:
+        if one.before is None:
             near = (rewrites[at] for at in (number - 1, number + 1) if 0 <= at < len(rewrites))
-            return next((other.name for other in near if other.after is None), None)
-    return None
+            other = next((two.name for two in near if two.after is None), None)
+            if other is not None:
+                yield one.name, other
