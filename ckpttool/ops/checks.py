@@ -18,6 +18,8 @@ from ckpttool.ops.scanned import (
     covered_by_checksums,
     loss_findings,
     special_findings,
+    unread_findings,
+    unread_values,
     without_checksums,
     without_values,
 )
@@ -159,11 +161,16 @@ class Verifier:
 
     def _values(self) -> Check:
         tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
-        if not tensors:
-            return Check("values", Status.SKIPPED, without_values(self._checkpoint))
+        unread = unread_values(self._checkpoint)
         findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
-        findings += loss_findings(self._checkpoint)
-        return self._check("values", findings, counted(len(tensors), "tensor"))
+        findings += unread_findings(self._checkpoint)
+        findings += loss_findings(self._checkpoint) if tensors else []
+        check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
+        if not tensors:
+            unread = without_values(self._checkpoint)
+        if check.status is Status.PASSED and unread is not None:
+            return Check("values", Status.SKIPPED, unread)
+        return check
 
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return the tensors that the pass over the file has not shown to be finite."""
@@ -227,7 +234,7 @@ def _nothing_checked(checks: Sequence[Check], only: Collection[str]) -> Iterator
     wanted = [check for check in checks if check.name in only]
     if all(check.status is Status.SKIPPED for check in wanted):
         why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
-        yield error(NOTHING_CHECKED, f"no check that was asked for could run ({why})")
+        yield error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})")
 
 
 def _place(span: Span) -> tuple[str, int, int]:

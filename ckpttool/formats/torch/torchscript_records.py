@@ -64,7 +64,12 @@ def opened(probe: Probe, format: str) -> Checkpoint:
         pickles.found |= dict.fromkeys(judge_code(records))
         if "bytecode.pkl" in records.by_name:
             pickles.found |= dict.fromkeys(_judged_byte_code(pickles.root("bytecode.pkl")))
-    findings = (*records.findings(), *data.findings(), *constants.findings(), *pickles.findings)
+    findings = (
+        *records.findings(),
+        *data.findings(flat.tensors),
+        *constants.findings(flat.tensors),
+        *pickles.findings,
+    )
     return assemble(
         probe=probe,
         format=format,
