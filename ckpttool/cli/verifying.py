@@ -113,10 +113,16 @@ def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
 
 
 def _passed_over(unknown: Sequence[str]) -> Iterator[str]:
-    """Yield what is to be said of files that may be checkpoints by their names, and that no format knows."""
-    if unknown:
-        more = f", and {len(unknown) - 1:,} more" if len(unknown) > 1 else ""
-        yield f"{unknown[0]}{more}: not verified, safety unknown: no format recognises the content"
+    """Yield what is to be said of files that are no checkpoints to read, a line for each kind of them."""
+    from ckpttool.formats.discovery import foreign_at
+
+    kinds: dict[str, list[str]] = {}
+    for path in unknown:
+        other = foreign_at(path)
+        kinds.setdefault(other.told if other else "no format recognises the content", []).append(path)
+    for why, paths in kinds.items():
+        more = f", and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        yield f"{paths[0]}{more}: not verified, safety unknown: {why}"
 
 
 def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -> bool:

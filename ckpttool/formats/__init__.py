@@ -32,6 +32,7 @@ FORMATS: dict[str, str] = {
     "torch.dcp_safetensors:DcpConsolidated": "directory",
     "torch.deepspeed:DeepSpeed": "directory",
     "torch.export:TorchExport": "zip",
+    "torch.stable_baselines:StableBaselines": "zip",
     "arrays.files:Npy": "numpy",
     "arrays.files:Npz": "zip",
     "paddle.fluid:Fluid": "directory",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
+from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 
@@ -39,7 +40,7 @@ class Walk:
             instead of being what the root is.
         on_error: Told of what could not be looked at; the walk goes on.
         on_unknown: Told the path of a file that may be a checkpoint by its name, like ``model.bin``, and is
-            none by its content.
+            none by its content; or has a format that is not read.
     """
 
     recursive: bool = True
@@ -281,9 +282,19 @@ def looked_at(path: str, walk: Walk) -> Unit | None:
     except CheckpointError as error:
         _told(walk, error)
         return None
-    if unit is None and path.lower().endswith(_MAYBE):
+    lowered = path.lower()
+    if unit is None and (lowered.endswith(_MAYBE) or (lowered.endswith(SUFFIXES) and foreign_at(path))):
         walk.on_unknown(path)
     return unit
+
+
+def foreign_at(path: str) -> Foreign | None:
+    """Return the format that a file has and ckpttool does not read; None for all others."""
+    try:
+        with Probe(path) as probe:
+            return foreign(probe)
+    except CheckpointError:
+        return None
 
 
 def is_excluded(path: str, walk: Walk) -> bool:

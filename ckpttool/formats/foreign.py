@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -94,15 +95,52 @@ def _is_tflite(probe: Probe) -> bool:
     return probe.head[4:8] == _TFLITE
 
 
+def _holds(*names: str) -> Callable[[Probe], bool]:
+    return lambda probe: probe.names.issuperset(names)
+
+
+def _is_graph(probe: Probe) -> bool:
+    """Tell whether it begins as a GraphDef does: with a node, its name, and the name of its operator."""
+    name = _text_at(probe.head, _inside(probe.head))
+    operator = None if name is None else _text_at(probe.head, name.end(), b"\x12")
+    return operator is not None and operator[1][:1].isalpha()
+
+
+def _inside(head: bytes) -> int:
+    """Return where the first message of a repeated field 1 begins; -1 where there is none."""
+    match = re.match(rb"\x0a[\x80-\xff]{0,4}[\x00-\x7f]", head)
+    return -1 if match is None else match.end()
+
+
+def _text_at(head: bytes, at: int, tag: bytes = b"\x0a") -> re.Match[bytes] | None:
+    """Return the printable text of a field of less than 128 bytes; None where there is none."""
+    if at < 0 or head[at : at + 1] != tag or len(head) <= at + 1:
+        return None
+    return re.compile(rb"([\x21-\x7e]{%d})" % (head[at + 1] or 1)).match(head, at + 2)
+
+
 FOREIGN = (
     Foreign("a GGUF file", "llama.cpp, or gguf-dump of the gguf package", _starts(_GGUF)),
     Foreign("an OCDBT file of Orbax", "orbax-checkpoint, given its directory", _starts(*_OCDBT)),
     Foreign("a TensorFlow Lite model", "tensorflow", _is_tflite),
     Foreign("an ONNX model", "onnx.checker, or onnxruntime", _is_onnx),
+    Foreign("a frozen graph (GraphDef)", "tf.compat.v1.import_graph_def", _is_graph),
+    Foreign(
+        "an agent of stable-baselines 2", "stable_baselines of TensorFlow 1", _holds("data", "parameter_list")
+    ),
+    Foreign(
+        "a model of Deeplearning4j",
+        "ModelSerializer of Deeplearning4j",
+        _holds("configuration.json", "coefficients.bin"),
+    ),
     Foreign("a Flax checkpoint (msgpack)", "flax.serialization.msgpack_restore", _is_flax),
     Foreign("an Orbax checkpoint", "orbax-checkpoint", _is_orbax),
     Foreign("a distributed checkpoint of Paddle", "paddle.distributed", _is_paddle_distributed),
 )
+
+
+SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".tflite", ".zip")
+"""How files of such formats end that lie beside checkpoints."""
 
 
 def foreign(probe: Probe) -> Foreign | None:

@@ -133,6 +133,11 @@ class Probe:
             raise DamagedCheckpoint(self.path, "no zip", expected="PK at byte 0")
         return self._archive
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the whole names in the zip; none where there is no zip, or its directory is lost."""
+        return frozenset(self._archive.names) if isinstance(self._archive, Archive) else frozenset()
+
     @cached_property
     def members(self) -> frozenset[str]:
         """Return the names in the zip behind their common root, in lower case; none where there is no zip.

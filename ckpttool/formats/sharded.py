@@ -35,7 +35,7 @@ from ckpttool.formats.shard_index import (
     schemes_named,
     schemes_of,
 )
-from ckpttool.report import Finding, error, note, warning
+from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.walk import walk
@@ -278,4 +278,9 @@ def _check_total(index: Index, tensors: tuple[Tensor, ...]) -> Iterator[Finding]
     untied = sum(tensor.nbytes for tensor in tensors if tensor.shares_with is None)
     if told is not None and told not in (total, untied):
         message = f"total_size is {told!r:.40}, and the tensors have {total:,} bytes"
-        yield warning("shard-total-size", message, os.path.basename(index.path))
+        empty = sum(not tensor.size for tensor in tensors)
+        if empty and isinstance(told, int) and told > total:
+            message += f"; {counted(empty, 'tensor')} of them without an element"
+            yield error("shard-total-size", message, os.path.basename(index.path))
+        else:
+            yield warning("shard-total-size", message, os.path.basename(index.path))

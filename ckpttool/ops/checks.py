@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, LimitExceeded
 from ckpttool.formats.torch.chunks import storages_of
+from ckpttool.ops.hollow import Element, hollow_findings
 from ckpttool.ops.manifest import compare, has_digests, manifests_of
 from ckpttool.ops.scanned import (
     checksum_findings,
     covered_by_checksums,
     loss_findings,
     special_findings,
+    unread_findings,
+    unread_values,
     without_checksums,
     without_values,
 )
@@ -33,8 +36,8 @@ from ckpttool.ops.verdict import (
     fatal,
     safety_of,
 )
-from ckpttool.report import Finding, Severity, counted, error
-from ckpttool.tensor import Span, Tensor
+from ckpttool.report import Finding, Severity, counted, error, has_errors
+from ckpttool.tensor import Path, Span, Tensor
 from ckpttool.wire.scan import Scanned, count_specials, scan
 from ckpttool.work import Advance
 
@@ -70,6 +73,8 @@ class Verifier:
         self._scanned: list[Scanned] = []
         self._manifests = manifests_of(checkpoint)
         self._rereads = 0
+        self._elements: dict[Path, bytes | None] = {}
+        """What tensors that were looked at one by one consist of, if it is one element again and again."""
         self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
 
     def run(self, prediction: Prediction | None, ignores: Sequence[Ignore]) -> Verification:
@@ -159,11 +164,18 @@ class Verifier:
 
     def _values(self) -> Check:
         tensors = [tensor for tensor in self._checkpoint.tensors if tensor.values is not None]
-        if not tensors:
-            return Check("values", Status.SKIPPED, without_values(self._checkpoint))
+        unread = unread_values(self._checkpoint)
         findings = [finding for tensor in self._doubtful(tensors) for finding in self._specials(tensor)]
-        findings += loss_findings(self._checkpoint)
-        return self._check("values", findings, counted(len(tensors), "tensor"))
+        findings += unread_findings(self._checkpoint)
+        if not has_errors(self._checkpoint.findings):
+            findings += hollow_findings(self._checkpoint, self._repeated_element())
+        findings += loss_findings(self._checkpoint) if tensors else []
+        check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
+        if not tensors:
+            unread = without_values(self._checkpoint)
+        if check.status is Status.PASSED and unread is not None:
+            return Check("values", Status.SKIPPED, unread)
+        return check
 
     def _doubtful(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """Return the tensors that the pass over the file has not shown to be finite."""
@@ -188,7 +200,27 @@ class Verifier:
             specials = count_specials(tensor.values, tensor.dtype, self._reread)
         except CheckpointError as failure:
             return [error(failure.code, failure.reason, tensor.name)]
+        self._elements[tensor.path] = specials.element
         return special_findings(specials, tensor)
+
+    def _repeated_element(self) -> Element:
+        """Return what tells which element a tensor repeats, from the pass over the file."""
+        known = {
+            _place(one.span): (one.span.dtype, one.element)
+            for one in self._scanned
+            if one.element is not None
+        }
+
+        def element_of(tensor: Tensor) -> bytes | None:
+            if tensor.path in self._elements:
+                return self._elements[tensor.path]
+            found = {known.get((one.file, one.offset, one.nbytes)) for one in storages_of(tensor)}
+            dtype, element = (found.pop() if len(found) == 1 else None) or (None, b"")
+            if dtype is not tensor.dtype:
+                return None
+            return element if tensor.byteorder == "little" else element[::-1]
+
+        return element_of
 
     def _reread(self, nbytes: int) -> None:
         """Count bytes that are read once more, because tensors in them may hold a NaN.
@@ -227,7 +259,7 @@ def _nothing_checked(checks: Sequence[Check], only: Collection[str]) -> Iterator
     wanted = [check for check in checks if check.name in only]
     if all(check.status is Status.SKIPPED for check in wanted):
         why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
-        yield error(NOTHING_CHECKED, f"no check that was asked for could run ({why})")
+        yield error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})")
 
 
 def _place(span: Span) -> tuple[str, int, int]:

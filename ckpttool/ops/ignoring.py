@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from ckpttool.ops.verdict import OWED, Check, Status, Verification, fatal
+from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
 from ckpttool.report import Finding, Severity, counted
 
 _COUNT = re.compile(r"[\d,]+ findings? in ")
@@ -111,5 +111,6 @@ def _judged_again(check: Check, own: Sequence[Finding], failing: Sequence[Severi
         return replace(check, detail=f"{detail}, {ignored:,} ignored")
     if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):
         return Check(check.name, Status.SKIPPED, f"{counted(parts, 'part')} could not be searched")
+    status = Status.SKIPPED if any(finding.code == VALUES_NOT_READ for finding in own) else Status.PASSED
     detail = f"{scope}, {ignored:,} ignored" if has_scope else f"{counted(ignored, 'finding')} ignored"
-    return Check(check.name, Status.PASSED, detail)
+    return Check(check.name, status, detail)

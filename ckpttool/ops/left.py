@@ -31,6 +31,7 @@ _FILES = {
 """Under which keys a reader tells of files that are neither tensors nor read, by format."""
 _NOT_READ = frozenset(
     {
+        "bytes-unused",
         "content-entry",
         "hdf5-soft-link",
         "layout-not-read",
@@ -41,6 +42,7 @@ _NOT_READ = frozenset(
         "part-unrecognised",
         "trailing-bytes",
         "unknown-field",
+        "unused-storage",
         "weights-not-read",
     }
 )

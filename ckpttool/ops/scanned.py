@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
-from ckpttool.report import Finding, counted, error, warning
+from ckpttool.ops.verdict import VALUES_NOT_READ
+from ckpttool.report import Finding, counted, error, has_errors, warning
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, Specials
 
@@ -78,6 +79,50 @@ def without_checksums(checkpoint: Checkpoint) -> str:
     if checkpoint.format == "savedmodel" and not checkpoint.tensors:
         return "there are no variables, and nothing else carries any"
     return f"{kind} files carry no checksums"
+
+
+_UNREAD = frozenset(
+    {
+        "bytes-unused",
+        "layout-not-read",
+        "object-array",
+        "opaque-type",
+        "part-not-checked",
+        "part-unrecognised",
+        "unused-storage",
+        "weights-not-read",
+    }
+)
+"""Findings of formats which say that there are values that nothing looks at."""
+_NAMED = 3
+
+
+def unread_values(checkpoint: Checkpoint) -> str | None:
+    """Return how much of what a checkpoint holds the check of its values could not see; None for nothing."""
+    bare = len(_without_values(checkpoint))
+    parts = sum(finding.code in _UNREAD for finding in checkpoint.findings)
+    if not bare and not parts:
+        return None
+    total = len(checkpoint.tensors)
+    told = [f"{total - bare:,} of {counted(total, 'tensor')}" if bare else counted(total, "tensor")]
+    told += [f"{bare:,} not read"] if bare else []
+    told += [f"{counted(parts, 'part')} not looked at, which the findings name"] if parts else []
+    return "; ".join(told)
+
+
+def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
+    """Return a warning where tensors have no values to look at, and no error says why."""
+    bare = _without_values(checkpoint)
+    if not bare or has_errors((*checkpoint.findings, *checkpoint.safety)):
+        return []
+    count = f"{len(bare):,} of {counted(len(checkpoint.tensors), 'tensor')}"
+    message = f"the values of {count} are not in the file, or in a form that is not read"
+    more = "" if len(bare) <= _NAMED else f" and {len(bare) - _NAMED:,} more"
+    return [warning(VALUES_NOT_READ, message, ", ".join(bare[:_NAMED]) + more)]
+
+
+def _without_values(checkpoint: Checkpoint) -> list[str]:
+    return [one.name for one in checkpoint.tensors if one.values is None and one.dtype.kind != "string"]
 
 
 def without_values(checkpoint: Checkpoint) -> str:

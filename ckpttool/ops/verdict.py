@@ -16,6 +16,8 @@ PREDICTION = ("load", "predict")
 QUICK_CHECKS = ("structure", "safety")
 NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
+VALUES_NOT_READ = "values-not-read"
+"""The finding of a check of values that could not see all of them: it doesn't pass, whoever accepts it."""
 OWED = (NOTHING_CHECKED, NOT_PREDICTED)
 """Findings which say that what was asked for was not done."""
 

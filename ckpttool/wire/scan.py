@@ -40,12 +40,14 @@ class Scanned:
     Attributes:
         crc32: Checksum of the bytes; None where reading them failed.
         is_suspicious: Whether any element, read as the span's type, is NaN or infinite.
+        element: The bytes of the one element that the whole span repeats; None where it has others.
         failure: Why reading failed.
     """
 
     span: Span
     crc32: int | None = None
     is_suspicious: bool = False
+    element: bytes | None = None
     failure: CheckpointError | None = None
 
     @property
@@ -60,6 +62,7 @@ class _Piece:
     start: int
     nbytes: int
     crc32: int = 0
+    element: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -144,6 +147,7 @@ def _scan_piece(
     wants_checksum = checksum and span.crc32 is not None
     if test is None and not wants_checksum:
         return
+    repetition = Repetition(span.dtype.itemsize) if test is not None and span.dtype is not None else None
     for start in range(piece.start, piece.start + piece.nbytes, CHUNK_BYTES):
         chunk = buffer[: min(CHUNK_BYTES, piece.start + piece.nbytes - start)]
         try:
@@ -155,6 +159,9 @@ def _scan_piece(
             piece.crc32 = _CHECKSUMS[span.algorithm](chunk, piece.crc32)
         if test is not None and not scanned.is_suspicious and test(len(chunk)):
             scanned.is_suspicious = True
+        if repetition is not None and repetition.holds:
+            repetition.add(chunk)
+    piece.element = None if repetition is None else repetition.element
 
 
 def _test_of(
@@ -207,10 +214,12 @@ def _combine(pieces: list[_Piece]) -> None:
     """Set the checksum of each span from those of its pieces, which lie one behind the other."""
     for piece in pieces:
         scanned = piece.scanned
+        if scanned.failure is not None or piece.element != scanned.element:
+            scanned.element = None
         if scanned.failure is not None:
             scanned.crc32 = None
         elif piece.start == 0:
-            scanned.crc32 = piece.crc32
+            scanned.crc32, scanned.element = piece.crc32, piece.element
         elif scanned.crc32 is not None:
             polynomial = _POLYNOMIALS[scanned.span.algorithm]
             scanned.crc32 = combined_crc32(scanned.crc32, piece.crc32, piece.nbytes, polynomial)
@@ -258,12 +267,47 @@ def _squared(rows: list[int]) -> list[int]:
     return [_image(rows, row) for row in rows]
 
 
+class Repetition:
+    """Whether bytes are one element again and again: of other bytes, few are looked at."""
+
+    def __init__(self, itemsize: int) -> None:
+        self._itemsize = itemsize
+        self._first: bytes | None = None
+        self.holds = True
+
+    @property
+    def element(self) -> bytes | None:
+        """Return the element that all blocks so far repeat; None where there were others, or none."""
+        return self._first[: self._itemsize] if self.holds and self._first else None
+
+    def add(self, block: memoryview) -> None:
+        """Look at the next block, of whole elements."""
+        width = self._itemsize
+        if self._first is None:
+            self.holds = block[:width] == block[width : 2 * width] or len(block) == width
+            if self.holds:
+                self._first = bytes(block)
+                self.holds = self._first[width:] == self._first[:-width]
+        elif block[:width] != self._first[:width]:
+            self.holds = False
+        else:
+            self.holds = self._is_like_first(bytes(block))
+
+    def _is_like_first(self, block: bytes) -> bool:
+        assert self._first is not None  # the caller asked
+        if len(block) > len(self._first):
+            width = self._itemsize
+            return block[width:] == block[:-width]
+        return self._first.startswith(block)
+
+
 @dataclass(frozen=True, slots=True)
 class Specials:
-    """How many elements are no numbers."""
+    """How many elements are no numbers, and the bytes of the one element that all are, little-endian."""
 
     nan: int = 0
     infinite: int = 0
+    element: bytes | None = None
 
 
 def count_specials(
@@ -279,12 +323,15 @@ def count_specials(
     if code is None:
         return Specials()
     nan = infinite = 0
+    repetition = Repetition(dtype.itemsize)
     for block in values.once().blocks(CHUNK_BYTES):
         advance(len(block))
+        if repetition.holds:
+            repetition.add(block)
         words: np.ndarray[Any, Any] = np.frombuffer(block, f"<u{code.word_bytes}") & np.array(
             code.mask, f"<u{code.word_bytes}"
         )
         nan += int(np.count_nonzero((words >= code.first_nan) & (words <= code.last_nan)))
         if code.infinity is not None:
             infinite += int(np.count_nonzero(words == code.infinity))
-    return Specials(nan, infinite)
+    return Specials(nan, infinite, repetition.element)

@@ -570,7 +570,7 @@ def test_nothing_that_was_asked_for_could_run(run, infinite: Path) -> None:
     assert (status, err) == (1, "")
     assert out.startswith("NOT RUN")
     why = "checksum was skipped: safetensors files carry no checksums"
-    assert out.endswith(f"error nothing-checked: no check that was asked for could run ({why})\n")
+    assert out.endswith(f"error nothing-checked: no check that was asked for could finish ({why})\n")
     told = json.loads(run("verify", infinite, "--only", "checksum", "--json").out)
     assert (told["verdict"], told["checkpoints"][0]["findings"][0]["code"]) == ("invalid", "nothing-checked")
     assert run("verify", infinite, "--only", "checksum,values").status == 0

@@ -77,7 +77,8 @@ def test_only_manifest_where_there_is_none(run, guide: Path) -> None:
     assert status == 1
     assert "manifest   skipped  there is none beside it" in out
     assert (
-        "error nothing-checked: no check that was asked for could run (manifest was skipped: there is" in out
+        "error nothing-checked: no check that was asked for could finish (manifest was skipped: there is"
+        in out
     )
 
 

@@ -79,6 +79,12 @@ class TestTorchScript(ZipContract):
         assert found == expected
 
 
+class TestStableBaselines(FormatContract):
+    format = "stable-baselines3"
+    fixtures = tuple(sorted(FILES.glob("stable-baselines3/*.zip")))
+    suspected = frozenset({"ppo.zip", "sac.zip"})  # spaces of gymnasium
+
+
 class TestPickle(FormatContract):
     format = "pickle"
     fixtures = tuple(sorted(FILES.glob("pickle/*.pkl")))

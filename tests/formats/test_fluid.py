@@ -388,3 +388,59 @@ def test_its_own_manifests_are_no_strangers(files: Path, tmp_path: Path, generat
     assert codes(place) == told
     (place / ".checkpoint_999.sha256").write_text("")
     assert codes(place) == [*told, "not-part"]
+
+
+# Beside a program ------------------------------------------------------------------------------------
+
+STRAYS = {
+    "README.md": b"# A model\n",
+    "one": b"x",
+    "zero": b"\0",
+    "model.yml": b"",
+    "sub/notes.txt": b"later",
+}
+
+
+@pytest.mark.parametrize("name", STRAYS)
+@pytest.mark.parametrize("kind", ["separate", "combined"])
+def test_a_stray_file_beside_a_program_is_a_note(files: Path, tmp_path: Path, kind: str, name: str) -> None:
+    place = Path(shutil.copytree(files / "fluid" / f"inference-{kind}", tmp_path / "model"))
+    if kind == "combined":
+        name = name.replace("/", "-")
+        (place / "__params__").rename(place / "weights")  # under a name of the user's, it is still found
+    (place / name).parent.mkdir(exist_ok=True)
+    (place / name).write_bytes(STRAYS.get(name, b"later"))
+    found = verify(place)
+    assert found.is_valid
+    assert [(one.code, one.severity, one.where) for one in found.findings] == [
+        ("not-part", Severity.NOTE, name)
+    ]
+    with open_checkpoint(place) as checkpoint:
+        assert set(checkpoint) == {"fc_0.w_0", "fc_0.b_0", "fc_1.w_0", "fc_1.b_0"}
+
+
+@pytest.mark.parametrize("left", [("fc_0.w_0", "fc_1.w_0", "fc_1.b_0"), ("fc_0.w_0",), ()])
+@pytest.mark.parametrize("stray", [None, "README.md"])
+def test_variables_without_a_file_are_missing(
+    files: Path, tmp_path: Path, left: tuple[str, ...], stray: str | None
+) -> None:
+    place = Path(shutil.copytree(files / "fluid" / "inference-separate", tmp_path / "model"))
+    for path in place.iterdir():
+        if path.name not in ("__model__", *left):
+            path.unlink()
+    if stray is not None:
+        (place / stray).write_text("# A model\n", "utf-8")
+    found = [one for one in opened(place).findings if one.severity is Severity.ERROR]
+    told = f"no file of {counted(4 - len(left), 'variable')} of the program, like 'fc_0.b_0'"
+    assert [(one.code, one.message) for one in found] == [("variable-missing", told)]
+
+
+def test_a_missing_marker_is_named_with_its_path(files: Path, serial: Path) -> None:
+    (serial / "trainer_1" / "_SUCCESS").unlink()
+    assert [one.message for one in opened(serial).findings] == ["no trainer_1/_SUCCESS"]
+    (serial / "__model__" / "_SUCCESS").unlink()
+    messages = {one.code: one.message for one in opened(serial).findings}
+    assert messages["no-marker-anywhere"].startswith("no __model__/_SUCCESS, ")
+    shutil.copytree(files / "fluid" / "generation-b" / "checkpoint_4", serial.with_name("checkpoint_7"))
+    messages = {one.code: one.message for one in opened(serial).findings}
+    assert messages["no-marker"].startswith("no __model__/_SUCCESS: ")

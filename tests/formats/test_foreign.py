@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,25 @@ import pytest
 from ckpttool.cli import run
 from ckpttool.errors import DamagedCheckpoint, NotACheckpoint
 from ckpttool.formats import open_checkpoint
+from ckpttool.formats.foreign import SUFFIXES
 
 ARRAY = b"\xc7\x10\x01\x93\x91\x02\xa7float32\xc4\x02\0\0"
+
+
+def zipped(*names: str) -> bytes:
+    with io.BytesIO() as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name in names:
+                archive.writestr(name, b"{}")
+        return file.getvalue()
+
+
 FILES = {
+    # GraphDef: a node "x" of the operator Const; one of 300 bytes
+    "frozen.pb": (b"\x0a\x0a\x0a\x01x\x12\x05Const\x22\x02\x08\x0c", "a frozen graph"),
+    "large.pb": (b"\x0a\xac\x02\x0a\x0cMobile/input\x12\x0bPlaceholder" + bytes(280), "a frozen graph"),
+    "agent.zip": (zipped("data", "parameters", "parameter_list"), "an agent of stable-baselines 2"),
+    "net.zip": (zipped("configuration.json", "coefficients.bin"), "a model of Deeplearning4j"),
     "m.gguf": (b"GGUF\x03\0\0\0" + bytes(16), "a GGUF file"),
     "m.onnx": (b"\x08\x0a\x12\x07pytorch\x3a\x00", "an ONNX model"),
     "bare.onnx": (b"\x08\x0a\x3a\x04\x0a\x02\x0a\x00", "an ONNX model"),
@@ -35,6 +54,26 @@ def test_it_is_named_and_exits_2(name: str, tmp_path: Path, capsys: pytest.Captu
     assert "does not read; use " in told.err
 
 
+def test_beside_checkpoints_they_are_named(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(files / "pytorch" / "guide.pth", tmp_path)
+    for name, (data, _) in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "sources.zip").write_bytes(zipped("a.py"))
+    (tmp_path / "other.pb").write_bytes(b"\x0a\x03abc")
+    assert run(["verify", str(tmp_path)]) == 0
+    told = capsys.readouterr().err
+    for name, (_, what) in FILES.items():
+        assert what in told or not name.endswith(SUFFIXES)
+    assert (
+        f"{tmp_path}/agent.zip: not verified, safety unknown: an agent of stable-baselines 2, which" in told
+    )
+    assert f"{tmp_path}/frozen.pb, and 1 more: not verified" in told
+    assert "sources" not in told
+    assert "other" not in told
+
+
 def test_under_a_checkpoints_name_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "m.pth"
     path.write_bytes(FILES["m.gguf"][0])
@@ -52,7 +91,7 @@ def test_directories_of_orbax(marks: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\x08\x01\x12\x04\x0a\x02\x0a\x00", b"\x81", b"\x08", b"plain text", bytes(64)]
+    "data", [b"\x08\x01\x12\x04\x0a\x02\x0a\x00", b"\x81", b"\x08", b"plain text", bytes(64), b"\x0a\x03abc"]
 )
 def test_what_only_looks_alike_is_not_named(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.dat"

@@ -205,10 +205,11 @@ def _check_marker(parts: Parts, entries: Entries, *, has_variables: bool) -> Non
         message = f"no {MODEL}: only the trainer that wrote it holds the variables"
         parts.fault("no-model", message)
     elif not has_marker(entries):
+        marker = f"{MODEL}/{MARKER}" if MODEL in entries else MARKER
         if siblings_have_marker(parts.root):
-            parts.fault("no-marker", f"no {MARKER}: its save did not finish, and Paddle does not load it")
+            parts.fault("no-marker", f"no {marker}: its save did not finish, and Paddle does not load it")
         else:
-            message = f"no {MARKER}, nor in any serial beside it: judged by its content alone"
+            message = f"no {marker}, nor in any serial beside it: judged by its content alone"
             parts.findings.append(note("no-marker-anywhere", message))
 
 

@@ -6,6 +6,7 @@ Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py``, ``save_vars`` and ``s
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from itertools import islice
 
 from ckpttool.checkpoint import Producer
@@ -16,11 +17,13 @@ from ckpttool.formats.paddle.fluid_parts import (
     Parts,
     add_variables,
     check_accumulators,
+    files_by_variable,
+    is_stream_file,
     role_of,
 )
 from ckpttool.formats.paddle.program import Program, read_program
 from ckpttool.formats.parts import placed
-from ckpttool.report import warning
+from ckpttool.report import counted, note, warning
 from ckpttool.wire.lodtensor import Stream, lod_fault, read_all
 from ckpttool.wire.source import Source
 
@@ -32,16 +35,22 @@ def add_inference(parts: Parts, entries: Entries) -> Producer:
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
     parts.safety += (placed(finding, MODEL) for finding in program.safety)
-    combined = _combined(entries, is_one=len(program.stored) < 2)
-    if combined is not None and parts.is_inside(combined):
-        add_combined(parts, combined, program)
-    elif combined is None:
-        add_variables(parts, entries, lambda name: name == MODEL)
+    names = frozenset(one.name for one in program.stored)
+    combined = _combined(entries, names)
+    if combined is None:
+        strays = _strays(entries, names)
+        add_variables(parts, entries, lambda name: name == MODEL or name in strays)
         found = {tensor.path[0] for tensor in parts.tensors}
         lacking = [one.name for one in program.stored if one.name not in found]
         if lacking:
-            message = f"{len(lacking):,} variables of the program have no file, like {lacking[0]!r}"
+            message = f"no file of {counted(len(lacking), 'variable')} of the program, like {lacking[0]!r}"
             parts.fault("variable-missing", message)
+    else:
+        strays = {key: entry for key, entry in entries.items() if key not in (MODEL, combined.name)}
+        if parts.is_inside(combined):
+            add_combined(parts, combined, program)
+    for name in strays:
+        parts.findings.append(note("not-part", "no variable of the program; it was not looked at", name))
     check_program(parts, program)
     parts.kinds, parts.program = program.kinds, program.told
     return Producer("paddle", program.release)
@@ -49,7 +58,7 @@ def add_inference(parts: Parts, entries: Entries) -> Producer:
 
 def add_loose(parts: Parts, entries: Entries) -> None:
     """Read variables that no program names: each from its own file, or all of them from one."""
-    combined = _combined(entries, is_one=True)
+    combined = _combined(entries)
     if combined is None:
         add_variables(parts, entries, lambda name: False)
     elif parts.is_inside(combined):
@@ -58,17 +67,33 @@ def add_loose(parts: Parts, entries: Entries) -> None:
         parts.findings.append(warning("no-program", message, combined.name))
 
 
-def _combined(entries: Entries, *, is_one: bool) -> os.DirEntry[str] | None:
-    """Return the file that holds all variables: the usual name, or the only file beside a program.
+def _strays(entries: Entries, names: Collection[str]) -> dict[str, os.DirEntry[str]]:
+    """Return the files that are no variables, of the program or otherwise; hidden ones are told elsewhere."""
+    return {
+        name: entry
+        for name, entry in files_by_variable(entries)
+        if name not in names
+        and name != MODEL
+        and not entry.name.startswith(".")
+        and not is_stream_file(entry)
+    }
 
-    ``is_one``: whether the only file may as well be a variable's own; then it has to hold several.
+
+def _combined(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
+    """Return the file that holds all variables: of the usual name, or the only one beside a program.
+
+    ``names``: those of the program's variables. A file may as well be the only one of these that is there, or
+    the only variable where there is no program; then it has to hold several to be all.
     """
     if COMBINED in entries:
         return entries[COMBINED]
     others = [entry for name, entry in entries.items() if name != MODEL and not name.startswith(".")]
+    if names:
+        others = [entry for entry in others if entry.name in names or is_stream_file(entry)]
     if len(others) != 1 or others[0].is_symlink() or not others[0].is_file():
         return None
-    return others[0] if not is_one or _holds_several(others[0]) else None
+    is_whole = names and others[0].name not in names
+    return others[0] if is_whole or _holds_several(others[0]) else None
 
 
 def _holds_several(entry: os.DirEntry[str]) -> bool:

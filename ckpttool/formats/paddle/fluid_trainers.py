@@ -30,7 +30,7 @@ def add_trainer(parts: Parts, number: str, entries: Entries, *, is_marked: bool)
         elif (text := _text(parts, entry, where)) is not None:
             arguments[name] = _value(parts, name, text, where)
     if not parts.add_marker(entries) and is_marked:
-        parts.findings.append(note("trainer-no-marker", f"no {MARKER}", f"trainer_{number}"))
+        parts.findings.append(note("trainer-no-marker", f"no trainer_{number}/{MARKER}", f"trainer_{number}"))
     parts.trainers[number] = arguments
 
 

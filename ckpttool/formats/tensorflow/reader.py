@@ -19,7 +19,7 @@ from ckpttool.formats.tensorflow.objects import GRAPH_KEY, Known, name_of, read_
 from ckpttool.formats.tensorflow.prefix import INDEX, MOST_NAMED, shard_name
 from ckpttool.formats.tensorflow.slices import Part, tile
 from ckpttool.formats.tensorflow.values import Sliced, Summed, decoded_strings, summed
-from ckpttool.report import Finding, counted, error, note, warning
+from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.crc import crc32c
 from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
@@ -242,7 +242,7 @@ class Bundle:
                 gaps += max(0, entry.offset - end) if entry.nbytes else 0
                 end = max(end, entry.end if entry.nbytes else end)
             if gaps:
-                yield note("bytes-unused", f"between tensors, unused: {counted(gaps, 'byte')}", name)
+                yield warning("bytes-unused", f"between tensors, unused: {counted(gaps, 'byte')}", name)
             if source.size > end:
                 message = f"trailing bytes behind the last tensor: {source.size - end:,}"
                 yield warning("trailing-bytes", message, name)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
@@ -25,6 +25,7 @@ from ckpttool.formats.content.content_entry import restored_from_file
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
 from ckpttool.formats.shard_index import refusal
+from ckpttool.formats.torch import megatron
 from ckpttool.formats.torch.chunks import put_together
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
@@ -156,7 +157,9 @@ class _Directory:
     def files(self) -> Iterator[str]:
         """Yield the paths of all files that belong to it."""
         for name, entry in self._probe.entries.items():
-            if entry.is_file() and (name in (EXTRA, ENTRY) or name.endswith((".distcp", ".metadata"))):
+            if entry.is_file() and (
+                name in (*self._beside(), ENTRY) or name.endswith((".distcp", ".metadata"))
+            ):
                 yield entry.path
 
     def judged(self) -> frozenset[str]:
@@ -315,11 +318,24 @@ class _Directory:
 
     # What lies beside -------------------------------------------------------------------------------
 
+    def _beside(self) -> tuple[str, ...]:
+        """Return the names of files that are part of the checkpoint, beside what torch itself writes."""
+        return (EXTRA, megatron.COMMON, megatron.CONFIG) if self._is_megatron else (EXTRA,)
+
+    @cached_property
+    def _is_megatron(self) -> bool:
+        return megatron.is_beside(self._probe.entries, is_megatron=self._metadata.is_megatron)
+
     def _add_extra(self) -> None:
-        entry = self._probe.entries.get(EXTRA)
+        """Add what is not sharded, which lies in a file beside."""
+        if self._is_megatron:
+            for what, message, name in megatron.faults(self._probe.entries):
+                self._parts.fault(what, message, name)
+        name = megatron.COMMON if self._is_megatron else EXTRA
+        entry = self._probe.entries.get(name)
         if entry is None:
             return
-        part = self._extra = self._parts.add(EXTRA, partial(open_file, entry.path))
+        part = self._extra = self._parts.add(name, partial(open_file, entry.path))
         for tensor in part.tensors if part is not None else ():
             made = TensorParts(
                 tensor.dtype, tensor.shape, tensor.values, tensor.extent, tensor.storage, tensor.byteorder

@@ -83,7 +83,7 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
         resolve = StorageRecords(records, "data")
         root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
         flat = flatten(root, leaf, source.path)
-        findings = (*records.findings(), *resolve.findings(), *trailing(judged))
+        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing(judged))
     return Item(
         fqn,
         place.nbytes,

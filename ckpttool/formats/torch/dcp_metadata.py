@@ -29,6 +29,7 @@ MAX_COMPARED = 5_000_000
 """The most pairs of chunks of one tensor that are compared."""
 
 _MODULE = "torch.distributed.checkpoint.metadata"
+_OF_MEGATRON = "mcore_data"
 _MAX_INT64 = (1 << 63) - 1
 _MAX_KEYS = 100  # of a path that planner_data gives
 
@@ -75,12 +76,14 @@ class Metadata:
             where each rank wrote metadata of its own, and a copy of what is not cut.
         told: What else they say, as plain data.
         transformed: How the bytes of items were transformed when they were written: ``stream.zstd``.
+        is_megatron: Whether Megatron wrote them, which adds what it knows of the tensors.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     places: dict[Key, list[Place]] = field(default_factory=dict)
     told: dict[str, object] = field(default_factory=dict)
     transformed: dict[Key, str] = field(default_factory=dict)
+    is_megatron: bool = False
     findings: list[Finding] = field(default_factory=list)
     safety: list[Finding] = field(default_factory=list)
 
@@ -124,6 +127,7 @@ class _Reading:
         if len(described) > MAX_ITEMS or len(stored) > MAX_ITEMS:
             found = f"{max(len(described), len(stored)):,} items"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
+        self._metadata.is_megatron |= _OF_MEGATRON in state
         paths = state.get("planner_data")
         self._paths = paths if isinstance(paths, dict) else {}
         for fqn, node in described.items():

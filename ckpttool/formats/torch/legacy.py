@@ -25,7 +25,7 @@ from ckpttool.formats.content.trees import Flat, Leaf, flatten
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import MAGIC
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
-from ckpttool.formats.torch.records import element_types, parse_persistent_id
+from ckpttool.formats.torch.records import element_types, parse_persistent_id, unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Budget, Interpreter
@@ -63,7 +63,10 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         files=(FileEntry(probe.path, source.size),),
         spans=lambda: storage_spans(legacy.storages.by_key, flat),
         producer=Producer("pytorch"),
-        findings=tuple(findings) if trailing else (),
+        findings=(
+            *(findings if trailing else ()),
+            *unused_storages(legacy.storages.by_key.values(), flat.tensors),
+        ),
         safety=pickles.safety,
         tree=lambda tensors: kept(legacy.root, leaf, tensors, probe.path),
     )

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.object_parts import references
+from ckpttool.formats.content.object_parts import merged, references
 from ckpttool.formats.content.telling import Sums, plain
-from ckpttool.formats.content.trees import Budget, Leaf
+from ckpttool.formats.content.trees import Budget, Leaf, flatten
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
@@ -92,6 +92,7 @@ class TorchObjects:
             return None
         at = id(node)
         if at not in self._seen:
+            self._seen[at] = Leaf()  # what it is met as inside itself: a parameter may know its module
             self._seen[at] = self._bounded(node)
         return self._seen[at]
 
@@ -228,14 +229,13 @@ class TorchObjects:
         found = self._first(call)
         return with_attributes(found, self._attributes(call.args[3]))
 
-    def _attributes(self, state: Any) -> Iterator[tuple[Path, TensorParts]]:
-        """Yield the tensors among the attributes of a tensor; some subclasses keep their data there."""
-        attributes = state[0] if isinstance(state, tuple) and state else state
-        if isinstance(attributes, dict):
-            for name, node in attributes.items():
-                found = self.leaf(node)
-                for path, parts in found.tensors if found else ():
-                    yield (str(plain(name)), *path), parts
+    def _attributes(self, state: Any) -> list[tuple[Path, TensorParts]]:
+        """Return the tensors among the attributes of a tensor; some subclasses keep their data there.
+
+        They may lie in slots, and in containers; in these, some of no elements only stand for a length.
+        """
+        found = flatten(merged(state), self.leaf, self.path, budget=self.budget).tensors
+        return [(path, parts) for path, parts in found if len(path) == 1 or 0 not in parts.shape]
 
     def _quantized(self, call: Call) -> Leaf[TensorParts]:
         storage = self._storage(call.args[0])

@@ -5,7 +5,7 @@ Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from ckpttool.formats.content.digests import described_member
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.objects import Storage, TensorParts
 from ckpttool.formats.torch.types import storage_dtype
-from ckpttool.report import Finding, error, note, warning
+from ckpttool.report import Finding, counted, error, warning
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.judgement import Judged, read_pickles
 from ckpttool.wire.npy import MAGIC as NPY_MAGIC
@@ -32,6 +32,9 @@ _OWN = frozenset(
 """Records that say how the archive is laid out."""
 
 _OLD_SCRIPT = "model.json"
+
+Tensors = list[tuple[Any, TensorParts]]
+"""Tensors with their paths, as a tree was taken apart into them."""
 
 
 class Records:
@@ -187,7 +190,7 @@ class Records:
         elif not version.isdigit() or int(version[:4]) not in VERSIONS:
             yield error("torch-version", f"archive version {version!r}; PyTorch reads 1 to 10", "version")
 
-    def spans(self, tensors: list[tuple[Any, TensorParts]]) -> Iterator[Span]:
+    def spans(self, tensors: Tensors) -> Iterator[Span]:
         """Yield every record with its checksum, and with its element type where it has one."""
         types = element_types(tensors)
         has_checksums = self.archive.has_checksums
@@ -200,7 +203,25 @@ class Records:
             yield Span(extent, member.name, read, crc, dtype, self.byteorder, inflated)
 
 
-def element_types(tensors: list[tuple[Any, TensorParts]]) -> dict[tuple[int, int], DType]:
+def unused_storages(
+    storages: Iterable[Storage], tensors: Tensors, unnamed: Iterable[int] = ()
+) -> Iterator[Finding]:
+    """Yield a warning where bytes are stored that are of no tensor, so that nothing looks at their values.
+
+    Args:
+        storages: Those that the pickle refers to; of one that is compressed nothing is said.
+        tensors: What was read.
+        unnamed: Sizes of those that it doesn't refer to, in bytes.
+    """
+    used = {parts.storage for _, parts in tensors}
+    idle = [one.nbytes for one in storages if one.extent is not None and one.extent not in used]
+    sizes = [size for size in (*idle, *unnamed) if size]
+    if sizes:
+        message = f"{counted(len(sizes), 'record')} that no tensor uses, of {counted(sum(sizes), 'byte')}"
+        yield warning("unused-storage", message)
+
+
+def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
     """Return the element type of each storage whose tensors agree on it, by offset and bytes."""
     types: dict[tuple[int, int], DType | None] = {}
     for _, parts in tensors:
@@ -265,14 +286,17 @@ class StorageRecords:
         """Tell whether a record, by its name in small letters, is a storage that is used."""
         return name in self._names
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield what is remarkable about the storages as a whole."""
+    def findings(self, tensors: Tensors) -> Iterator[Finding]:
+        """Yield what is remarkable about the storages as a whole.
+
+        Args:
+            tensors: What came out of the file; a storage that was only referred to is none of theirs.
+        """
         archive = self._records.archive
         prefix = f"{self._directory}/"
         data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
-        unused = sum(member.size for name, member in data.items() if name not in self._names)
-        if unused:
-            yield note("unused-storage", f"{unused:,} bytes of records that no tensor uses")
+        idle = [member.size for name, member in data.items() if name not in self._names]
+        yield from unused_storages(self._used.values(), tensors, idle)
         filled = [member for member in data.values() if member.size]
         if filled and archive.has_checksums and not any(member.crc32 for member in filled):
             yield error(

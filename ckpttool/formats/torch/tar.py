@@ -28,6 +28,7 @@ from ckpttool.formats.torch.legacy import (
     with_sources,
 )
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.records import unused_storages
 from ckpttool.formats.torch.types import storage_dtype
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent
@@ -70,7 +71,7 @@ class PytorchTar(Format):
             files=(FileEntry(probe.path, probe.source.size),),
             spans=lambda: storage_spans(contents.stored, flat),
             producer=Producer("pytorch"),
-            findings=tuple(findings),
+            findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
             safety=pickles.safety,
             tree=lambda tensors: kept(root, leaf, tensors, probe.path),
         )

@@ -65,8 +65,13 @@ def opened(probe: Probe, format: str) -> Checkpoint:
         if "bytecode.pkl" in records.by_name:
             pickles.found |= dict.fromkeys(_judged_byte_code(pickles.root("bytecode.pkl")))
     code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
-    undefined = pickles.undefined(code)
-    findings = (*records.findings(), *data.findings(), *constants.findings(), *pickles.findings, *undefined)
+    findings = (
+        *records.findings(),
+        *data.findings(flat.tensors),
+        *constants.findings(flat.tensors),
+        *pickles.findings,
+        *pickles.undefined(code),
+    )
     return assemble(
         probe=probe,
         format=format,

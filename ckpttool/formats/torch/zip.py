@@ -38,7 +38,7 @@ class PytorchZip(Format):
             objects = TorchObjects(probe.path, resolve)
             root = judged.pickles[0].root
             flat = flatten(root, objects.leaf, probe.path)
-        findings = (*records.findings(), *resolve.findings(), *trailing(judged))
+        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing(judged))
         checkpoint = assemble(
             probe=probe,
             format=self.name,

@@ -1,0 +1,163 @@
+"""Agents of stable-baselines3: a zip in which files of ``torch.save`` lie, and their settings as JSON.
+
+What JSON has no place for stands in ``data`` as pickles in base64, which loading the agent unpickles.
+
+Source: DLR-RM/stable-baselines3 ``stable_baselines3/common/save_util.py``, ``common/base_class.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.errors import DamagedCheckpoint, Unsupported
+from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.interface import Format, Probe
+from ckpttool.formats.pickles import is_pickle
+from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
+from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.report import Finding, warning
+from ckpttool.tensor import Extent, Span, Tensor
+from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.judgement import read_pickles
+from ckpttool.wire.readable import Readable, reader_from
+from ckpttool.wire.source import Buffer
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
+
+SETTINGS, VERSION = "data", "_stable_baselines3_version"
+
+_TENSORS = ".pth"
+_PICKLED, _TYPE = ":serialized:", ":type:"
+_MAX_VERSION = 64
+
+
+class StableBaselines(Format):
+    """A file that ``BaseAlgorithm.save`` of stable-baselines3 wrote."""
+
+    name: ClassVar[str] = "stable-baselines3"
+
+    def matches(self, probe: Probe) -> bool:
+        return {SETTINGS, VERSION} <= probe.names and any(name.endswith(_TENSORS) for name in probe.names)
+
+    def open(self, probe: Probe) -> Checkpoint:
+        agent = _Agent(probe)
+        tensors = named(
+            [((stem, *path), parts) for stem, item in agent.items.items() for path, parts in item.tensors],
+            agent.told,
+        )
+        return Checkpoint(
+            path=probe.path,
+            format=self.name,
+            variant=None,
+            tensors=tensors,
+            files=(FileEntry(probe.path, probe.source.size),),
+            spans=agent.spans,
+            metadata=lambda: agent.told,
+            training=lambda: training_of(agent.told, tensors, probe.name),
+            tree=lambda: agent.tree(tensors),
+            producer=Producer("stable-baselines3", agent.version),
+            findings=tuple(agent.findings),
+            safety=tuple(dict.fromkeys(agent.safety)),
+            close=probe.close,
+        )
+
+
+class _Agent:
+    """What lies in the zip."""
+
+    def __init__(self, probe: Probe) -> None:
+        """Open every file of tensors, and read the settings.
+
+        Raises:
+            CheckpointError: One of them can't be read.
+        """
+        self._path, self._archive = probe.path, probe.archive
+        self.findings: list[Finding] = list(self._archive.findings)
+        self.safety: list[Finding] = []
+        self.items: dict[str, Item] = {}
+        self._members = {member.name: member for member in self._archive.members}
+        try:
+            self.settings = self._settings()
+            for name, member in self._members.items():
+                if name.endswith(_TENSORS):
+                    self._add(probe, name.removesuffix(_TENSORS), member)
+                elif name not in (SETTINGS, VERSION):
+                    self._judge_other(member)
+        except DamagedCheckpoint as failure:
+            failure.safety = (*self.safety, *failure.safety)
+            raise
+        plain = {stem: item.plain for stem, item in self.items.items() if item.plain is not None}
+        self.told: dict[str, Any] = {**self.settings, **plain}
+
+    @property
+    def version(self) -> str | None:
+        member = self._members[VERSION]
+        text = self._archive.read(member) if member.size <= _MAX_VERSION else b""
+        return text.decode("ascii", "replace").strip() or None
+
+    def _add(self, probe: Probe, stem: str, member: Member) -> None:
+        if member.method != STORED:
+            raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
+        place = Place(probe.name, member.payload, member.stored)
+        item = self.items[stem] = open_item(probe.source, place, stem, Pickles())
+        self.findings += (_inside(member, finding) for finding in item.findings)
+        self.safety += (_inside(member, finding) for finding in item.safety)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings, pickled ones by their type; these are judged."""
+        told = parse_json(self._path, self._archive.read(self._members[SETTINGS]), "config", constants=True)
+        if not isinstance(told, dict):
+            raise DamagedCheckpoint(self._path, "no JSON object", where=SETTINGS, code="config-not-json")
+        return {key: self._setting(key, value) for key, value in told.items()}
+
+    def _setting(self, key: str, value: object) -> object:
+        if not isinstance(value, Mapping) or _PICKLED not in value:
+            return value
+        where = f"{SETTINGS}: {key}"
+        try:
+            data = base64.b64decode(value[_PICKLED])
+        except (TypeError, ValueError):
+            self.safety.append(warning("not-scanned", "no base64 where a pickle should be", where))
+        else:
+            self._judge(Buffer(self._path, data), 0, len(data), where)
+        return str(value.get(_TYPE, "<a pickle>"))
+
+    def _judge_other(self, member: Member) -> None:
+        """Judge what no framework loads, and whoever put it there has a use for."""
+        content, start = self._archive.content(member), self._archive.offset(member)
+        if is_pickle(content, start, start + member.size):
+            self._judge(content, start, start + member.size, member.name)
+
+    def _judge(self, source: Readable, start: int, end: int, where: str) -> None:
+        try:
+            self.safety += read_pickles(source, start, end, where).safety
+        except DamagedCheckpoint as failure:
+            broken = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", where)
+            self.safety += (*failure.safety, broken)
+
+    def spans(self) -> Iterator[Span]:
+        """Yield each record with its checksum; of files of tensors those that lie in them."""
+        for member in sorted(self._archive.members, key=lambda one: one.payload):
+            item = self.items.get(member.name.removesuffix(_TENSORS))
+            if item is not None and member.name.endswith(_TENSORS):
+                yield from item.spans(member.name)
+            else:
+                yield _span(self._path, self._archive, member)
+
+    def tree(self, tensors: tuple[Tensor, ...]) -> object:
+        return {**self.settings, **{stem: item.tree(tensors) for stem, item in self.items.items()}}
+
+
+def _span(path: str, archive: Archive, member: Member) -> Span:
+    extent = Extent(path, member.payload, member.stored)
+    read = reader_from(archive.content(member), archive.offset(member))
+    inflated = None if member.method == STORED else member.size
+    return Span(extent, member.name, read, member.crc32, inflated=inflated)
+
+
+def _inside(member: Member, finding: Finding) -> Finding:
+    where = member.name if finding.where is None else f"{member.name}: {finding.where}"
+    return Finding(finding.code, finding.severity, finding.message, where)

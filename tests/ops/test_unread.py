@@ -1,0 +1,122 @@
+"""What a check of values has not seen is not passed: tensors without a reader, and bytes of no tensor."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckpttool.formats import open_checkpoint
+from ckpttool.ops.ignoring import Ignore, apply_ignores
+from ckpttool.ops.verdict import Check, Status, Verification
+from ckpttool.ops.verify import verify
+
+pytestmark = pytest.mark.framework
+
+NAN = float("nan")
+
+
+class Wrapper(torch.Tensor):
+    """A subclass that keeps its data in tensors of its own, in whatever way ``keep`` does."""
+
+    @staticmethod
+    def __new__(cls, *inner: torch.Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner[0].shape, dtype=inner[0].dtype)
+
+    def __init__(self, *inner: torch.Tensor) -> None:
+        self.keep(inner)
+
+    def keep(self, inner: tuple[torch.Tensor, ...]) -> None:
+        """Keep nothing."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(str(function))
+
+
+class InSlots(Wrapper):
+    __slots__ = ("held",)
+
+    def keep(self, inner: tuple[torch.Tensor, ...]) -> None:
+        self.held = inner
+
+
+class InContainers(Wrapper):
+    def keep(self, inner: tuple[torch.Tensor, ...]) -> None:
+        self.held = {"deep": [[inner[0]]]}
+
+
+def saved(path: Path, content: object, *, is_zip: bool = True) -> Path:
+    torch.save(content, path, _use_new_zipfile_serialization=is_zip)
+    return path
+
+
+def values(verification: Verification) -> Check:
+    return next(check for check in verification.checks if check.name == "values")
+
+
+def codes(verification: Verification) -> list[str]:
+    return [finding.code for finding in verification.findings if finding.check != "safety"]
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("kind", [InSlots, InContainers])
+def test_what_a_subclass_keeps_is_read_wherever_it_keeps_it(
+    kind: type[Wrapper], is_zip: bool, tmp_path: Path
+) -> None:
+    content = {"a": kind(torch.full((4, 4), NAN)), "b": torch.randn(3)}
+    found = verify(saved(tmp_path / "a.pth", content, is_zip=is_zip))
+    assert codes(found) == ["nan"]
+
+
+def test_what_a_parameter_knows_is_read_also_where_it_knows_itself(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.owner = layer
+    layer.weight.history = [torch.full((3,), NAN)]
+    path = saved(tmp_path / "a.pth", {"w": layer.weight})
+    found = verify(path)
+    assert codes(found) == ["nan"]
+    with open_checkpoint(path) as checkpoint:
+        assert set(checkpoint) == {"w", "w.owner.bias", "w.history.0"}
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_tensor_without_a_reader_is_not_passed(is_zip: bool, tmp_path: Path) -> None:
+    content = {"a": Wrapper(torch.ones(4)), "b": Wrapper(torch.ones(2)), "c": torch.randn(3)}
+    path = saved(tmp_path / "a.pth", content, is_zip=is_zip)
+    found = verify(path)
+    assert values(found) == Check("values", Status.SKIPPED, "1 of 3 tensors; 2 not read")
+    assert codes(found) == ["values-not-read"]
+    strict = verify(path, strict=True)
+    assert not strict.is_valid
+    assert values(strict).status is Status.FAILED
+    accepted = apply_ignores(strict, [Ignore("values-not-read", "known")], strict=True)
+    assert values(accepted).status is Status.SKIPPED
+
+
+def test_tensors_of_the_meta_device_have_no_values(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", {"a": torch.empty(3, device="meta"), "b": torch.ones(3)})
+    assert values(verify(path)) == Check("values", Status.SKIPPED, "1 of 2 tensors; 1 not read")
+    assert not verify(path, strict=True).is_valid
+
+
+def test_a_record_of_no_tensor_is_not_passed(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", {"a": torch.ones(3)})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("a/data/7", b"hidden")
+    found = verify(path)
+    detail = "1 tensor; 1 part not looked at, which the findings name"
+    assert values(found) == Check("values", Status.SKIPPED, detail)
+    assert codes(found) == ["unused-storage"]
+    assert not verify(path, strict=True).is_valid
+
+
+def test_tensors_that_are_views_ties_or_empty_are_all_read(tmp_path: Path) -> None:
+    base = torch.randn(4, 4)
+    content = {"a": base, "b": base.t(), "c": base[1:], "d": torch.empty(0, 3)}
+    for is_zip in (True, False):
+        found = verify(saved(tmp_path / "a.pth", content, is_zip=is_zip), strict=True)
+        assert found.is_valid
+        assert values(found).detail == "4 tensors"
