@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.keras_layout import to_keras
-from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
+from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, refused
 from ckpttool.converting.ties import retied
 from ckpttool.converting.viewing import View, viewed
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import zeros
+from ckpttool.pairing.doubts import doubtful
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import ATTENTION
 from ckpttool.pairing.layouts import Item, in_torch_layout
@@ -44,7 +45,9 @@ def laid_out(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Con
     notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + about_norms(rules)
     if not any(old is not new for old, new in ends):
         return content, [f"all tensors lie as --layout {layout} wants them"]
-    return replace(content, tensors=tensors, tree=None, native={}), notes + left_behind(content, checkpoint)
+    conventions = "pytorch" if layout == "torch" else "keras"
+    made = replace(content, tensors=tensors, tree=None, native={}, conventions=conventions, layers={})
+    return made, notes + left_behind(content, checkpoint)
 
 
 def _require_weights(content: Content) -> None:
@@ -144,7 +147,7 @@ def _biases(items: Iterable[Item]) -> Iterator[Item]:
 def _to_keras(view: View) -> tuple[_Ends, dict[str, int]]:
     """Return for each tensor of Keras the one that it is made of, and how often each rule was used."""
     checkpoint = view.checkpoint
-    if family_of(checkpoint.format) == "keras":
+    if family_of(checkpoint.conventions) == "keras":
         return [(one, one) for one in view.tensors.values()], {}
     if view.named:
         own, given = next(iter(view.named.items()))
