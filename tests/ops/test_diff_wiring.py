@@ -83,6 +83,7 @@ def require_alike(found: Difference) -> None:
     assert (found.changed, found.added, found.removed, found.undecided) == ((), (), (), ())
     assert (found.broken, found.not_compared) == ((), ())
     assert found.compared == found.unchanged == 4
+    assert found.equal
 
 
 def require_one(found: Difference) -> None:

@@ -286,6 +286,14 @@ def test_what_is_flattened_does_not_count_within_a_family(known: str | None) -> 
         assert np.array_equal(pair.a.tensor.array(), pair.b.tensor.array())
 
 
+def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None:
+    kernel = numbers(24, 5)
+    whole = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
+    found = paired(whole, {"model/f/kernel:0": kernel})
+    (pair,) = found.pairs
+    assert found.undecided == () and pair.a.tensor.shape == pair.b.tensor.shape == (24, 5)
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
