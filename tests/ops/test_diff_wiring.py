@@ -78,12 +78,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def require_alike(found: Difference) -> None:
-    """Require that all tensors are compared, and equal; whatever they are called."""
+def require_alike(found: Difference, *, renamed: bool = False) -> None:
+    """Require that all tensors are compared, and equal; under other names, if that is expected."""
     assert (found.changed, found.added, found.removed, found.undecided) == ((), (), (), ())
     assert (found.broken, found.not_compared) == ((), ())
     assert found.compared == found.unchanged == 4
-    assert found.equal
+    assert found.equal or (renamed and found.renamed)
 
 
 def require_one(found: Difference) -> None:
@@ -159,8 +159,9 @@ def test_what_was_converted_is_as_certain_as_its_source(
 ) -> None:
     source = made / name.format("image")
     path = convert(source, tmp_path / target, ConvertWishes(only="weights")).target
-    for other in (source, made / "image.h5"):
-        require_alike(diff(path, other))
+    require_alike(diff(path, source))
+    # By what its variables were called, TensorFlow's own checkpoint knows them; what was made of it does not.
+    require_alike(diff(path, made / "image.h5"), renamed=name in ALONE[1:])
     require_one(diff(path, made / name.format("image-changed")))
     right, wrong = (diff(path, made / one) for one in ("right.pth", "wrong.pth"))
     assert [len(one.undecided) for one in (right, wrong)] == [int(name in ALONE)] * 2
