@@ -71,6 +71,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         path: The file, directory or prefix, as the user gave it.
         format: Name of the format, as the documentation lists them.
         variant: Which kind of the format, or None.
+        conventions: Name of the format whose names and layouts the tensors have: the one that it was
+            converted from, if the file says it; otherwise its own.
         tensors: All tensors, in the order of the file.
         files: All files that belong to it.
         producer: What wrote it.
@@ -100,6 +102,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         findings: tuple[Finding, ...] = (),
         safety: tuple[Finding, ...] = (),
         judged: frozenset[str] = frozenset(),
+        conventions: str | None = None,
         complete: bool = True,
         keeps_metadata: bool = False,
         close: Callable[[], None] = lambda: None,
@@ -107,6 +110,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.path = path
         self.format = format
         self.variant = variant
+        self.conventions = conventions or format
         self.tensors = tensors
         self.files = files
         self.producer = producer
@@ -149,6 +153,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
             "findings": self.findings,
             "safety": self.safety,
             "judged": self.judged,
+            "conventions": self.conventions,
             "complete": self.complete,
             "keeps_metadata": self.keeps_metadata and "metadata" not in changes,
             "close": self.close,
@@ -191,8 +196,9 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         """Return the type of the layer of each weight whose layer the files tell, as its framework calls it.
 
         Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
-        flattened counts, with ``(*, 4)`` where only its channels are told, and ``Dense unlike PyTorch's:``
-        with the reason where its weights may be in an order that PyTorch hasn't got; Paddle's have that of
+        flattened counts, with ``(*, 4)`` where only its channels are told, ``Dense of unknown wiring`` where
+        nothing says what stands before it, and ``Dense unlike PyTorch's:`` with the reason where its weights
+        may be in an order that PyTorch hasn't got; Paddle's have that of
         the operator or of the parameter: ``linear``, ``conv2d``.
         """
         return self._layers()

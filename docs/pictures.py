@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ PICTURED = {
     "verify": ["verify model_checkpoint.pth damaged.pth stranger.pth"],
     "diff": [
         "diff runs/model_epoch_9.pth runs/model_epoch_10.pth --only weights",
-        "diff torch_model.pth keras_weights.npz",
+        "diff torch_model.pth keras_model.keras",
     ],
     "prune": ["prune runs --keep 3 --yes", "latest runs"],
 }
@@ -62,7 +63,9 @@ def prepare(folder: Path) -> None:
     shutil.copy(FILES / "pytorch" / "guide.pth", folder / "model_checkpoint.pth")
     shutil.copytree(FILES / "series", folder / "runs")
     shutil.copy(FILES / "twins" / "twin.pth", folder / "torch_model.pth")
-    shutil.copy(FILES / "twins" / "twin-keras.npz", folder / "keras_weights.npz")
+    with tarfile.open(FILES / "twins" / "others.tar.xz") as twins:
+        twins.extract("twin.keras", folder, filter="data")
+    (folder / "twin.keras").rename(folder / "keras_model.keras")
     damaged = bytearray((folder / "model_checkpoint.pth").read_bytes())
     damaged[damaged.index(b"data/0") + 128] ^= 0x10
     (folder / "damaged.pth").write_bytes(damaged)

@@ -7,8 +7,9 @@ trap 'rm -rf "$work"' EXIT
 cp -r "$here/fixtures/files/series" "$work/runs"
 cp "$here/fixtures/files/pytorch/guide.pth" "$work/model_checkpoint.pth"
 cp "$here/fixtures/files/twins/twin.pth" "$work/torch_model.pth"
-cp "$here/fixtures/files/twins/twin-keras.npz" "$work/keras_weights.npz"
 cd "$work"
+tar -xJf "$here/fixtures/files/twins/others.tar.xz" twin.keras
+mv twin.keras keras_model.keras
 
 run() {
     printf '\n$ ckpttool %s\n' "$*"
@@ -18,7 +19,7 @@ run() {
 run inspect model_checkpoint.pth
 run verify model_checkpoint.pth runs
 run diff runs/model_epoch_9.pth runs/model_epoch_10.pth || [ $? -eq 1 ] # 1: they differ
-run diff torch_model.pth keras_weights.npz
+run diff torch_model.pth keras_model.keras
 run convert model_checkpoint.pth model.safetensors
 run diff model_checkpoint.pth model.safetensors
 run list runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -16,9 +17,12 @@ import pytest
 from ckpttool.errors import UsageError
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
+from ckpttool.ops.diff import diff
 from ckpttool.testing.truth import expected_digests, read_truth
 from ckpttool.writing import WRITERS
 from tests.conftest import FIXTURES
+from tests.twins import FIXTURES as TWIN_FILES
+from tests.twins import unpacked
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {
@@ -63,14 +67,34 @@ FRAMEWORKS = {
 """Which framework's process loads which format."""
 
 
+TWINS = [
+    *("twin{}.pth", "twin{}.safetensors", "twin{}.npz", "twin-keras{}.npz", "twin{}-dcp", "twin{}.keras"),
+    *("twin{}.h5", "twin{}.weights.h5", "twin{}-keras2.h5", "twin{}-subclassed.weights.h5", "twin{}-tf"),
+    *("twin{}-functional-tf", "twin{}-savedmodel", "twin{}-keras2-savedmodel"),
+    *("twin{}-fluid", "twin{}-static.pdmodel", "twin{}.pdparams"),
+]
+"""One network in every framework, as it is and with one changed element."""
+LEAST = 7
+"""In how many formats each of them can be written, at least."""
+
+
 class Made(NamedTuple):
     """What a conversion came to: where it stands, or why it is refused."""
 
     path: str
     refused: str | None = None
+    dropped: tuple[str, ...] = ()
 
 
 Matrix = dict[tuple[str, str], Made]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("twins")
+    for path in TWIN_FILES.glob("twin*"):
+        shutil.copy(path, folder)
+    return unpacked("others", folder)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +109,8 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
                 made[source, target] = Made(str(path), str(refusal))
             else:
                 assert converted.verified, (source, target, converted.mismatches)
-                made[source, target] = Made(converted.target)
+                dropped = tuple(one.path for one in converted.dropped)
+                made[source, target] = Made(converted.target, dropped=dropped)
     return made
 
 
@@ -134,6 +159,42 @@ def test_the_framework_loads_equal_tensors(
     once = {name: digest for name, digest in expected.items() if plain(name) in names}
     assert {name: names[plain(name)] for name in once} == once
     assert set(expected.values()) <= set(names.values())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_was_converted_is_equal_to_its_source(matrix: Matrix, source: str, target: str) -> None:
+    made = matrix[source, target]
+    if made.refused is not None:
+        return
+    for found in (diff(FIXTURES / SOURCES[source], made.path), diff(made.path, FIXTURES / SOURCES[source])):
+        assert (found.changed, found.added, found.removed, found.renamed) == ((), (), (), ())
+        assert found.compared == found.unchanged > 0
+        # Only what a conversion told that it would drop is another: a graph, and what is computed by it.
+        assert found.equal or (found.values and made.dropped == ("saved_model.pb",))
+
+
+@pytest.mark.parametrize("source", TWINS)
+def test_one_changed_element_is_told_of_what_was_converted(twins: Path, tmp_path: Path, source: str) -> None:
+    """The frameworks wrote both networks; in the second, one element is another."""
+    wanted = json.loads((TWIN_FILES / "twins.expected.json").read_text())["changed"]
+    one, other = (twins / source.format(which) for which in ("", "-changed"))
+    count = 0
+    for target, name in TARGETS.items():
+        (tmp_path / target).mkdir()
+        try:
+            converted = convert(other, tmp_path / target / name, ConvertWishes(to=target))
+        except UsageError:
+            continue
+        found = diff(one, converted.target)
+        (change,) = found.changed
+        assert (found.added, found.removed, found.renamed, found.undecided) == ((), (), (), ())
+        assert found.unchanged == found.compared - 1 and found.not_compared == found.broken == ()
+        assert change.kind == "values" and change.statistics is not None
+        assert change.statistics.count == 1 and sorted(change.statistics.where) == [7, 20]
+        assert change.statistics.max_abs == abs(wanted["after"] - wanted["before"])
+        count += 1
+    assert count >= LEAST
 
 
 def digests_of(path: Path) -> dict[str, str]:

@@ -83,6 +83,7 @@ def tally_block(
     tally.finite += int(np.count_nonzero(finite))
     tally.count += int(np.count_nonzero(counted))
     tally.non_finite += int(np.count_nonzero(counted & ~finite))
+    tally.alike += int(np.count_nonzero(~(counted | finite)))
     if tally.first is None and counted.any():
         tally.first = block.place(widenings, int(counted.argmax()))
     largest = scaled(float(measured.modulus.max()), measured.shift)

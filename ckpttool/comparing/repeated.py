@@ -15,7 +15,9 @@ MAX_REPEATED_BYTES = 1 << 36
 
 def once(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return both tensors without what both repeat along the same axes, and how often they repeated it."""
-    if not isinstance(a.values, Strided) or not isinstance(b.values, Strided) or a.shape != b.shape:
+    if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
+        return a, b, 1
+    if not a.shape == b.shape == a.values.shape == b.values.shape:  # an arranged tensor's has more axes
         return a, b, 1
     axes = [
         axis

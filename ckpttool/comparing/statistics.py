@@ -46,7 +46,7 @@ class Statistics:
         count: How many differ by more than the tolerance, those that are not finite among them.
         non_finite: How many differ where one side or both are NaN or infinite.
         max_abs: The largest |b - a|; NaN where no pair is finite.
-        mean_abs: The mean of |b - a|; NaN where no pair is finite.
+        mean_abs: The mean of |b - a|, which is 0 where both are NaN; NaN where no pair is finite.
         max_rel: The largest |b - a| / |a|, infinite where a is 0 and b isn't; NaN where no pair is finite.
         l2: The norm of b - a.
         cosine: Of the angle between a and b; NaN where one of them has no length.
@@ -131,11 +131,15 @@ class Place:
 
 @dataclass(slots=True)
 class Tally:
-    """What is known of some blocks of two tensors; tallies of all blocks make the statistics."""
+    """What is known of some blocks of two tensors; tallies of all blocks make the statistics.
+
+    ``finite`` counts the pairs of which both are finite, ``alike`` those that are not and don't differ.
+    """
 
     count: int = 0
     non_finite: int = 0
     finite: int = 0
+    alike: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
     largest: Place | None = None
@@ -160,6 +164,7 @@ class Tally:
         self.count += other.count
         self.non_finite += other.non_finite
         self.finite += other.finite
+        self.alike += other.alike
         self.max_rel = max(self.max_rel, other.max_rel)
         if other.largest is not None and self._is_beaten_by(other.max_abs, other.largest):
             self.max_abs, self.largest = other.max_abs, other.largest
@@ -185,7 +190,7 @@ class Tally:
             count=self.count,
             non_finite=self.non_finite,
             max_abs=self.max_abs if is_known else math.nan,
-            mean_abs=scaled(total / self.finite, exponent) if is_known else math.nan,
+            mean_abs=scaled(total / (self.finite + self.alike), exponent) if is_known else math.nan,
             max_rel=self.max_rel if is_known else math.nan,
             l2=self.dd.root(),
             cosine=self._cosine(),

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
+from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, refused
 from ckpttool.converting.selecting import only_weights
 from ckpttool.converting.viewing import viewed
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import Unfit, joined
 from ckpttool.pairing.contents import same_content
 from ckpttool.pairing.copies import may_be_copy
+from ckpttool.pairing.doubts import Doubt
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.matching import Pair
@@ -63,7 +64,14 @@ def following(
     notes += [f"the model's optimizer left out ({counted(left, 'tensor')})"] if left else []
     native = {name: data for name, data in model.native.items() if "optimizer" not in name}
     changed = replace(
-        content, tensors=_in_order(result), tree=None, native=native, source_format=model.format, mapped={}
+        content,
+        tensors=_in_order(result),
+        tree=None,
+        native=native,
+        source_format=model.format,
+        mapped={},
+        conventions=model.conventions,
+        layers=theirs.layers,
     )
     return changed, notes
 
@@ -73,7 +81,7 @@ def _model(model: Checkpoint) -> Checkpoint:
     held = Content(tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native)
     if not held.tensors:
         raise UsageError(f"{model.path}: no weights that could be followed")
-    if family_of(model.format) == "torch":
+    if family_of(model.conventions) == "torch":
         held, _ = only_weights(held, model)
     return viewed(held, model).checkpoint
 
@@ -95,8 +103,9 @@ def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
     Raises:
         UsageError: It isn't.
     """
-    if pairing.undecided:
-        names = listed(pair.a.sources[0] for pair in pairing.undecided)
+    squares = [pair for pair in pairing.undecided if pair.doubt is None]
+    if squares:
+        names = listed(pair.a.sources[0] for pair in squares)
         raise UsageError(
             f"{names}: square, and nothing says of what type of layer it is, so that it may lie transposed "
             f"(--map says which rule holds)"
@@ -127,18 +136,16 @@ def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> No
     Raises:
         UsageError: It isn't.
     """
-    if family_of(ours.format) == family_of(theirs.format) and not any(one.a.rule for one in pairing.pairs):
-        return
-    sides = (
-        (pair, item, side) for pair in pairing.pairs for item, side in ((pair.a, ours), (pair.b, theirs))
-    )
-    free = [(item, side) for pair, item, side in sides if pair.how != "map"]
-    unknown = [item.sources[0] for item, side in free if is_unknown(item, side)]
-    if unknown:
-        told = "nothing says of what type of layer it is, and its layout may be another"
-        raise UsageError(f"{listed(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
-    taken = {id(source) for item, _ in free for source in item.sources}
-    doubts = [one for side in (ours, theirs) for one in doubtful(side) if id(one.tensor) in taken]
+    is_family = family_of(ours.conventions) == family_of(theirs.conventions)
+    if not is_family or any(one.a.rule for one in pairing.pairs):
+        free = [one for one in pairing.pairs if one.how != "map"]
+        sides = ((item, side) for one in free for item, side in ((one.a, ours), (one.b, theirs)))
+        unknown = [item.sources[0] for item, side in sides if is_unknown(item, side)]
+        if unknown:
+            told = "nothing says of what type of layer it is, and its layout may be another"
+            raise UsageError(f"{listed(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
+    items = (item for pair in pairing.undecided for item in (pair.a, pair.b))
+    doubts = [Doubt(source, item.doubt) for item in items if item.doubt for source in item.sources]
     if doubts:
         raise UsageError(refused(doubts))
 
@@ -260,7 +267,7 @@ class _Made:
         """
         if tensor.role is Role.WEIGHTS and id(tensor) not in self._books:
             raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
-        if may_be_copy(tensor, self._model.format):
+        if may_be_copy(tensor, self._model.conventions):
             told = "a private copy of one of the model's variables, and nothing says of which"
             raise UsageError(f"{self._model.path}[{tensor.name}]: {told} (take a checkpoint of its weights)")
         self._kept.append(tensor.name)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.known import UNWIRED, Doubt, may_be_image, refused
+from ckpttool.converting.known import refused
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed
+from ckpttool.pairing.doubts import UNWIRED, Doubt, may_be_image
 from ckpttool.pairing.layouts import RULES, Rule, Turn
 from ckpttool.pairing.meeting import JOINED, SUMMED
 from ckpttool.tensor import Tensor

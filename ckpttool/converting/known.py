@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.keras.orders import UNLIKE
+from ckpttool.pairing.doubts import UNWIRED, Doubt
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layers import Layer, has_other_word, layers_of
+from ckpttool.pairing.layers import has_other_word
 from ckpttool.pairing.layouts import RULES, Item
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
@@ -22,10 +21,6 @@ _AS_TORCH = frozenset(
 )
 """What Paddle's files call layers whose weights lie as PyTorch's do."""
 _SHOWN = 3
-_UNTOLD = "Dense after Flatten"
-_LEAST_IMAGE = 4
-"""Two places with two channels: the fewest elements that have two orders."""
-UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
 _REMEDY = (
     'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
     'order, "flatten" behind a Flatten of an image'
@@ -37,53 +32,9 @@ def is_unknown(item: Item, checkpoint: Checkpoint) -> bool:
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False
     source = item.sources[0]
-    if family_of(checkpoint.format) == "torch":
+    if family_of(checkpoint.conventions) == "torch":
         return has_other_word(source)
     return checkpoint.layers.get(source.name) not in _AS_TORCH
-
-
-class Doubt(NamedTuple):
-    """A weight that may be in another order than PyTorch's, and why."""
-
-    tensor: Tensor
-    why: str
-
-
-def doubtful(checkpoint: Checkpoint) -> list[Doubt]:
-    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
-
-    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
-    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
-    is certain.
-    """
-    if family_of(checkpoint.format) == "paddle":
-        return []
-    has_wiring = bool(checkpoint.metadata.get("model_config"))
-    found = {}
-    for layer in layers_of(checkpoint):
-        for name, tensor in layer.variables.items():
-            kind = checkpoint.layers.get(tensor.name)
-            if kind is not None and UNLIKE in kind:
-                found[id(tensor)] = Doubt(tensor, kind.partition(UNLIKE)[2])
-            elif (name, kind) == ("kernel", _UNTOLD):
-                found[id(tensor)] = Doubt(tensor, "it stands behind a Flatten of a shape that is not told")
-            elif name == "kernel" and not (has_wiring and kind) and (why := _unknown(layer, tensor)):
-                found[id(tensor)] = Doubt(tensor, why)
-    return [found[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in found]
-
-
-def _unknown(layer: Layer, kernel: Tensor) -> str | None:
-    """Return what is not known of a kernel where nothing says how the layers are connected."""
-    if layer.kind == "dense" and len(kernel.shape) == 2 and may_be_image(*kernel.shape):
-        return UNWIRED
-    if layer.kind == "gru" and "bias" not in layer.variables:
-        return "a GRU without a bias does not show whether reset_after is set"
-    return None
-
-
-def may_be_image(*lengths: int) -> bool:
-    """Tell whether features as many as one of these may be an image: places, each with channels."""
-    return max(lengths) >= _LEAST_IMAGE
 
 
 def refused(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.keras_layout import to_keras
-from ckpttool.converting.known import about_norms, doubtful, is_unknown, left_behind, listed, refused
+from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, refused
 from ckpttool.converting.ties import retied
 from ckpttool.converting.viewing import View, viewed
 from ckpttool.errors import UsageError
 from ckpttool.pairing.arranged import zeros
+from ckpttool.pairing.doubts import doubtful
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import ATTENTION
-from ckpttool.pairing.layouts import Item, in_torch_layout
+from ckpttool.pairing.layouts import RULES, Item, in_torch_layout
 from ckpttool.pairing.meeting import SUMMED, with_joined
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
@@ -22,7 +24,10 @@ from ckpttool.writing.content import Content
 
 _HOW = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")
-_Ends = list[tuple[Tensor, Tensor]]
+_CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
+"""The layers of which a kernel alone doesn't say in which order it is, by the rules that make them."""
+_Ends = list[tuple[Tensor, Tensor, str | None]]
+"""Each tensor as it was and as it is now, and the rule that made it so."""
 
 
 def laid_out(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Content, list[str]]:
@@ -38,13 +43,18 @@ def laid_out(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Con
     """
     _require_weights(content)
     view = viewed(content, checkpoint)
-    ends, rules = _to_torch(view) if layout == "torch" else _to_keras(view)
+    ends = _to_torch(view) if layout == "torch" else _to_keras(view)
     _require_single(ends)
-    tensors = retied(ends)
+    tensors = retied((old, new) for old, new, _ in ends)
+    rules = Counter(rule for _, _, rule in ends if rule is not None)
     notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + about_norms(rules)
-    if not any(old is not new for old, new in ends):
+    if not any(old is not new for old, new, _ in ends):
         return content, [f"all tensors lie as --layout {layout} wants them"]
-    return replace(content, tensors=tensors, tree=None, native={}), notes + left_behind(content, checkpoint)
+    content = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
+    if layout == "keras":
+        layers = {new.name: _CLASSES[rule] for _, new, rule in ends if rule in _CLASSES}
+        content = replace(content, conventions="keras", layers=layers)
+    return content, notes + left_behind(content, checkpoint)
 
 
 def _require_weights(content: Content) -> None:
@@ -56,7 +66,7 @@ def _require_weights(content: Content) -> None:
 
 def _require_single(ends: _Ends) -> None:
     known: dict[str, str] = {}
-    for old, new in ends:
+    for old, new, _ in ends:
         if known.setdefault(new.name, old.name) != old.name:
             told = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
             raise UsageError(f"{new.name}: {told}")
@@ -65,8 +75,8 @@ def _require_single(ends: _Ends) -> None:
 # To PyTorch -------------------------------------------------------------------------------------------
 
 
-def _to_torch(view: View) -> tuple[_Ends, dict[str, int]]:
-    """Return for each tensor of PyTorch the one that it is made of, and how often each rule was used."""
+def _to_torch(view: View) -> _Ends:
+    """Return for each tensor of PyTorch the one that it is made of."""
     items = [*_biases(_joined_inputs(in_torch_layout(view.checkpoint)))]
     free = [item for item in items if not _is_held(view, item)]
     doubts = [one for one in doubtful(view.checkpoint) if view.tensors[id(one.tensor)].name not in view.held]
@@ -76,17 +86,11 @@ def _to_torch(view: View) -> tuple[_Ends, dict[str, int]]:
     if unknown:
         told = "nothing says of what type of layer it is, and its layout may be another"
         raise UsageError(f"{listed(unknown)}: {told} ({_HOW})")
-    rules: dict[str, int] = {}
     ends: _Ends = []
     for item in items:
-        own = view.tensors[id(item.sources[0])]
-        if _is_held(view, item):
-            ends.append((own, own))
-            continue
-        if item.rule is not None:
-            rules[item.rule] = rules.get(item.rule, 0) + 1
-        ends.append((own, _named(view, item, own, items)))
-    return ends, rules
+        own, is_held = view.tensors[id(item.sources[0])], _is_held(view, item)
+        ends.append((own, own, None) if is_held else (own, _named(view, item, own, items), item.rule))
+    return ends
 
 
 def _is_held(view: View, item: Item) -> bool:
@@ -141,21 +145,18 @@ def _biases(items: Iterable[Item]) -> Iterator[Item]:
 # To Keras ---------------------------------------------------------------------------------------------
 
 
-def _to_keras(view: View) -> tuple[_Ends, dict[str, int]]:
-    """Return for each tensor of Keras the one that it is made of, and how often each rule was used."""
+def _to_keras(view: View) -> _Ends:
+    """Return for each tensor of Keras the one that it is made of."""
     checkpoint = view.checkpoint
-    if family_of(checkpoint.format) == "keras":
-        return [(one, one) for one in view.tensors.values()], {}
+    if family_of(checkpoint.conventions) == "keras":
+        return [(one, one, None) for one in view.tensors.values()]
     if view.named:
         own, given = next(iter(view.named.items()))
         told = "--layout keras gives names of its own, and a map that renames has no say in them"
         raise UsageError(f"{own} → {given}: {told} (use a [[tensor]], or --model)")
-    rules: dict[str, int] = {}
-    ends: _Ends = []
     made: Mapping[int, Sequence[tuple[Tensor, str | None]]] = to_keras(checkpoint, view.held)
-    for tensor in checkpoint.tensors:
-        for new, rule in made.get(id(tensor), [(tensor, None)]):
-            ends.append((tensor, new))
-            if rule is not None:
-                rules[rule] = rules.get(rule, 0) + 1
-    return ends, rules
+    return [
+        (tensor, new, rule)
+        for tensor in checkpoint.tensors
+        for new, rule in made.get(id(tensor), [(tensor, None)])
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.mapping import TensorMap, TensorRule
@@ -37,6 +37,14 @@ class View:
         return TensorMap("map", self.named, tuple(rules))
 
 
+def with_conventions(content: Content, checkpoint: Checkpoint) -> Content:
+    """Return a content that says by whose conventions its tensors go, and of which types their layers are."""
+    told = checkpoint.layers
+    kinds = {id(one.values): told[one.name] for one in reversed(checkpoint.tensors) if one.name in told}
+    layers = {one.name: kinds[id(one.values)] for one in content.tensors if id(one.values) in kinds}
+    return replace(content, conventions=checkpoint.conventions, layers=layers)
+
+
 def viewed(content: Content, checkpoint: Checkpoint) -> View:
     """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
     stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
@@ -63,6 +71,7 @@ def viewed(content: Content, checkpoint: Checkpoint) -> View:
         path=checkpoint.path,
         format=checkpoint.format,
         variant=checkpoint.variant,
+        conventions=checkpoint.conventions,
         tensors=tuple(shown),
         files=checkpoint.files,
         spans=lambda: iter(()),

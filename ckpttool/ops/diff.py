@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Literal
@@ -31,6 +31,7 @@ from ckpttool.ops.difference import (
     Difference,
     Facts,
     Kind,
+    Undecided,
     ValueChange,
 )
 from ckpttool.ops.values_diff import compare_values, not_compared
@@ -44,6 +45,13 @@ from ckpttool.work import Advance, default_jobs
 Compared = tuple[Pair, Outcome]
 
 _RENAMED = ("content", "shape")
+_TURNED = "nothing says whether one side is transposed"
+_DECIDED_BY = {
+    True: "--map or --layout as-is decides whether one side is transposed",
+    False: "a whole model of Keras (.keras, .h5) or a --map with a [[tensor]] says in which order they are",
+}
+"""What helps where nothing says how tensors lie, by whether they were compared as stored."""
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +110,9 @@ def diff_opened(
     _require_something(pairing, a, b)
     jobs = wishes.jobs or default_jobs()
     tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
-    outcomes = compare_all(
-        [(pair.a.tensor, pair.b.tensor) for pair in pairing.pairs], tolerance, jobs=jobs, advance=advance
-    )
-    compared = [*zip(pairing.pairs, outcomes, strict=True)]
+    pairs = [*pairing.pairs, *pairing.undecided]
+    tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
+    compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
     broken += [_unread(pair, one) for pair, one in compared if isinstance(one, Failure)]
     rotten = [*corrupted(compared, a, b, jobs)]
     broken += rotten
@@ -164,7 +171,12 @@ def _require(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: Dif
 def _difference(
     a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Sequence[Compared]
 ) -> Difference:
-    measured = [(pair, outcome) for pair, outcome in compared if isinstance(outcome, Comparison)]
+    undecided = _undecided(pairing, compared)
+    measured = [
+        (pair, outcome)
+        for pair, outcome in compared
+        if isinstance(outcome, Comparison) and id(pair) not in undecided
+    ]
     changes = [_change(pair, outcome) for pair, outcome in measured]
     differing, reported = compare_values(a, b)
     if a.format == b.format:
@@ -172,7 +184,7 @@ def _difference(
     values, told = _split(differing, wishes, pairing)
     rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
-    is_one_family = family_of(a.format) == family_of(b.format)
+    is_one_family = family_of(a.conventions) == family_of(b.conventions)
     return Difference(
         a=_described(a),
         b=_described(b),
@@ -186,8 +198,9 @@ def _difference(
         values=tuple(values),
         reported=(*_bookkeeping(pairing), *told, *reported),
         rules=dict(rules),
-        notes=(*pairing.notes, *_ignored(differing, wishes, pairing)),
-        not_compared=tuple(_not_compared(a, b, wishes, pairing, compared)),
+        notes=(*pairing.notes, *_on_layouts(pairing, undecided), *_ignored(differing, wishes, pairing)),
+        not_compared=tuple(_not_compared(a, b, wishes, compared)),
+        undecided=tuple(undecided.values()),
         compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
     )
 
@@ -223,14 +236,47 @@ def _ignored(differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pair
             yield f"--ignore {glob}: no tensor has such a name, and nothing else that differs"
 
 
+def _undecided(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
+    """Return the pairs that stay undecided, by ``id``: not those that are equal as they are stored."""
+    candidates = {id(pair) for pair in pairing.undecided}
+    found = {}
+    for pair, outcome in compared:
+        if id(pair) not in candidates or not isinstance(outcome, Comparison):
+            continue
+        if pair.doubt is None and outcome.equal:
+            continue
+        item = pair.b if pair.b.doubt else pair.a
+        layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
+        found[id(pair)] = Undecided(_name(item), f"{_seen(outcome)} {layout}", pair.doubt or _TURNED)
+    return found
+
+
+def _seen(outcome: Comparison) -> str:
+    statistics = outcome.statistics
+    if outcome.equal or statistics is None:
+        return "equal"
+    differ = "differs" if statistics.count == 1 else "differ"
+    return f"{statistics.count:,} of {counted(statistics.size, 'element')} {differ}"
+
+
+def _on_layouts(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
+    """Yield what was taken as equal although its layout isn't known, and what decides of the others."""
+    equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
+    names = [_name(pair.a) for pair in equal]
+    if names:
+        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+        listed = ", ".join(names[:_SHOWN])
+        yield f"equal as stored, though nothing says of what type of layer they are: {listed}{more}"
+    kinds = dict.fromkeys(pair.doubt is None for pair in pairing.undecided if id(pair) in undecided)
+    yield from (_DECIDED_BY[kind] for kind in kinds)
+
+
 def _not_compared(
-    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Iterable[Compared]
+    a: Checkpoint, b: Checkpoint, wishes: DiffWishes, compared: Iterable[Compared]
 ) -> Iterator[str]:
     for pair, outcome in compared:
         if isinstance(outcome, NotCompared):
             yield f"{_name(pair.a)}: {outcome.why}"
-    for pair in pairing.undecided:
-        yield f"{_name(pair.a)}: nothing says whether one side is transposed (--map or --layout as-is does)"
     if wishes.only == "all":
         yield from not_compared(a, b)
 

@@ -79,6 +79,26 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Undecided:
+    """A tensor that may lie in another order on one side than on the other.
+
+    Attributes:
+        name: What it is called, on the side where it may.
+        seen: What was found, were the order one: ``equal as stored``.
+        why: What nothing says.
+    """
+
+    name: str
+    seen: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        """Return it as a sentence."""
+        return f"{self.name}: {self.seen}, but {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class Described:
     """One side as a whole."""
 
@@ -110,7 +130,8 @@ class Difference:
         rules: Layout rules that were used, each with the number of tensors.
         notes: What else was done to make the sides comparable.
         broken: What couldn't be read, with ``keep_going``.
-        not_compared: What was shown neither equal nor different, and why.
+        not_compared: What could not be compared, and why.
+        undecided: Tensors of which nobody knows whether both sides hold them in one order.
         compared_nbytes: Bytes of the tensors that were compared, of the larger side.
         tolerance: What counts as equal.
     """
@@ -130,6 +151,7 @@ class Difference:
     notes: tuple[str, ...] = ()
     broken: tuple[Broken, ...] = ()
     not_compared: tuple[str, ...] = ()
+    undecided: tuple[Undecided, ...] = ()
     compared_nbytes: int = 0
     tolerance: Tolerance = EXACT
 
@@ -138,4 +160,5 @@ class Difference:
         """Tell whether they mean the same: everything was compared, and nothing differs."""
         renamed = self.renamed and self.rename_counts
         missing = self.added or self.removed or renamed
-        return not (self.changed or missing or self.values or self.broken or self.not_compared)
+        unsure = self.broken or self.not_compared or self.undecided
+        return not (self.changed or missing or self.values or unsure)

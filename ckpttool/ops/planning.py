@@ -6,7 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint, UsageError
@@ -16,6 +16,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
 from ckpttool.ops.left import left_behind
 from ckpttool.ops.placing import check_place, check_space, format_for
+from ckpttool.pairing.families import family_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
 from ckpttool.wire.strided import Strided, reach
@@ -126,6 +127,7 @@ def plan(
         target = target.removesuffix(".index")
     if wishes.shard_size is not None and not writer.takes_shards:
         raise UsageError(f"--shard-size: {name} is written as one whole")
+    content = _without_own_conventions(content, writer)
     options = WriteOptions(shard_size=wishes.shard_size, name=os.path.basename(target.rstrip(os.sep)))
     _require_holdable(content, writer, options)
     gone = [*left_behind(checkpoint, content), *(Dropped(*one) for one in writer.dropped(content, options))]
@@ -156,6 +158,17 @@ def _needs_trust(names: Sequence[str]) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:_NAMED]) + more(len(names), _NAMED)
         yield f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"
+
+
+def _without_own_conventions(content: Content, writer: Writer) -> Content:
+    """Return a content that says by whose conventions it goes only if the target's format does not tell it.
+
+    What a map has turned has those that the user had in mind: nothing is said of it.
+    """
+    is_family = family_of(content.conventions) == family_of(writer.name) and not content.layers
+    if content.conventions != writer.name and not is_family and "layout" not in content.mapped.values():
+        return content
+    return replace(content, conventions="", layers={})
 
 
 def _stale(replaces: Sequence[str]) -> Iterator[str]:
@@ -252,6 +265,9 @@ def _steps(checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | No
 
         told = read_map(wishes.mapping)
         yield lambda content: renamed(content, told)
+    from ckpttool.converting.viewing import with_conventions
+
+    yield lambda content: (with_conventions(content, checkpoint), ())
     if wishes.layout != "as-is":
         from ckpttool.converting.laying_out import laid_out
 

@@ -57,6 +57,8 @@ def unreturned(content: Content, opened: Checkpoint, writer: Writer) -> Iterator
     for tensor, other in pairs:
         yield from _around(tensor, other)
     yield from _ties(pairs)
+    if content.conventions:
+        yield from _conventions(content, opened, pairs)
     if content.tree is not None and not _is_same(content.tree, opened.tree):
         yield "what is not a tensor came back as something else"
     told = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
@@ -87,6 +89,15 @@ def _around(tensor: Tensor, other: Tensor) -> Iterator[str]:
     is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
     if other.name == tensor.name and other.path != tensor.path and not is_flat:
         yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
+
+
+def _conventions(content: Content, opened: Checkpoint, pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
+    """Yield what is not told any more of how the tensors lie."""
+    if opened.conventions != content.conventions:
+        yield f"the layout is told to be that of {opened.conventions} instead of {content.conventions}"
+    for tensor, other in pairs:
+        if opened.layers.get(other.name) != content.layers.get(tensor.name):
+            yield f"{tensor.name} is told to be of another type of layer"
 
 
 def _ties(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:

@@ -27,7 +27,10 @@ _KERAS_VARIABLE = re.compile(
     r"_?(kernel|bias|recurrent_kernel|depthwise_kernel|pointwise_kernel|embeddings|gamma|beta"
     r"|moving_mean|moving_variance|scale)"
 )
-_FLATTENED = re.compile(r"Dense after Flatten(?: \((?P<shape>(?:\*|\d+)[\d, ]*)\))?")
+_FLATTENED = re.compile(
+    r"Dense after Flatten"
+    r"(?: \((?:\*, (?P<channels>[0-9]{1,18})|(?P<shape>[0-9]{1,18}(?:, [0-9]{1,18})*),?)\))?"
+)
 CELL = re.compile(r"(basic_)?(lstm_|gru_|rnn_|simple_rnn_)?cell(_\d+)?")
 """What the cell inside a recurrent layer is called."""
 _PADDLE_VARIABLE = {"w_0": "weight", "b_0": "bias", "w_1": "_mean", "w_2": "_variance"}
@@ -79,12 +82,12 @@ def layers_of(checkpoint: Checkpoint) -> list[Layer]:
     for tensor in checkpoint.tensors:
         steps = steps_of(tensor.path)
         if steps and tensor.role is not Role.OPTIMIZER:
-            is_listed = checkpoint.format in _NUMBERING and steps[-2:-1] == ("vars",)
+            is_listed = checkpoint.conventions in _NUMBERING and steps[-2:-1] == ("vars",)
             place = steps[:-2] if is_listed else steps[:-1]
             groups.setdefault(place, {}).setdefault(steps[-1], tensor)
-    if family_of(checkpoint.format) == "paddle":
+    if family_of(checkpoint.conventions) == "paddle":
         return [_paddle_layer(checkpoint, place, group) for place, group in groups.items()]
-    if family_of(checkpoint.format) == "torch" and not any(map(_has_other_words, groups.values())):
+    if family_of(checkpoint.conventions) == "torch" and not any(map(_has_other_words, groups.values())):
         return []
     siblings: dict[Steps, set[str]] = {}
     for place in groups:
@@ -111,7 +114,7 @@ def _keras_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor],
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
             is_output = ATTENTION[place[-1].lstrip("_")] == "out_proj"
             return Layer(place, "attention output" if is_output else "attention", variables)
-    if checkpoint.format in _NUMBERING and _all_numbered(group):
+    if checkpoint.conventions in _NUMBERING and _all_numbered(group):
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
         kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_shapes(shapes)
         names = _order(kind, len(group), told or "") if len(shapes) == len(group) else None
@@ -215,19 +218,17 @@ def _checked(place: Steps, kind: str | None, variables: Mapping[str, Tensor], to
         if len(names) < 2 or recurrent_kind([variables[name].shape for name in names]) != kind:
             return Layer(place, None, variables)
     if told is not None and (behind := _FLATTENED.match(told)):
+        if behind["channels"]:
+            return _behind_channels(place, variables, int(behind["channels"]))
         return _flattened(place, variables, behind["shape"])
     return Layer(place, kind, variables)
 
 
 def _flattened(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> Layer:
     """Return a Dense whose inputs were flattened, which puts them in another order than PyTorch does."""
-    if shape and shape.startswith("*"):
-        return _behind_channels(place, variables, int(shape.rpartition(",")[2]))
-    axes = tuple(map(int, shape.replace(",", " ").split())) if shape else ()
-    if sum(length != 1 for length in axes) <= 1 and axes:
+    axes = tuple(map(int, shape.split(", "))) if shape else ()
+    if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in doubt, as ``doubtful`` says
         return Layer(place, "dense", variables)
-    if not axes:
-        return Layer(place, "named", variables)
     return Layer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.arranged import Pattern, Unfit, arranged, lengths_of, pattern
+from ckpttool.pairing.doubts import doubtful
 from ckpttool.pairing.layers import ATTENTION, CELL, Layer, Steps, layers_of, steps_of
 from ckpttool.tensor import Tensor
 
@@ -32,6 +33,7 @@ class Item:
         sources: The stored tensors that it is made of: itself alone where it is as stored.
         rule: The layout rule that was used, in people's words, or None.
         row: Which row of the source it is, where each is an item of its own.
+        doubt: Why its elements may be in another order than PyTorch's all the same, or None.
         back: What makes the source of a number out of such a tensor; None where it is held alike.
     """
 
@@ -40,6 +42,7 @@ class Item:
     sources: tuple[Tensor, ...]
     rule: str | None = None
     row: int | None = None
+    doubt: str | None = None
     back: Back | None = field(default=None, compare=False, repr=False)
 
     def restored(self, given: Tensor, at: int = 0) -> Tensor:
@@ -189,15 +192,24 @@ def in_torch_layout(checkpoint: Checkpoint) -> list[Item]:
     One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
     biases of an LSTM, are put together by ``meeting.met``, where the other side has them in one.
     """
-    turned = {
-        id(tensor): items
-        for layer in layers_of(checkpoint)
-        for tensor, items in _layer_items(layer, checkpoint)
-    }
+    turned = {id(tensor): items for layer in layers_of(checkpoint) for tensor, items in _layer_items(layer)}
+    for doubt in doubtful(checkpoint):
+        items = turned.get(id(doubt.tensor), [stored(doubt.tensor)])
+        turned[id(doubt.tensor)] = [replace(item, doubt=doubt.why) for item in items]
     return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored(tensor)])]
 
 
-def _layer_items(layer: Layer, checkpoint: Checkpoint) -> Iterator[tuple[Tensor, list[Item]]]:
+def under_torch_names(checkpoint: Checkpoint) -> list[Item]:
+    """Return the tensors as they are stored, by PyTorch's names: enough where both sides hold them alike."""
+    first = {id(item.sources[0]): item for item in reversed(in_torch_layout(checkpoint))}
+    return [_as_named(tensor, first[id(tensor)]) for tensor in checkpoint.tensors]
+
+
+def _as_named(tensor: Tensor, item: Item) -> Item:
+    return Item(item.name, replace(tensor, path=item.tensor.path), (tensor,), item.rule)
+
+
+def _layer_items(layer: Layer) -> Iterator[tuple[Tensor, list[Item]]]:
     rule = RULES.get(layer.kind or "")
     for name, tensor in layer.variables.items():
         if rule is not None and (turns := rule.turns.get(name)) is not None:
@@ -225,7 +237,7 @@ def _turned(tensor: Tensor, layer: Layer, rule: Rule, turn: Turn) -> Item | None
     def back(given: Tensor, at: int) -> Tensor:
         return arranged(given, way.inverse(), tensor.path, sizes=lengths)
 
-    return Item(".".join(path), made, (tensor,), rule.text, turn.row, back)
+    return Item(".".join(path), made, (tensor,), rule.text, turn.row, back=back)
 
 
 def _named(tensor: Tensor, path: Steps, rule: str | None) -> Item:

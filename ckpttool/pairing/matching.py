@@ -20,6 +20,11 @@ class Pair:
     b: Item
     how: How
 
+    @property
+    def doubt(self) -> str | None:
+        """Return why one of them may be in another order than the rule says that was followed, or None."""
+        return self.a.doubt or self.b.doubt
+
 
 @dataclass(frozen=True, slots=True)
 class Clash:

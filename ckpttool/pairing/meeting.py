@@ -80,7 +80,8 @@ def _replaced(members: list[Item], path: Steps, rule: str) -> dict[int, Item | N
     told = members[0].rule
     text = rule if told is None else f"{told}; {rule}"
     back = _cut_back(members) if rule is JOINED else _first_alone
-    whole = Item(".".join(path), made, sources, text, back=back)
+    doubt = next((item.doubt for item in members if item.doubt), None)
+    whole = Item(".".join(path), made, sources, text, doubt=doubt, back=back)
     return {id(members[0]): whole} | {id(item): None for item in members[1:]}
 
 

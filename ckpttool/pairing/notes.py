@@ -15,6 +15,8 @@ from ckpttool.report import counted
 from ckpttool.tensor import Role
 
 _SHOWN = 3
+_TURNS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+"""How a kernel of so many axes is turned from one framework's layout into another's."""
 
 
 def shown(item: Item) -> str:
@@ -140,31 +142,32 @@ def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list
 
 
 def undecided_apart(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:
-    """Return the pairs that can be compared, and those that may lie transposed without showing it."""
+    """Return the pairs that can be compared, and those that may lie otherwise without showing it."""
     decided: list[Pair] = []
     undecided: list[Pair] = []
     for pair in pairs:
-        is_open = _is_its_own_turn(pair.a.tensor.shape) and pair.a.tensor.shape == pair.b.tensor.shape
-        (undecided if is_open and _unknown(pair, a, b) else decided).append(pair)
+        is_doubtful = pair.doubt is not None and pair.a.tensor.size == pair.b.tensor.size
+        is_open = is_doubtful or (_is_its_own_turn(pair) and _unknown(pair, a, b))
+        (undecided if is_open else decided).append(pair)
     return decided, undecided
 
 
 def _unknown(pair: Pair, a: Checkpoint, b: Checkpoint) -> list[str]:
     """Return what a pair's matrix is called by frameworks that may hold it transposed, if nothing says it."""
-    if pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
+    is_family = family_of(a.conventions) == family_of(b.conventions)
+    if is_family or pair.how == "map" or pair.a.rule is not None or pair.b.rule is not None:
         return []
     return [
         item.sources[0].name
         for item, side in ((pair.a, a), (pair.b, b))
-        if family_of(side.format) != "torch"
+        if family_of(side.conventions) != "torch"
         and len(item.tensor.shape) > 1
         and item.sources[0].name not in side.layers
     ]
 
 
-def _is_its_own_turn(shape: tuple[int, ...]) -> bool:
+def _is_its_own_turn(pair: Pair) -> bool:
     """Tell whether a kernel has the shape that it has in the other layout, too, and other elements there."""
-    turned = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}.get(len(shape))
-    return (
-        turned is not None and tuple(shape[axis] for axis in turned) == shape and max(shape[0], shape[-1]) > 1
-    )
+    shape, turn = pair.a.tensor.shape, _TURNS.get(len(pair.a.tensor.shape))
+    is_same = turn is not None and shape == pair.b.tensor.shape == tuple(shape[axis] for axis in turn)
+    return is_same and max(shape[0], shape[-1]) > 1

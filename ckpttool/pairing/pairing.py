@@ -18,12 +18,18 @@ from ckpttool.pairing.copies import copies_among, pair_copies
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.keys import bare, is_bookkeeping, spelled
 from ckpttool.pairing.layers import Steps
-from ckpttool.pairing.layouts import FLATTENED, Item, in_torch_layout, stored
+from ckpttool.pairing.layouts import DENSE, FLATTENED, Item, in_torch_layout, stored, under_torch_names
 from ckpttool.pairing.mapped import Becomes, apply_map
 from ckpttool.pairing.mapping import TensorMap
 from ckpttool.pairing.matching import Clash, How, Pair, Unpaired
 from ckpttool.pairing.meeting import met
-from ckpttool.pairing.notes import no_weights_of, notes_of, shown, undecided_apart, unknown_layouts
+from ckpttool.pairing.notes import (
+    no_weights_of,
+    notes_of,
+    shown,
+    undecided_apart,
+    unknown_layouts,
+)
 from ckpttool.pairing.own_names import by_own_names, own_places
 from ckpttool.pairing.renames import by_optimizer_order, find_renames, in_order
 from ckpttool.pairing.ties import take_ties
@@ -72,8 +78,8 @@ class Pairing:
         notes: What was done to pair them, in people's words, with names as the files have them.
         crossed: The names, as the files have them, of those pairs that only content made, and that stand in
             another order on either side.
-        undecided: One tensor each, of which one side may be the other transposed, as its shape is the same
-            then and nothing says it; these are in no pair.
+        undecided: Pairs of which nobody knows whether both sides are in one order: by a rule that may be the
+            wrong one (``doubt``), or as stored, where one may be the other transposed. Not in ``pairs``.
         unmatched: Those globs of what is to be ignored that no tensor's name matches.
         ordered: Those pairs of layers that are alike of which only their order tells which is which.
         seconds: Tensors of the second one that are another by a second name, and the name that is paired.
@@ -100,15 +106,16 @@ def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes(
         UsageError: A rule of the map matches nothing, names what is several tensors' name, or two rules give
             one name.
     """
-    across = family_of(a.format) != family_of(b.format)
+    across = family_of(a.conventions) != family_of(b.conventions)
     notes: list[str] = []
     ours, theirs = (_wanted(one, side, wishes, notes) for one, side in ((a, "A"), (b, "B")))
     unpaired = Unpaired(ours, theirs)
-    layouts = _Layouts(a, wishes).of, _Layouts(b, wishes).of
+    is_one = not across and family_of(a.conventions) != "torch"
+    layouts = _Layouts(a, wishes, is_one=is_one).of, _Layouts(b, wishes, is_one=is_one).of
     aside: list[Item] = []
     if wishes.mapping is not None:
         aside = apply_map(unpaired, wishes.mapping, layouts, flip=_leaves_torch(a, b))
-    pair_copies(unpaired, (a.format, b.format))
+    pair_copies(unpaired, (a.conventions, b.conventions))
     clashes = _by_names(unpaired, layouts, as_stored=not across or wishes.layout == "as-is")
     clashes += _by_own_names(unpaired, a, b, notes)
     told = find_renames(unpaired, across=across) if wishes.rename and wishes.content else []
@@ -118,17 +125,19 @@ def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes(
     crossings = crossed(told, (_places(ours), _places(theirs))) if across else []
     pairs = _sorted(unpaired.pairs, ours)
     notes += notes_of(pairs, clashes, unpaired, crossings)
+    pairs = [_plain(pair, is_one=is_one) for pair in pairs]
     undecided: list[Pair] = []
-    if across and wishes.layout == "auto":
+    if wishes.layout == "auto":
         pairs, undecided = undecided_apart(pairs, a, b)
         notes += unknown_layouts(pairs, a, b)
     left = [*unpaired.a, *aside], unpaired.b
-    compared = [pair.a for pair in pairs], [pair.b for pair in pairs]
+    paired = [*pairs, *undecided]
+    compared = [pair.a for pair in paired], [pair.b for pair in paired]
     books = [*_books("a", left[0], compared[0], a, across), *_books("b", left[1], compared[1], b, across)]
     known = {id(item) for _, item in books}
     removed, added = (tuple(item for item in side if id(item) not in known) for side in left)
     return Pairing(
-        tuple(map(_plain, pairs)),
+        tuple(pairs),
         removed,
         added,
         tuple(books),
@@ -144,9 +153,9 @@ def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes(
 def _books(
     side: Literal["a", "b"], items: list[Item], compared: list[Item], checkpoint: Checkpoint, across: bool
 ) -> Iterator[tuple[Literal["a", "b"], Item]]:
-    copies = copies_among(items, compared, checkpoint.format)
+    copies = copies_among(items, compared, checkpoint.conventions)
     for item in items:
-        if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.format, across=across):
+        if id(item) in copies or is_bookkeeping(item.sources[0], checkpoint.conventions, across=across):
             yield side, item
 
 
@@ -163,7 +172,7 @@ def _unmatched(wishes: PairingWishes, a: Checkpoint, b: Checkpoint) -> tuple[str
 
 def _leaves_torch(a: Checkpoint, b: Checkpoint) -> bool:
     """Tell whether the first side is PyTorch's, so that rules that lead to its layout go backwards."""
-    return family_of(a.format) == "torch" and family_of(b.format) != "torch"
+    return family_of(a.conventions) == "torch" and family_of(b.conventions) != "torch"
 
 
 def _wanted(checkpoint: Checkpoint, side: str, wishes: PairingWishes, notes: list[str]) -> list[Item]:
@@ -191,11 +200,15 @@ def _ignored(item: Item, globs: Sequence[str]) -> bool:
 
 
 class _Layouts:
-    """What each stored tensor of a checkpoint becomes in PyTorch's layout; found out when first asked."""
+    """What each stored tensor of a checkpoint becomes in PyTorch's layout; found out when first asked.
 
-    def __init__(self, checkpoint: Checkpoint, wishes: PairingWishes) -> None:
+    Where both sides are of one other family, only its name becomes PyTorch's: ``is_one``.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, wishes: PairingWishes, *, is_one: bool) -> None:
         self._checkpoint = checkpoint
         self._is_wanted = wishes.layout == "auto"
+        self._items = under_torch_names if is_one else in_torch_layout
 
     def of(self, item: Item) -> list[Item]:
         """Return what a stored tensor becomes."""
@@ -205,7 +218,7 @@ class _Layouts:
     @cached_property
     def _made(self) -> dict[int, list[Item]]:
         found: dict[int, list[Item]] = {}
-        for item in in_torch_layout(self._checkpoint):
+        for item in self._items(self._checkpoint):
             found.setdefault(id(item.sources[0]), []).append(item)
         return found
 
@@ -315,11 +328,19 @@ def _sorted(pairs: Iterable[Pair], items: Iterable[Item]) -> list[Pair]:
     return sorted(pairs, key=lambda pair: order.get(id(pair.a.sources[0]), len(order)))
 
 
-def _plain(pair: Pair) -> Pair:
-    """Return a pair as stored, where one rule would do the same to both sides: it is read much faster."""
+def _plain(pair: Pair, *, is_one: bool) -> Pair:
+    """Return a pair as stored, where both sides hold it alike: no rule can be wrong, and it is read faster.
+
+    Args:
+        pair: As it came about.
+        is_one: Whether both sides are of one family that is not PyTorch's.
+    """
     a, b = pair.a, pair.b
-    is_alike = a.rule is not None and a.rule == b.rule and len(a.sources) == len(b.sources) == 1
-    is_alike = is_alike and a.rule != FLATTENED  # which depends on what was flattened
-    if not is_alike or a.sources[0].shape != b.sources[0].shape or a.tensor.size != a.sources[0].size:
+    if len(a.sources) != 1 or len(b.sources) != 1 or (pair.how == "map" and is_one):
+        return pair
+    rules = {a.rule, b.rule}
+    is_alike = None not in rules and (len(rules) == 1 or rules == {DENSE, FLATTENED})
+    is_alike &= a.sources[0].shape == b.sources[0].shape and a.tensor.size == a.sources[0].size
+    if not is_one and not is_alike:
         return pair
     return Pair(stored(a.sources[0]), stored(b.sources[0]), pair.how)

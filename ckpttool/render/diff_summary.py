@@ -23,8 +23,9 @@ def summary_line(difference: Difference) -> str:
     """Return the answer in one line: what changed and by how much, or that nothing did."""
     if difference.equal:
         return _equal(difference)
-    if replace(difference, not_compared=()).equal:
-        return f"no difference found, but {_not_compared(difference.not_compared)}"
+    if replace(difference, not_compared=(), undecided=()).equal:
+        unsure = " and ".join(filter(None, (_not_compared(difference), _undecided(difference))))
+        return f"no {'certain ' * bool(difference.undecided)}difference found, but {unsure}"
     return "; ".join(filter(None, (tensors_line(difference), _values(difference.values))))
 
 
@@ -39,6 +40,8 @@ def tensors_line(difference: Difference) -> str:
         counts.append(f"{counted(len(difference.broken), 'tensor')} could not be compared")
     if difference.not_compared:
         counts.append(f"{counted(len(difference.not_compared), 'thing')} not compared")
+    if difference.undecided:
+        counts.append(f"{counted(len(difference.undecided), 'tensor')} undecided")
     if not difference.changed and difference.compared:
         counts.append(f"{counted(difference.unchanged, 'tensor')} equal{within(difference.tolerance)}")
     return ", ".join(counts)
@@ -61,11 +64,20 @@ def within(tolerance: Tolerance) -> str:
     return f" within {told}" if told else ""
 
 
-def _not_compared(things: Sequence[str]) -> str:
-    shown = ", ".join(map(printable, things[:_MOST_THINGS]))
-    more = f" and {len(things) - _MOST_THINGS:,} more" if len(things) > _MOST_THINGS else ""
+def _not_compared(difference: Difference) -> str:
+    things = difference.not_compared
     verb = "was" if len(things) == 1 else "were"
-    return f"{counted(len(things), 'thing')} {verb} not compared: {shown}{more}"
+    return f"{counted(len(things), 'thing')} {verb} not compared: {_shown(things)}" if things else ""
+
+
+def _undecided(difference: Difference) -> str:
+    names = [one.name for one in difference.undecided]
+    return f"{counted(len(names), 'tensor')} may lie in another order: {_shown(names)}" if names else ""
+
+
+def _shown(things: Sequence[str]) -> str:
+    more = f" and {len(things) - _MOST_THINGS:,} more" if len(things) > _MOST_THINGS else ""
+    return ", ".join(map(printable, things[:_MOST_THINGS])) + more
 
 
 def _changes(difference: Difference) -> Iterator[str]:

@@ -40,7 +40,7 @@ def _body(difference: Difference) -> dict[str, Any]:
         "rules": dict(difference.rules),
         "notes": list(difference.notes),
         "broken": [{"name": one.name, "side": one.side.value, "why": one.why} for one in difference.broken],
-        "not_compared": list(difference.not_compared),
+        "not_compared": [*difference.not_compared, *(one.text for one in difference.undecided)],
         "tolerance": {
             "rtol": difference.tolerance.rtol,
             "atol": difference.tolerance.atol,

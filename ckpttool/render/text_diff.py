@@ -137,6 +137,7 @@ def _remarks(difference: Difference, paint: _Paint, limit: int | None) -> Iterat
     """Yield what couldn't be compared, what was done to compare the rest, and what is no difference."""
     yield from _cut([paint(f"! {_broken(one)}", _RED) for one in difference.broken], limit, paint)
     things = [paint(f"? not compared: {printable(one)}", _YELLOW) for one in difference.not_compared]
+    things += [paint(f"? undecided: {printable(one.text)}", _YELLOW) for one in difference.undecided]
     yield from _cut(things, limit, paint)
     yield from (f"  {line}" for line in _rules(difference.rules))
     yield from (f"  {printable(note)}" for note in difference.notes)

@@ -67,7 +67,9 @@ def _has_more(step: Step) -> bool:
     """Tell whether there is more to say of a step than its row says."""
     found = step.difference
     kinds = {one.kind for one in found.changed}
-    others = found.added or found.removed or found.renamed or found.broken or found.not_compared
+    others = (
+        found.added or found.removed or found.renamed or found.broken or found.not_compared or found.undecided
+    )
     return bool(others or kinds - {"values"})
 
 

@@ -27,6 +27,9 @@ class Content:
         native: As ``Checkpoint.native``.
         source_format: Name of the format that it comes from.
         mapped: What a map decided, by the names that it gave: ``name``, or the ``layout`` as well.
+        conventions: Name of the format whose names and layouts the tensors have; empty where the format that
+            is written tells that itself, and where nobody knows it.
+        layers: As ``Checkpoint.layers``, by the names of now.
     """
 
     tensors: tuple[Tensor, ...]
@@ -36,6 +39,8 @@ class Content:
     source_format: str = ""
     training: TrainingState = field(default_factory=TrainingState)
     mapped: Mapping[str, str] = field(default_factory=dict)
+    conventions: str = ""
+    layers: Mapping[str, str] = field(default_factory=dict)
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

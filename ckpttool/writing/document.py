@@ -42,10 +42,17 @@ def _document(content: Content, tree: bool, names: bool) -> bytes | None:
     roles, training = ({}, carried_training(content.training)) if tells_names else _untold(content)
     if training:
         own["training"] = training
-    if not own and not roles and not (tells_names and (names or any(map(_is_to_be_told, content.tensors)))):
+    if (
+        not own
+        and not roles
+        and not content.conventions
+        and not (tells_names and (names or any(map(_is_to_be_told, content.tensors))))
+    ):
         return None
     form, shared = encoded(own)
     told: dict[str, object] = {"schema": SCHEMA, "source": content.source_format}
+    if content.conventions:
+        told |= {"conventions": content.conventions, "layers": dict(content.layers)}
     if tells_names:
         told["tensors"] = {tensor.name: _told(tensor) for tensor in content.tensors}
     if roles:

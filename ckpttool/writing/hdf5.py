@@ -131,4 +131,7 @@ def renamed(content: Content, paths: Mapping[str, Path]) -> Content:
         for one in content.tensors
     }
     tree = None if content.tree is None else replaced(content.tree, changed)
-    return replace(content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree)
+    layers = {names.get(name, name): kind for name, kind in content.layers.items()}
+    return replace(
+        content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree, layers=layers
+    )

@@ -43,6 +43,7 @@ def entry_of(content: Content, paths: Mapping[str, Path], held: Held) -> bytes |
     metadata = {} if is_said else content.metadata
     is_known = content.training == TrainingState() or (is_said and not is_told_by_name(content.training))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
+    is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:
         return None
     left = replace(content, native=native, metadata=metadata)

@@ -87,7 +87,7 @@ def keyed_by_name(content: Content) -> Keyed:
 def _entry(content: Content, keyed: Keyed) -> bytes | None:
     """Return what a checkpoint has no place for, or None; the keys and their graph it has itself."""
     native = {name: part for name, part in content.native.items() if not name.startswith(OWN)}
-    is_plain = content.tree is None and not content.metadata and not native
+    is_plain = content.tree is None and not content.metadata and not native and not content.conventions
     if keyed.is_native and is_plain and all(map(_FROM_TENSORS, content.training.origin.values())):
         return None
     return document(replace(content, native=native))

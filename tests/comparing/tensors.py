@@ -93,13 +93,14 @@ def expected(a: Sequence[Parts], b: Sequence[Parts]) -> Expected:
     ]
     lengths = [_root(_squares(d)) if f else None for d, f in zip(differences, finite, strict=True)]
     known = [length for length in lengths if length is not None]
+    alike = sum(not u and not f for u, f in zip(unequal, finite, strict=True))
     aa, bb, dd = (sum(map(_squares, side), Fraction()) for side in (exact_a, exact_b, differences))
     ab = sum((x * y for pair in zip(exact_a, exact_b, strict=True) for x, y in _zipped(*pair)), Fraction())
     return Expected(
         count=sum(unequal),
         non_finite=sum(u and not f for u, f in zip(unequal, finite, strict=True)),
         max_abs=rounded(max(known)) if known else math.nan,
-        mean_abs=rounded(sum(known, Fraction()) / len(known)) if known else math.nan,
+        mean_abs=rounded(sum(known, Fraction()) / (len(known) + alike)) if known else math.nan,
         max_rel=_ratio(exact_a, lengths),
         l2=rounded(_root(dd)),
         cosine=rounded(ab / (_root(aa) * _root(bb))) if aa and bb else math.nan,

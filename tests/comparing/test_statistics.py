@@ -335,8 +335,20 @@ def test_what_is_not_finite_is_told_apart(dtype: str) -> None:
     finite = np.isfinite(a) & np.isfinite(b)
     inside = measured(tensor_of(a[finite]), tensor_of(b[finite]))
     assert (found.count, found.non_finite) == (inside.count + 2, 2)
-    for name in ("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"):
+    for name in ("max_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"):
         assert math.isclose(getattr(found, name), getattr(inside, name), rel_tol=1e-14), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("size", [8, 3 * BLOCK])
+def test_what_is_nan_or_infinite_on_both_sides_has_not_changed(dtype: str, size: int) -> None:
+    a = np.zeros(size, dtype)
+    a[: size // 2], a[-2] = math.nan, math.inf
+    b = a.copy()
+    b[-1] = 2
+    found = measured(tensor_of(a), tensor_of(b))
+    assert (found.count, found.non_finite, found.max_abs, found.l2) == (1, 0, 2, 2)
+    assert found.mean_abs == 2 / size
 
 
 def test_nothing_finite_has_no_distance() -> None:

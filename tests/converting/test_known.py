@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.known import doubtful, refused
+from ckpttool.converting.known import refused
+from ckpttool.pairing.doubts import UNWIRED, doubtful
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers
 
@@ -33,9 +34,7 @@ def test_pytorchs_own_and_paddles_are_in_one_order(family: str) -> None:
 
 
 def wired(kind: str, weights: dict[str, Array], layers: dict[str, str]) -> dict[str, str]:
-    opened = checkpoint(weights, "keras", layers | {"a.kernel": kind})
-    opened.metadata = {"model_config": {"class_name": "Sequential"}}  # type: ignore[misc]
-    return doubted(opened)
+    return doubted(checkpoint(weights, "keras", layers | {"a.kernel": kind}))
 
 
 DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
@@ -45,6 +44,7 @@ DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
     ("kind", "why"),
     [
         ("Dense", None),
+        ("Dense of unknown wiring", UNWIRED),
         ("Dense after Flatten (3, 3, 4)", None),
         ("Dense after Flatten (*, 4)", None),
         ("Dense after Flatten (1, 1, 36)", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,6 +16,9 @@ from ckpttool.converting.laying_out import laid_out
 from ckpttool.converting.renaming import renamed
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
+from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.convert import convert
+from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.pairing.mapping import parse_map
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content
@@ -301,3 +305,28 @@ def test_a_chain_of_linear_layers_says_how_they_are_connected(tmp_path: Path) ->
 def test_a_state_dict_does_not_say_of_what_types_its_layers_are() -> None:
     with open_checkpoint(FIXTURES / "twin.pth") as opened, pytest.raises(UsageError, match="--model FILE"):
         laid_out(content_of(opened), opened, "keras")
+
+
+# Compared with its source -----------------------------------------------------------------------------
+
+
+def require_equal(source: Path, layout: Literal["torch", "keras"], target: Path) -> None:
+    converted = convert(source, target, ConvertWishes(layout=layout, only="weights"))
+    assert converted.verified
+    found = diff(source, target, DiffWishes(only="weights"))
+    assert (found.changed, found.added, found.removed) == ((), (), ())
+    assert found.undecided == () and found.equal
+
+
+@pytest.mark.parametrize("name", ["twin.keras", "twin.h5", "twin-static.pdmodel", "zoo.keras"])
+def test_what_is_laid_out_as_pytorch_has_it_is_equal_to_its_source(
+    twins: Path, tmp_path: Path, name: str
+) -> None:
+    require_equal(twins / name, "torch", tmp_path / "made.safetensors")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("net", [Net().eval(), nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4))])
+def test_what_is_laid_out_as_keras_has_it_is_equal_to_its_source(net: nn.Module, tmp_path: Path) -> None:
+    scripted(net, tmp_path / "net.pt")
+    require_equal(tmp_path / "net.pt", "keras", tmp_path / "made.npz")

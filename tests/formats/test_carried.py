@@ -113,6 +113,28 @@ def test_metadata_and_native_parts_come_back() -> None:
     assert (found.tree, found.training.epoch) == (None, 7)
 
 
+def test_conventions_and_layers_come_back() -> None:
+    layers = {"a": "Dense after Flatten (4, 4, 4)"}
+    found = restored(checkpoint("a", "b"), written({}, conventions="keras", layers=layers), "the header")
+    assert (found.format, found.conventions, found.layers) == ("safetensors", "keras", layers)
+    untold = restored(checkpoint("a", "b"), written({}), "the header")
+    assert (untold.conventions, untold.layers) == ("safetensors", {})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"conventions": 1},
+        {"conventions": ["keras"]},
+        {"conventions": "keras", "layers": ["Dense"]},
+        {"conventions": "keras", "layers": {"a": 1}},
+        {"conventions": "keras", "layers": {"a": "D" * 1001}},
+    ],
+)
+def test_conventions_that_are_none_are_refused(told: dict[str, object]) -> None:
+    assert refused(written({}, **told)).endswith((" is none", " are none"))
+
+
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
     opened = checkpoint("a")
     opened._tree = lambda: {"a": opened["a"]}

@@ -26,6 +26,11 @@ OTHERWISE = [
 ]
 """What holds the kernels of dense layers transposed."""
 KERAS_ARRAYS = "twin-keras{}.npz"
+UNWIRED = [
+    *("twin{}.weights.h5", "twin{}-subclassed.weights.h5", "twin{}-tf", "twin{}-functional-tf"),
+    *("twin{}-savedmodel", KERAS_ARRAYS),
+]
+"""What does not say whether a Dense stands behind a Flatten."""
 PADDLES = ("twin{}-fluid", "twin{}-static.pdmodel", "twin{}.pdparams")
 MANY = [
     *("many{}.pth", "many{}.safetensors", "many{}.npz", "many{}-dcp", "many{}.pdparams", "many{}-fluid"),
@@ -98,8 +103,10 @@ def test_the_same_weights_are_equal_in_every_format(place: Any, name: str, turne
     found = both(place("twin{}.pth"), place(name), turned=turned)
     assert (found.changed, found.added, found.removed, found.values) == ((), (), (), ())
     # Keras has one bias where PyTorch has two.
-    assert found.compared == found.unchanged == (17 + (name in (ALIKE[0], ALIKE[2])) if is_like(name) else 16)
-    assert found.equal
+    expected = 17 + (name in (ALIKE[0], ALIKE[2])) if is_like(name) else 16
+    assert found.compared == found.unchanged == expected - len(found.undecided)
+    assert found.equal is (name not in UNWIRED)
+    assert [one.seen for one in found.undecided] == ["equal in the usual layout"] * (2 * (name in UNWIRED))
 
 
 def is_like(name: str) -> bool:
@@ -117,7 +124,7 @@ def test_frameworks_are_compared_with_each_other(place: Any, a: str, b: str) -> 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_the_rules_that_made_them_comparable_are_named(place: Any, name: str) -> None:
     rules = diff(place("twin{}.pth"), place(name)).rules
-    assert [count for rule, count in rules.items() if "Linear" in rule] == [2], rules
+    assert [count for rule, count in rules.items() if "Linear" in rule] == [2] * (name not in UNWIRED), rules
     assert any("LSTM" in rule for rule in rules) is (name not in PADDLES), rules
 
 
@@ -131,6 +138,11 @@ def test_what_is_stored_alike_needs_no_rule(place: Any, name: str) -> None:
 def test_one_changed_element_is_found_across_frameworks(place: Any, name: str, turned: bool) -> None:
     wanted = change_of("changed")
     found = both(place("twin{}.pth"), place(name, changed=True), turned=turned)
+    if name in UNWIRED:
+        assert (found.changed, found.added, found.removed) == ((), (), ())
+        seen = {"equal in the usual layout", "1 of 360 elements differs in the usual layout"}
+        assert {one.seen for one in found.undecided} == seen
+        return
     change = require_only(found, wanted, turned=turned)
     assert wanted.name in (change.a.name, change.b.name)
     assert change.a.shape == change.b.shape == (10, 36)
@@ -169,7 +181,10 @@ def test_where_nothing_tells_the_type_of_a_layer_no_rule_is_used_and_that_is_sai
     loose = tmp_path / "loose"
     shutil.copytree(many / "many-fluid", loose, ignore=shutil.ignore_patterns("__model__"))
     found = diff(many / "many.pth", loose)
-    assert len(found.not_compared) == 4 * 43 and not found.equal
+    assert len(found.undecided) == 4 * 43 and not found.equal
+    assert found.undecided[0].text == (
+        "layers.0.q.weight: 2 of 4 elements differ as stored, but nothing says whether one side is transposed"
+    )
     assert (found.changed, found.added, found.removed, found.rules) == ((), (), (), {})
 
 

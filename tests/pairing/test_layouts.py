@@ -219,10 +219,20 @@ def test_the_kernel_of_a_dense_behind_a_flattened_sequence() -> None:
     require({"f.0": kernel}, {"f.weight": weight}, layers={"f.0": "Dense after Flatten (4, 6)"})
 
 
-def test_a_dense_behind_an_unknown_flatten_keeps_its_layout() -> None:
-    found = turned({"f.0": numbers(24, 5)}, {"f.0": "Dense after Flatten"})
-    assert list(found) == ["f.kernel"]
-    assert np.array_equal(found["f.kernel"][0], numbers(24, 5))
+@pytest.mark.parametrize(
+    "shape", ["*", "*, 0", "*, 7", "0, 4", "5, 5", "9" * 5000, "\u0663, 8", "-3, 8", "3, 8) "]
+)
+def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong(shape: str) -> None:
+    """An entry may say anything."""
+    kernel = numbers(24, 5)
+    (item,) = in_torch_layout(checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"}))
+    assert sorted(item.tensor.array().ravel()) == sorted(kernel.ravel())
+
+
+def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
+    (item,) = in_torch_layout(checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": "Dense after Flatten"}))
+    assert (item.name, item.tensor.shape) == ("f.weight", (5, 24))
+    assert item.doubt == "it stands behind a Flatten of a shape that is not told"
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,8 @@ def test_what_a_map_calls_by_a_name_that_is_not_there_is_removed(at: Path) -> No
 
 def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
     kernel = numbers(3, 5)
-    keras = checkpoint({"dense_7.kernel": kernel, "dense_7.bias": numbers(5)}, "keras")
+    arrays = {"dense_7.kernel": kernel, "dense_7.bias": numbers(5)}
+    keras = checkpoint(arrays, "keras", {"dense_7.kernel": "Dense"})
     torch = {"head.weight": kernel.T.copy(), "head.bias": numbers(5)}
     text = '[names]\n"dense_7.kernel" = "head.weight"\n"dense_7.bias" = "head.bias"\n'
     found = mapped(at, text, keras, torch)
@@ -263,6 +264,11 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
     assert found.pairs[0].a.rule is not None
     as_is = mapped(at, text, keras, torch, layout="as-is")
     assert as_is.pairs[0].a.tensor.shape == (3, 5)
+    unwired = mapped(at, text, checkpoint(arrays, "keras"), torch)  # a name says nothing of a Flatten
+    assert [pair.a.name for pair in unwired.undecided] == ["dense_7.weight"]
+    rule = '[[tensor]]\nfrom = "dense_7.kernel"\nto = "head.weight"\nrule = "dense"\n'
+    decided = mapped(at, rule, checkpoint(arrays, "keras"), torch)
+    assert equal(decided) and len(decided.pairs) == 2 and decided.undecided == ()
 
 
 @pytest.mark.parametrize(

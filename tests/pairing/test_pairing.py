@@ -272,12 +272,49 @@ def test_within_a_family_tensors_are_compared_as_stored() -> None:
         )
 
 
-def test_a_flatten_of_other_axes_is_not_compared_as_stored() -> None:
+@pytest.mark.parametrize(
+    "known",
+    [None, "Dense", "Dense after Flatten", "Dense after Flatten (2, 4, 3)", "Dense unlike PyTorch's: a"],
+)
+def test_what_is_flattened_does_not_count_within_a_family(known: str | None) -> None:
     kernel = numbers(24, 5)
     one = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
-    other = checkpoint({"f.0": kernel}, "keras", {"f.0": "Dense after Flatten (2, 4, 3)"})
-    (pair,) = paired(one, other).pairs
-    assert not np.array_equal(pair.a.tensor.array(), pair.b.tensor.array())
+    other = checkpoint({"f.0": kernel}, "keras", {} if known is None else {"f.0": known})
+    for found in (paired(one, other), paired(other, one)):
+        (pair,) = found.pairs
+        assert {item.tensor.shape for item in (pair.a, pair.b)} == {(24, 5)}
+        assert np.array_equal(pair.a.tensor.array(), pair.b.tensor.array())
+
+
+def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None:
+    kernel = numbers(24, 5)
+    whole = checkpoint({"f.kernel": kernel}, "keras", {"f.kernel": "Dense after Flatten (3, 4, 2)"})
+    found = paired(whole, {"model/f/kernel:0": kernel})
+    (pair,) = found.pairs
+    assert found.undecided == () and pair.a.tensor.shape == pair.b.tensor.shape == (24, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (None, "nothing says whether it does"),
+        ("Dense of unknown wiring", "nothing says whether it does"),
+        ("Dense after Flatten", "of a shape that is not told"),
+        ("Dense unlike PyTorch's: a Reshape takes what it gives", "a Reshape takes what it gives"),
+    ],
+)
+def test_a_kernel_in_an_order_that_nothing_says_is_undecided(kind: str | None, why: str) -> None:
+    kernel = numbers(24, 5)
+    layers = {} if kind is None else {"f.kernel": kind}
+    keras = checkpoint({"f.kernel": kernel, "f.bias": numbers(5)}, "keras", layers)
+    torch = checkpoint({"f.weight": kernel.T.copy(), "f.bias": numbers(5)})
+    for found in (paired(keras, torch), paired(torch, keras)):
+        (pair,) = found.undecided
+        assert pair.doubt is not None and why in pair.doubt
+        assert [pair.a.sources[0].name for pair in found.pairs] == ["f.bias"]
+    other = paired(checkpoint({"f.weight": numbers(6, 24)}), keras, rename=False)
+    assert [(pair.a.tensor.shape, pair.b.tensor.shape) for pair in other.pairs] == [((6, 24), (5, 24))]
+    assert paired(keras, torch, layout="as-is").undecided == ()
 
 
 def test_matrices_of_unknown_layers_are_named() -> None:
@@ -414,7 +451,8 @@ def test_content_is_found_through_a_layout() -> None:
     for values in (lambda one: one, Sequential):
         one = tensor("dense_3.kernel", kernel)
         assert one.values is not None
-        keras = of_tensors([replace(one, values=values(one.values))], "keras")
+        known = {"dense_3.kernel": "Dense"}
+        keras = of_tensors([replace(one, values=values(one.values))], "keras", known)
         found = paired({"body.fc.weight": kernel.T.copy()}, keras)
         require(found, "content", {"body.fc.weight": "dense_3.kernel"})
 

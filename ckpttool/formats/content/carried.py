@@ -1,7 +1,7 @@
 """The entry ``ckpttool.content``: what a format has no place for, as one JSON document beside its tensors.
 
-docs/entry.md describes it. It holds the paths and roles of the tensors, the ties between them, and either
-the whole tree or what was said beside the tensors.
+docs/entry.md describes it. It holds the paths and roles of the tensors, the ties between them, by
+whose conventions they go, and either the whole tree or what was said beside the tensors.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ MAX_DOCUMENT = 1 << 26
 """The most bytes of a document."""
 _MAX_INTEGER_BITS = 4096
 """The longest integer of metadata, as ``telling.Teller`` has it; a tree may have longer ones."""
+_LONGEST_KIND = 1000
+"""The most characters of what is said of one layer."""
 _PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
 def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
     """Return a checkpoint with all that its entry says of it.
 
-    Its tensors get their paths and roles, those that were tied come back, and metadata, training state, tree
-    and native parts come from the document. A document that does not fit leaves the checkpoint as it is, with
-    a warning ``content-entry``.
+    Its tensors get their paths and roles, those that were tied come back, and conventions, metadata, training
+    state, tree and native parts come from the document. A document that does not fit leaves the checkpoint as
+    it is, with a warning ``content-entry``.
 
     Args:
         checkpoint: What the format holds, by its own names, without the entry. Only the new one is to be
@@ -88,6 +90,9 @@ def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
     metadata = _metadata(content, tree, tensors, checkpoint)
     if tree is not None:
         changes["tree"] = lambda: tree
+    if parsed.get("conventions") is not None:
+        changes["conventions"], layers = _conventions(parsed)
+        changes["layers"] = lambda: layers
     native = _native(content.get("native", {}))
     training = content.get("training", {})
     check_training(training)
@@ -156,6 +161,20 @@ def _require_plain(node: object) -> None:
         raise ValueError(f"the metadata has a {kind.__name__}")
     if isinstance(node, dict) and not all(type(key) is str for key in node):
         raise ValueError("the metadata has a key that is no text")
+
+
+def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
+    """Return the format whose names and layouts the tensors have, and of which types their layers are.
+
+    Raises:
+        ValueError: They are no texts.
+    """
+    format, layers = parsed["conventions"], parsed.get("layers", {})
+    if not isinstance(format, str) or not isinstance(layers, dict):
+        raise ValueError("the conventions or the layers are none")
+    if not all(isinstance(kind, str) and len(kind) <= _LONGEST_KIND for kind in layers.values()):
+        raise ValueError("the type of a layer is none")
+    return format, layers
 
 
 def _native(told: object) -> Mapping[str, bytes]:

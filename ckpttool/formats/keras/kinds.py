@@ -27,6 +27,9 @@ _GROUPS = {
 }
 _COUNT = re.compile(r"_[0-9]+$")
 _AFTER = " after Flatten"
+UNWIRED = " of unknown wiring"
+"""Stands behind the class of a layer where nothing says what stands before it, and that would count."""
+_TO_BE_WIRED = ("Dense", "GRU")
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
 """The weights that a norm may lack, by the settings that say so."""
 
@@ -81,7 +84,8 @@ def kinds_in(model: Layer, orders: Orders | None = None, place: tuple[str, ...] 
 def plain(kind: str) -> str:
     """Return the class of a layer, without what a Dense stands behind, which counts for its kernel alone."""
     name, _, why = kind.partition(UNLIKE)
-    return name if name == "Dense" and why.endswith(BEFORE) else kind.partition(_AFTER)[0]
+    is_of_inputs = name == "Dense" and why.endswith(BEFORE)
+    return name if is_of_inputs else kind.partition(_AFTER)[0].removesuffix(UNWIRED)
 
 
 def kinds_listed(config: object, tensors: Iterable[Tensor]) -> Kinds:
@@ -146,7 +150,7 @@ def _told_by_group(path: tuple[str, ...]) -> str | None:
     for at, part in enumerate(path[:-1]):
         kind = _GROUPS.get(_COUNT.sub("", path[at + 1])) if part == LAYERS else None
         if kind is not None:
-            return kind
+            return kind + UNWIRED * (kind in _TO_BE_WIRED)
     return None
 
 
@@ -179,5 +183,7 @@ def kind_along(layers: Iterable[Layer], known: dict[int, Orders]) -> str | None:
             if models and id(models[0]) not in known:
                 known[id(models[0])] = orders_in(models[0])
             place = (*(model.name for model in models[1:]), layer.name)
-            return kind + known[id(models[0])].get(place, "") if models else kind
+            return (
+                kind + known[id(models[0])].get(place, "") if models else kind + UNWIRED * (kind == "Dense")
+            )
     return None

@@ -92,6 +92,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             spans=lambda: chain(parts.spans(), _others(directory)),
             metadata=cache(lambda: _told(model, directory, file, fingerprint)),
             layers=lambda: _layers(model, directory, tensors),
+            own_names=lambda: _own_names(bundle, tensors),
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
             native=lambda: _native(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
@@ -123,6 +124,14 @@ def _native(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[s
     if bundle is None or [one.name for one in bundle.tensors] != [one.name for one in tensors]:
         return {}
     return bundle.native
+
+
+def _own_names(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+    """Return what the variables were called, which the graph of their bundle says, by their names here."""
+    if bundle is None:
+        return {}
+    known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors}
+    return {one.name: own for one in tensors if (own := known.get(one.key)) is not None}
 
 
 def _layers(model: SavedModel, directory: str, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:

@@ -195,6 +195,7 @@ def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
         path=parts[0].path,
         format=first.format,
         variant=variant or first.variant,
+        conventions=first.conventions,
         tensors=tensors,
         files=tuple(entry for part in parts for entry in part.checkpoint.files),
         spans=lambda: _spans(parts),
