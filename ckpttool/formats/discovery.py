@@ -14,6 +14,7 @@ from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
+from ckpttool.formats.step_directory import StepDirectory
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -79,6 +80,15 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
         yield from _in_tree(path, replace(walk, exclude=globs))
+
+
+def inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
+    """Yield the checkpoints in a directory, whatever it is itself."""
+    globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, directory)
+    for found in _in_tree(directory, replace(walk, exclude=globs)):
+        unit = looked_at(found, walk) if isinstance(found, str) else found
+        if unit is not None:
+            yield unit
 
 
 def unit_at(path: str) -> Unit | None:
@@ -260,9 +270,16 @@ def _subdirectory(entry: os.DirEntry[str], walk: Walk, below: _Below) -> Unit | 
         _told(walk, error)
         return None
     if unit is not None:
-        return unit
+        return None if _is_partly_excluded(unit, walk) else unit
     is_entered = walk.recursive and (walk.max_depth is None or below.depth <= walk.max_depth)
     return below if is_entered else None
+
+
+def _is_partly_excluded(unit: Unit, walk: Walk) -> bool:
+    """Tell whether a glob passes over a part of what one save put into a directory; all of it stays, then."""
+    if not isinstance(walk.exclude, Globs) or not isinstance(unit.format, StepDirectory):
+        return False
+    return any(is_excluded(part.path, walk) for part in inside(unit.path))
 
 
 def looked_at(path: str, walk: Walk) -> Unit | None:

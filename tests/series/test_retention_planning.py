@@ -66,13 +66,23 @@ def _many(entry) -> list[Entry]:
             },
         ),
         ("parent", {"run/a/* (full)": 3, "run/a/* (partial, 4 tensors, 9 parameters)": 1, "run/b/*": 3}),
-        ("prefix", {"m_epoch_*.keras": 1, "m_epoch_*.pt": 4, "opt_epoch_*.pt": 1, "warm_epoch_*.pt": 1}),
+        (
+            "prefix",
+            {
+                "run/a/m_epoch_*.pt": 2,
+                "run/a/opt_epoch_*.pt": 1,
+                "run/a/warm_epoch_*.pt": 1,
+                "run/b/m_epoch_*.keras": 1,
+                "run/b/m_epoch_*.pt": 2,
+            },
+        ),
         (
             "format",
             {
-                "format keras": 1,
-                "format pytorch (full)": 5,
-                "format pytorch (partial, 4 tensors, 9 parameters)": 1,
+                "run/a/* (format pytorch) (full)": 3,
+                "run/a/* (format pytorch) (partial, 4 tensors, 9 parameters)": 1,
+                "run/b/* (format keras)": 1,
+                "run/b/* (format pytorch)": 2,
             },
         ),
         (
@@ -98,9 +108,14 @@ def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
         shutil.move(series / f"model_epoch_{epoch}.pth", other)
     told = {"policy": Policy(keep_last=8), "recursive": True}
     assert _removed(_planned(series, **told)) == []
-    planned = _planned(series, **told, group_by="prefix")
+    for by in ("parent", "prefix", "format"):
+        assert _removed(_planned(series, **{**told, "policy": Policy(keep_last=1)}, group_by=by)) == [
+            *(f"model_epoch_{epoch}.pth" for epoch in range(1, 3)),
+            *(f"model_epoch_{epoch}.pth" for epoch in range(4, 10)),
+        ]
+    planned = _planned(series, **told, group_by="none")
     assert _removed(planned) == ["model_epoch_1.pth", "model_epoch_2.pth"]
-    assert [one.key for one in planned.plan.groups] == ["model_epoch_*.pth"]
+    assert [one.key for one in planned.plan.groups] == ["all checkpoints"]
 
 
 def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
@@ -384,11 +399,11 @@ def test_what_was_not_read_is_not_called_the_newest_without_saying_so(diverged: 
 
 
 def test_copies_that_count_twice_are_told(diverged: Path) -> None:
-    told = {"policy": Policy(keep_last=9), "recursive": True, "group_by": "prefix"}
+    told = {"policy": Policy(keep_last=9), "recursive": True, "group_by": "none"}
     shutil.copytree(diverged / "good", diverged / "mirror")
     warned = _planned(diverged, **told).warnings
     one, other = diverged / "bad" / "m_epoch_1.pt", diverged / "good" / "m_epoch_1.pt"
-    assert f"m_epoch_*.pt: {one} and {other} hold the same bytes; copies count twice" in warned
+    assert f"all checkpoints: {one} and {other} hold the same bytes; copies count twice" in warned
     assert not any("copies" in one for one in _planned(diverged, **{**told, "group_by": None}).warnings)
     for run in ("good", "bad"):
         shutil.rmtree(diverged / run)

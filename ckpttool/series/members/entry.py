@@ -44,6 +44,7 @@ class Entry:
         linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
         holds: How much it holds, in words.
         needs: Paths of what it needs besides files of its own.
+        series: Pattern of the paths that somebody made one series of, over directories.
         group: Key of the series it belongs to.
     """
 
@@ -71,6 +72,7 @@ class Entry:
     linked_bytes: int | None = None
     holds: str = ""
     needs: tuple[str, ...] = field(default=(), repr=False)
+    series: str | None = None
     group: str = ""
 
     @property
