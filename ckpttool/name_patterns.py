@@ -53,7 +53,12 @@ VALUE = re.compile(
 """What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
 
 BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
-PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
+PAIR = re.compile(
+    r"((?:ckpt|checkpoint|cp|snapshot)[-_]|(?:[^0-9].{0,200}?[^a-z])?epoch[-_=]?)"
+    r"([0-9]{1,18})([-_])([0-9]{1,18})((?:\.[a-z][a-z0-9]{0,12}){0,2})",
+    _FLAGS,
+)
+"""Epoch and step, where several names bear it out: ``ckpt-5-3500.pt``, ``model_epoch5_3500.pth``."""
 PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
 )

@@ -16,6 +16,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.series.members.doubt import EQUALLY_LONG, UNORDERED, doubt
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import GroupBy, group
+from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.explaining import explain
 from ckpttool.series.pruning.planning import Planned, Request, make_plan
 from ckpttool.series.retention.companions import belonging, with_siblings
@@ -572,3 +573,34 @@ def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.Monk
         assert explain(planned, path).entry.name == "model_epoch_3.pth"
     with pytest.raises(UsageError, match="none of the checkpoints that were looked at"):
         explain(planned, "model_epoch_30.pth")
+
+
+# What looks like a series ---------------------------------------------------------------------------
+
+
+def _called(series: Path, form: str) -> list[str]:
+    names = [form.format(number, 100 * number) for number in range(1, 11)]
+    for number, name in enumerate(names, 1):
+        (series / f"model_epoch_{number}.pth").rename(series / name)
+    return names
+
+
+def test_what_looks_like_a_series_is_told_where_a_policy_would_thin_it_out(series: Path) -> None:
+    """The numbers are none that names of checkpoints usually have: both could be a setting."""
+    names = _called(series, "net{}_at_{}.pth")
+    assert _planned(series, policy=Policy(keep_last=10)).problems == ()
+    planned = _planned(series, policy=Policy(keep_last=3))
+    assert _removed(planned) == []
+    told = (
+        "left alone: 10 checkpoints could be one series, and nothing says so (--series 'net*_at_*.pth' does)"
+    )
+    assert planned.problems == (Problem(f"{series}/net*_at_*.pth", told),)
+    assert _removed(_planned(series, policy=Policy(keep_last=3), series=["net*_at_*.pth"])) == sorted(
+        names[:7]
+    )
+
+
+@pytest.mark.parametrize("form", ["fold{}_seed{}.pth", "resnet_lr_{}_bs_{}.pth"])
+def test_what_tells_siblings_apart_is_no_series(series: Path, form: str) -> None:
+    _called(series, form)
+    assert _planned(series, policy=Policy(keep_last=3)).problems == ()

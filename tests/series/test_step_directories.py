@@ -78,9 +78,14 @@ def kept(found: Planned) -> Mapping[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    "names", [MEGATRON, PAIR, ("model.pt",), ("actor/model.pt", "critic/model.pt", "data.json")]
+    ("form", "names"),
+    [
+        *((form, PAIR) for form in FORMS + OTHER_FORMS),
+        ("iter_{:07d}", MEGATRON),
+        ("checkpoint_{:06d}", ("model.pt",)),
+        ("global_step_{}", ("actor/model.pt", "critic/model.pt", "data.json")),
+    ],
 )
-@pytest.mark.parametrize("form", FORMS + OTHER_FORMS)
 def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
     run = saved(tmp_path / "run", (8, 9, 10), names, form)
     (one,) = survey(run, Scope()).groups
@@ -266,8 +271,10 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
 def test_a_name_by_which_it_would_be_no_save_is_refused(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2), PAIR)
     done = rename(RenameRequest(directory=str(run), template="exp1-{step}"))
-    assert all("which doesn't say that one save lies in it" in one.message for one in done.plan.refused)
-    assert len(done.plan.refused) == 2
+    assert all(
+        "which doesn't say that one save lies in it" in one.message for one in done.planned.plan.refused
+    )
+    assert len(done.planned.plan.refused) == 2
     assert _names(run) == {f"step_{step}/{name}" for step in (1, 2) for name in PAIR}
 
 

@@ -36,6 +36,7 @@ from ckpttool.series.pruning.inside import passed_over, told_inside
 from ckpttool.series.retention.companions import belonging, doubts_of, followers
 from ckpttool.series.retention.failed import Failures, failures
 from ckpttool.series.retention.lacking import remarks, unnamed
+from ckpttool.series.retention.lookalikes import lookalikes
 from ckpttool.series.retention.named_best import best_of_many, protecting
 from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
@@ -157,7 +158,8 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
     warnings = (*warnings, *unnamed(chosen, root), *pointed.warnings, *unseen_above(root))
     warnings = (*warnings, *copies(found.groups), *passed_over(found, request))
-    problems = tuple(_problems(found, made, faults))
+    alike = (Problem(path, told) for path, told in lookalikes(chosen, protections, now))
+    problems = (*_problems(found, made, faults), *alike)
     if request.depth == "full":
         made = _as_read(made, {*checked, *faults})
     return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
