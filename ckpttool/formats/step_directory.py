@@ -213,29 +213,36 @@ def _opening(unit: Unit) -> Callable[[], Checkpoint]:
 
 def _note_missing_ranks(parts: Gathered) -> None:
     """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
-    found: dict[tuple[str, str], dict[tuple[int, ...], str]] = defaultdict(dict)
+    known = {finding.where for finding in parts.findings}  # a damaged one is told already
+    found: dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]] = defaultdict(dict)
     for name in parts.parts:
         for match in _RANK.finditer(name):
-            digits = match[1].split("_")
-            form = "_".join(f"%0{len(one)}d" for one in digits)
-            behind = form + name[match.end(1) :].replace("%", "%%")
-            found[name[: match.start(1)], behind][tuple(map(int, digits))] = name
-    for (before, behind), ranks in found.items():
+            numbers = tuple(map(int, match[1].split("_")))
+            found[name[: match.start(1)], name[match.end(1) :], len(numbers)][numbers] = match
+    for (before, behind, _), ranks in found.items():
         spans = [range(min(column), max(column) + 1) for column in zip(*ranks, strict=True)]
         if before.endswith("mp_rank_"):
-            settings = parts.parts[next(iter(ranks.values()))].training.hyper_parameters
+            settings = parts.parts[next(iter(ranks.values())).string].training.hyper_parameters
             for at, key in enumerate(_MEGATRONS[: len(spans)]):
                 size = settings.get(key)
                 spans[at] = range(max(size, spans[at].stop)) if isinstance(size, int) else spans[at]
         if prod(map(len, spans)) > _MAX_RANKS:
             continue
-        known = {finding.where for finding in parts.findings}
-        told = {rank: before + behind % rank for rank in product(*spans) if rank not in ranks}
-        lacking = [name for name in told.values() if name not in known]  # a damaged one is told already
+        texts = zip(*(match[1].split("_") for match in ranks.values()), strict=True)
+        widths = [min(map(len, column)) for column in texts]
+        lacking = [
+            name
+            for numbers in product(*spans)
+            if numbers not in ranks and (name := before + _padded(numbers, widths) + behind) not in known
+        ]
         for name in lacking[:_MAX_TOLD]:
             parts.fault("missing", "there is no such file", name)
         if len(lacking) > _MAX_TOLD:
             parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more ranks are not there", None)
+
+
+def _padded(numbers: Iterable[int], widths: Iterable[int]) -> str:
+    return "_".join(f"{number:0{width}}" for number, width in zip(numbers, widths, strict=True))
 
 
 def _first(parts: Gathered) -> Checkpoint | None:
