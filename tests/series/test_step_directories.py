@@ -215,6 +215,24 @@ def test_a_pin_of_it_or_of_a_file_in_it_protects_all_of_it(tmp_path: Path, path:
     assert kept(planned(run))["step_1"] == ("pinned",)
 
 
+@pytest.mark.parametrize("glob", ["step_1", "a.txt", "step_1/deep/a.txt"])
+def test_a_glob_of_names_keeps_it_by_any_file_in_it(tmp_path: Path, glob: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
+    write(run / "step_1" / "deep" / "a.txt")
+    found = make_plan(Request(directory=str(run), policy=Policy(keep_last=1, keep_names=(glob,))))
+    assert kept(found)["step_1"] == (f"name {glob}",)
+    assert not any("matched nothing" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("own", [".ckpttool.toml", ".ckpttool-trash/1/model.pt"])
+def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
+    """They are from when each file in it was taken for a checkpoint."""
+    run = saved(tmp_path / "run", (1, 2, 3), PAIR)
+    (run / "step_1" / own).parent.mkdir(parents=True, exist_ok=True)
+    (run / "step_1" / own).write_text('pinned = ["model.pt"]')
+    assert kept(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
+
+
 def test_megatrons_tracker_protects_all_ranks(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (100, 200, 300), MEGATRON, "iter_{:07d}")
     (run / "latest_checkpointed_iteration.txt").write_text("200\n")

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
-from ckpttool.formats.step_directory import StepDirectory, own_count_inside
+from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.series.members.counts import CONTRADICTION_SECONDS
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.order import Group, is_ordered
@@ -51,16 +51,12 @@ def doubt(group: Group, told: Collection[str] = ()) -> str | None:
 def _runs_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
     """Return why directories that are called like saves may be runs of their own."""
     for entry in entries if len(entries) > 1 else ():
-        if entry.fields.blank in told or not _is_step_directory(entry):
+        if entry.fields.blank in told or not entry.is_step_directory:
             continue
         files = (os.path.relpath(file.path, entry.name) for file in entry.contents.files)
         if (name := own_count_inside(entry.name, files)) is not None:
             return f"{name} in {entry.name} counts saves of its own: could be different runs"
     return None
-
-
-def _is_step_directory(entry: Entry) -> bool:
-    return isinstance(entry.unit.format, StepDirectory)
 
 
 def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
@@ -89,7 +85,7 @@ def _doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
         return None if _is_ordered(entries, sound) else UNORDERED
     if fields.number is None or is_counted(sound) or _are_serials(entries):
         return None
-    if all(map(_is_step_directory, entries)):
+    if all(entry.is_step_directory for entry in entries):
         return CONTRADICTED if _contradicts(sound) else None
     if _could_be_parts(entries):
         return PARTS

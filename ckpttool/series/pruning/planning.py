@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Literal
 
 from ckpttool.errors import UsageError
+from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.globs import last_name
 from ckpttool.report import counted
 from ckpttool.series.changing.home import serial_around
@@ -259,12 +260,20 @@ def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
         yield "holds other checkpoints"
     if (inside := told_inside(entry)) is not None:
         yield inside
+    if entry.is_step_directory and (own := _own_name_in(entry)) is not None:
+        yield f"{own} lies in it"
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):
         yield "has parts elsewhere"
     if entry.contents.crosses or is_mounted(entry.directory, entry.unit.members, mount_points):
         yield HOLDS_MOUNT
+
+
+def _own_name_in(entry: Entry) -> str | None:
+    """Return what a command left in a directory when it took each file for a checkpoint: pins, a trash."""
+    names = (name for file in entry.contents.files for name in file.path.split(os.sep))
+    return next((name for name in names if name.startswith(OWN_PREFIX)), None)
 
 
 def _advised(group: Group, why: str) -> str:
