@@ -32,6 +32,10 @@ from ckpttool.training import training_state
 from ckpttool.wire.walk import walk
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
+_DATA = frozenset({"numpy", "hdf5", "pickle"})
+"""Formats of what may be anything: predictions, features, a log."""
+RANKS = "ranks"
+"""The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
 _MAX_RANKS = 100_000
@@ -51,18 +55,19 @@ class StepDirectory(Format):
 
         if not is_step_directory(probe.path) or is_run(probe.path):
             return False
-        return next(inside(probe.path), None) is not None
+        return any(map(_is_of_a_model, inside(probe.path)))
 
     def open(self, probe: Probe) -> Checkpoint:
         directory = probe.path
         with Gathered("part") as parts:
             _add_all(parts, directory)
-            _note_missing_ranks(parts)
+            ranks = _ranks(parts)
+            _note_missing(parts, ranks)
             first = _first(parts)
             keys = _keys(list(parts.parts))
             whole: dict[str, Any] = {
                 "path": directory,
-                "variant": "directory",
+                "variant": RANKS if any(len(found) > 1 for found in ranks.values()) else "directory",
                 "files": tuple(file_entry(path) for path in _files(directory) if os.path.isfile(path)),
                 "spans": parts.spans,
                 "training": lambda: _training(parts, _own_name(directory)),
@@ -111,6 +116,14 @@ def own_count_inside(name: str, paths: Iterable[str]) -> str | None:
         paths: Of the files in it, relative to it.
     """
     return _Counts(name, paths).other
+
+
+def _is_of_a_model(unit: Unit) -> bool:
+    """Tell whether it is more than data: a directory of arrays may hold what was computed at a step."""
+    from ckpttool.formats import suffix_format
+
+    format = unit.format or suffix_format(os.path.basename(unit.path))
+    return format is not None and format.name not in _DATA
 
 
 class _Counts:
@@ -211,14 +224,22 @@ def _opening(unit: Unit) -> Callable[[], Checkpoint]:
     )
 
 
-def _note_missing_ranks(parts: Gathered) -> None:
-    """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
-    known = {finding.where for finding in parts.findings}  # a damaged one is told already
-    found: dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]] = defaultdict(dict)
+_Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
+"""Where each rank is named, by its numbers; by what stands before and behind these, and how many they are."""
+
+
+def _ranks(parts: Gathered) -> _Ranks:
+    found: _Ranks = defaultdict(dict)
     for name in parts.parts:
         for match in _RANK.finditer(name):
             numbers = tuple(map(int, match[1].split("_")))
             found[name[: match.start(1)], name[match.end(1) :], len(numbers)][numbers] = match
+    return found
+
+
+def _note_missing(parts: Gathered, found: _Ranks) -> None:
+    """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
+    known = {finding.where for finding in parts.findings}  # a damaged one is told already
     for (before, behind, _), ranks in found.items():
         spans = [range(min(column), max(column) + 1) for column in zip(*ranks, strict=True)]
         if before.endswith("mp_rank_"):

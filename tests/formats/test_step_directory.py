@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.errors import NotACheckpoint
+from ckpttool.errors import NotACheckpoint, Unsupported
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import Walk, discover
+from ckpttool.ops.merging.gathered import gathered
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
@@ -120,6 +122,14 @@ def test_what_no_format_knows_is_told(tmp_path: Path) -> None:
     assert codes(step) == [("part-unrecognised", "data.bin")]
 
 
+def test_ranks_are_not_merged_blindly(tmp_path: Path) -> None:
+    step = written(tmp_path / "step_5", *(f"mp_rank_0{rank}/model.safetensors" for rank in (0, 1)))
+    with open_checkpoint(step) as opened:
+        assert opened.variant == "ranks"
+    with pytest.raises(Unsupported, match="nothing says how they were cut"):
+        gathered([step])
+
+
 def test_gaps_between_ranks_and_no_others(tmp_path: Path) -> None:
     step = written(tmp_path / "step_5", *(f"rank_{rank}.safetensors" for rank in (8, 9, 11)))
     assert codes(step) == [("part-missing", "rank_10.safetensors")]
@@ -137,6 +147,20 @@ def test_a_directory_without_checkpoints_is_none(tmp_path: Path, name: str) -> N
         (step / name).write_text("step 5")
     with pytest.raises(NotACheckpoint):
         open_checkpoint(step)
+
+
+def test_results_of_a_step_are_no_save(tmp_path: Path) -> None:
+    step = tmp_path / "epoch_5"
+    step.mkdir()
+    np.save(step / "predictions.npy", np.zeros(3))
+    (step / "log.pkl").write_bytes(pickle.dumps({"loss": [0.1]}))
+    with pytest.raises(NotACheckpoint):
+        open_checkpoint(step)
+    assert {unit.format.name for unit in discover(tmp_path) if unit.format} == {"numpy", "pickle"}
+    written(step, "model.safetensors")
+    with open_checkpoint(step) as opened:
+        assert opened.format == "safetensors"
+        assert len(opened.files) == 3
 
 
 def test_other_formats_know_their_directories_better() -> None:
