@@ -14,7 +14,6 @@ from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
-from ckpttool.formats.step_directory import StepDirectory
 
 OWN_PREFIX = ".ckpttool"
 """What ckpttool itself leaves in a directory: journal, lock, trash, pins."""
@@ -270,16 +269,9 @@ def _subdirectory(entry: os.DirEntry[str], walk: Walk, below: _Below) -> Unit | 
         _told(walk, error)
         return None
     if unit is not None:
-        return None if _is_partly_excluded(unit, walk) else unit
+        return unit
     is_entered = walk.recursive and (walk.max_depth is None or below.depth <= walk.max_depth)
     return below if is_entered else None
-
-
-def _is_partly_excluded(unit: Unit, walk: Walk) -> bool:
-    """Tell whether a glob passes over a part of what one save put into a directory; all of it stays, then."""
-    if not isinstance(walk.exclude, Globs) or not isinstance(unit.format, StepDirectory):
-        return False
-    return any(is_excluded(part.path, walk) for part in inside(unit.path))
 
 
 def looked_at(path: str, walk: Walk) -> Unit | None:

@@ -233,17 +233,25 @@ def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
     assert kept(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
 
 
-def test_megatrons_tracker_protects_all_ranks(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", (100, 200, 300), MEGATRON, "iter_{:07d}")
+@pytest.mark.parametrize("form", ["iter_{:07d}", "global_step_{}"])
+def test_the_tracker_of_megatron_and_verl_protects_all_ranks(tmp_path: Path, form: str) -> None:
+    run = saved(tmp_path / "run", (100, 200, 300), MEGATRON, form)
     (run / "latest_checkpointed_iteration.txt").write_text("200\n")
-    assert kept(planned(run))["iter_0000200"] == ("latest_checkpointed_iteration.txt",)
-    assert removed(planned(run)) == ["iter_0000100"]
+    assert kept(planned(run))[form.format(200)] == ("latest_checkpointed_iteration.txt",)
+    assert removed(planned(run)) == [form.format(100)]
+    done = rename(RenameRequest(directory=str(run), template="step_{step}"))
+    assert not done.renames
+    assert all("by this name alone" in one.message for one in done.planned.plan.left)
 
 
-def test_what_passes_a_part_of_it_over_passes_all_of_it_over(tmp_path: Path) -> None:
+def test_what_passes_a_part_of_it_over_keeps_all_of_it(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), PAIR)
-    write(run / "step_1" / "ema.pt")
-    assert removed(planned(run, keep=1, exclude=["ema.pt"])) == ["step_2"]
+    write(run / "step_1" / "a.txt")
+    found = planned(run, exclude=["a.txt"])
+    assert kept(found)["step_1"] == ("--exclude a.txt",)
+    assert removed(found) == ["step_2"]
+    assert not found.warnings
+    assert latest(run, exclude=["optim.pt"]).entry.name == "step_3"
 
 
 # A save that is not whole ---------------------------------------------------------------------------

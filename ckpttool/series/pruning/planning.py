@@ -7,12 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from shlex import quote
 from typing import Literal
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.formats.globs import last_name
+from ckpttool.formats.globs import Globs, last_name
 from ckpttool.report import counted
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.changing.strictly import is_name
@@ -237,10 +238,13 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
     reasons: dict[str, list[str]] = defaultdict(list)
     youngest = time.time_ns() - request.min_age * 10**9
     points = mount_points(below=found.root) or ()
+    excluded = Globs(request.exclude, found.root)
     of_many = {path for one in found.groups for path in best_of_many(one, request.wanted.of(one), faults)}
     for entry in found.entries:
         reasons[entry.path] += protecting(pointed.reasons.get(entry.path, ()), entry, of_many)
         reasons[entry.path] += _own_reasons(entry, points)
+        parts = (glob for place in entry.places for glob in excluded.of(place))
+        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(parts, 1)]
         if request.min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
     for one in found.groups:
