@@ -161,11 +161,13 @@ class _Counts:
         from ckpttool.formats import suffix_format
 
         self._seen.add((directory, name))
-        if suffix_format(name) is None:
+        format = suffix_format(name)
+        if format is None:
             return
         found = parse_name(name)
         if found.epoch is not None or found.step is not None:
-            self._steps[directory, found.blank].add((found.epoch, found.step))
+            if format.name not in _DATA:  # of data nobody knows whether they are saves
+                self._steps[directory, found.blank].add((found.epoch, found.step))
             if self._own.isdisjoint(_numbers(found)):
                 self.other = self.other or name
         elif found.number is not None and found.is_ordinal:

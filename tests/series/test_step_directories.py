@@ -164,6 +164,14 @@ def test_what_could_be_a_run_is_left_alone_whole(tmp_path: Path, names: tuple[st
     assert removed(planned(tmp_path, series=["iter_*"])) == ["iter_1"]
 
 
+def test_data_that_count_make_no_run_of_it(tmp_path: Path) -> None:
+    run = saved(tmp_path, (100, 200), ("model.pt", "samples_step_1.npy", "samples_step_2.npy"))
+    for told in ({"recursive": True}, {"recursive": True, "group_by": "none"}):
+        found = planned(run, **told)
+        assert removed(found) == []
+        assert "samples_step_1.npy in step_100 counts saves of its own" in found.problems[0].message
+
+
 @pytest.mark.parametrize(
     "names",
     [
