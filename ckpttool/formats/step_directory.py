@@ -248,7 +248,8 @@ def _note_missing(parts: Gathered, found: _Ranks) -> None:
             settings = parts.parts[next(iter(ranks.values())).string].training.hyper_parameters
             for at, key in enumerate(_MEGATRONS[: len(spans)]):
                 size = settings.get(key)
-                spans[at] = range(max(size, spans[at].stop)) if isinstance(size, int) else spans[at]
+                if isinstance(size, int) and size <= _MAX_RANKS:
+                    spans[at] = range(max(size, spans[at].stop))
         if prod(map(len, spans)) > _MAX_RANKS:
             continue
         texts = zip(*(match[1].split("_") for match in ranks.values()), strict=True)

@@ -83,6 +83,10 @@ def test_what_pytorch_wrote(torch, tmp_path: Path) -> None:
     shutil.rmtree(megatron / "mp_rank_00_001")
     shutil.rmtree(megatron / "mp_rank_01_000")
     assert len(codes(megatron)) == 3
+    shutil.rmtree(megatron / "mp_rank_00_000")
+    place.mkdir()
+    torch.save({"args": argparse.Namespace(tensor_model_parallel_size=10**30)}, place / "model_optim_rng.pt")
+    assert codes(megatron) == []
 
 
 def test_one_file_in_it_is_read_as_it_is(tmp_path: Path) -> None:
