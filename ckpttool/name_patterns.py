@@ -63,7 +63,12 @@ VALUE = re.compile(
 """What ``{epoch:02d}-{val_loss:.2f}`` puts behind the epoch, at the end of the name."""
 
 BEST = re.compile(r"(?:^|[^a-z])best(?![a-z])", _FLAGS)
-PAIR = re.compile(r"(checkpoint_)([0-9]{1,18})_([0-9]{1,18})((?:\.[a-z]{1,12})?)", _FLAGS)
+PAIR = re.compile(
+    r"((?:ckpt|checkpoint|cp|snapshot)[-_]|(?:[^0-9].{0,200}?[^a-z])?epoch[-_=]?)"
+    r"([0-9]{1,18})([-_])([0-9]{1,18})((?:\.[a-z][a-z0-9]{0,12}){0,2})",
+    _FLAGS,
+)
+"""Epoch and step, where several names bear it out: ``ckpt-5-3500.pt``, ``model_epoch5_3500.pth``."""
 PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){_SEP}$", _FLAGS
 )
@@ -80,3 +85,13 @@ STATES_BEHIND = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", _FLAGS)
 AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
 TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", _FLAGS)
 TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", _FLAGS)
+STEP_DIRECTORY = re.compile(
+    r"(?:(?:models?|weights|nets?|states?|saved?|snapshot|checkpoint|ckpt)[-_=.]?){0,2}"
+    r"(?:(?:(?:global[-_]?)?(?:step|iter|iteration|epoch|update)|checkpoint|ckpt)[-_=.]?[0-9]{1,18}"
+    r"(?:[-_.,](?!$)|$)){1,3}"
+    r"|(?:.{1,200}[-_])?e[0-9]{3,18}[-_]s[0-9]{3,18}(?:[-_].{1,200})?",
+    _FLAGS,
+)
+"""How a directory is called that holds one save: its count alone, ``iter_0000100``, ``epoch_3-step_1200``, or
+epoch and step as a template of ``rename`` has them: ``exp1-e0003-s00001200-0.3412``. What is called
+``resnet_epoch_50`` could be one of several trials."""

@@ -67,9 +67,10 @@ def parse_name(name: str) -> NameFields:
 def pair_fields(name: str) -> NameFields | None:
     """Return the fields of ``checkpoint_3_1200.pt``, epoch and step, where a series bears that out."""
     match = patterns.PAIR.fullmatch(name)
-    if match is None:
+    if match is None or parse_name(name).saved_at is not None:
         return None
-    return NameFields(f"{match[1]}*_*{match[4]}", epoch=int(match[2]), step=int(match[3]))
+    before, epoch, between, step, behind = match.groups()
+    return NameFields(f"{before}*{between}*{behind}", epoch=int(epoch), step=int(step))
 
 
 def is_named_best(name: str) -> bool:
@@ -124,6 +125,8 @@ class _Reading:
         self._no_numbers()
         if self.spans == self.decimals:
             self._last_number()
+        elif (self.epoch, self.step, self.saved_at) == (None, None, None):
+            self._last_number(beside_metrics=True)
         self._last_value()
         return NameFields(
             self._blank(), self.epoch, self.step, self.saved_at, self.metrics, self.number, self.is_ordinal
@@ -271,18 +274,24 @@ class _Reading:
         self.decimals.append((number.start, number.end))
         return self._take(number.start, number.end)
 
-    def _last_number(self) -> None:
+    def _last_number(self, *, beside_metrics: bool = False) -> None:
+        """Take the last number that may be a place; beside metrics only one behind a word like ``model``."""
         trainer = patterns.TRAINER.fullmatch(self.name)
         if trainer:
             self.step = int(trainer[1])
             self.spans = [trainer.span(1)]
             return
         for number in reversed(self.rest):
-            if self._is_position(number):
+            is_ordinal = bool(patterns.ORDINAL.search(self._before(number.start)))
+            thousand = patterns.THOUSAND.match(self.name, number.end, self.end) if is_ordinal else None
+            is_thousands = thousand is not None and thousand[1] in "kK"  # 125m are parameters
+            if (is_ordinal or not beside_metrics) and self._is_position(number, is_thousands=is_thousands):
                 value = number.value
                 self.number = value if isinstance(value, int) else None
-                self.is_ordinal = bool(patterns.ORDINAL.search(self._before(number.start)))
-                self._take(number.start, number.end)
+                self.is_ordinal = is_ordinal
+                if thousand is not None and self.number is not None:
+                    self.number *= patterns.THOUSANDS[thousand[1].lower()]
+                self._take(number.start, number.end if thousand is None else thousand.end())
                 if self.is_ordinal and patterns.COUNTS_EPOCHS.search(
                     self.name, max(0, len(self.name) - LOOK_BACK)
                 ):
@@ -301,11 +310,10 @@ class _Reading:
             self.metrics[UNNAMED] = float(match["value"])
             self.spans = [*fields, (start + match.start("value"), self.end)]
 
-    def _is_position(self, number: _Number) -> bool:
+    def _is_position(self, number: _Number, *, is_thousands: bool) -> bool:
         before = self._before(number.start)
-        is_token = (
-            patterns.TOKEN_BEFORE.search(before) and not self.name[number.end : number.end + 1].isalpha()
-        )
+        is_apart = is_thousands or not self.name[number.end : number.end + 1].isalpha()
+        is_token = patterns.TOKEN_BEFORE.search(before) and is_apart
         is_part = patterns.SIBLING.search(before) or patterns.STATES_BEHIND.match(
             self.name, number.end, self.end
         )

@@ -68,6 +68,14 @@ RECOGNISED = [
     ("model_3_seed_1.pth", "model_*_seed_1.pth", None, None, 3, None, {}),
     ("model_0.93.pth", "model_*.pth", None, None, None, None, {}),
     ("2026-02-31.pt", "2026-02-*.pt", None, None, 31, None, {}),  # no such day
+    ("model_500k.pt", "model_*.pt", None, None, 500_000, None, {}),
+    ("model_125m.pt", "model_125m.pt", None, None, None, None, {}),  # parameters
+    ("lenet_500k.pt", "lenet_500k.pt", None, None, None, None, {}),
+    # Beside a metric, where it follows a word that says that it counts saves.
+    ("model_3_loss_0.33.pth", "model_*_loss_*.pth", None, None, 3, None, {"loss": 0.33}),
+    ("ckpt_3_acc0.9.pth", "ckpt_*_acc*.pth", None, None, 3, None, {"acc": 0.9}),
+    ("vgg_16_loss_0.33.pth", "vgg_16_loss_*.pth", None, None, None, None, {"loss": 0.33}),
+    ("resnet50_acc_0.9.pth", "resnet50_acc_*.pth", None, None, None, None, {"acc": 0.9}),
     # As Keras's ModelCheckpoint is told to name them.
     ("model.05-0.87.keras", "model.*-*.keras", 5, None, 5, None, {"value": 0.87}),
     ("weights.10-0.25.hdf5", "weights.*-*.hdf5", 10, None, 10, None, {"value": 0.25}),

@@ -114,7 +114,8 @@ By = Annotated[
     _option(
         LOOKED_AT,
         "--group-by",
-        text="Tell series by directory, name or format alone, or not at all. [default: by all three]",
+        text="Tell series by directory alone, or by name or format in it; none: make one of all. "
+        "[default: by all three]",
     ),
 ]
 Metrics = Annotated[

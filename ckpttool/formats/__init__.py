@@ -48,6 +48,9 @@ FORMATS: dict[str, str] = {
 All formats that may have a probe's kind of content are asked; the others are not even imported.
 """
 
+_LAST = "ckpttool.formats.step_directory:StepDirectory"
+"""What a directory is that no format knows, and that is called as one save is: whatever lies in it."""
+
 ENTRY_POINTS = "ckpttool.formats"
 
 PYTORCH_BIN = (
@@ -105,6 +108,8 @@ def matching(probe: Probe) -> list[Format]:
     found = [format for format in formats(probe.kinds) if format.matches(probe)]
     if not found:
         found = [format for format in third_party_formats() if format.matches(probe)]
+    if not found and probe.is_directory:
+        found = [format for format in (_load(_LAST),) if format.matches(probe)]
     return [one for one in found if not any(_specialises(other, one) for other in found)]
 
 

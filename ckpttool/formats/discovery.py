@@ -82,7 +82,16 @@ def candidates(root: str | os.PathLike[str], walk: Walk = Walk()) -> Iterator[Un
         yield unit
     elif os.path.isdir(path):
         globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, path)
-        yield from _in_tree(path, replace(walk, exclude=globs))
+        yield from _in_tree(path, replace(walk, exclude=globs), frozenset(named_from_above(path)))
+
+
+def inside(directory: str, walk: Walk = Walk()) -> Iterator[Unit]:
+    """Yield the checkpoints in a directory, whatever it is itself."""
+    globs = walk.exclude if isinstance(walk.exclude, Globs) else Globs(walk.exclude, directory)
+    for found in _in_tree(directory, replace(walk, exclude=globs)):
+        unit = looked_at(found, walk) if isinstance(found, str) else found
+        if unit is not None:
+            yield unit
 
 
 def _is_set_in(unit: Unit) -> bool:
@@ -131,9 +140,9 @@ class _Below(NamedTuple):
     parts: frozenset[str]
 
 
-def _in_tree(root: str, walk: Walk) -> Iterator[Unit | str]:
-    """Yield what lies in a tree, in its order; without recursion, however deep it is."""
-    opened = [_in_directory(_Below(root, 0, frozenset(named_from_above(root))), root, walk)]
+def _in_tree(root: str, walk: Walk, parts: frozenset[str] = frozenset()) -> Iterator[Unit | str]:
+    """Yield what lies in a tree, in its order, but for what indexes above it name; without recursion."""
+    opened = [_in_directory(_Below(root, 0, parts), root, walk)]
     while opened:
         found = next(opened[-1], None)
         if found is None:

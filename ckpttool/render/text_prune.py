@@ -16,7 +16,6 @@ from ckpttool.render.text_findings import styled
 from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import said_by_directories
 from ckpttool.series.paths import shown
 from ckpttool.series.pruning.pruning import Pruned
 from ckpttool.series.pruning.strangers import strangers
@@ -81,15 +80,8 @@ def _folded_groups(groups: Sequence[GroupPlan]) -> Iterator[str]:
     if unruled and any(one.policy is not None for one in groups):
         yield f"{unruled:,} series kept that no rule is for (-v shows them)"
     if singles := [one.keep[0].entry for one in groups if _is_single(one) and not _is_unruled(one)]:
-        advice = "" if len(singles) == 1 else f"; {_advice(singles)}"
+        advice = "" if len(singles) == 1 else "; --series GLOB makes some of them one series"
         yield f"{counted(len(singles), 'single checkpoint')} kept (-v shows them{advice})"
-
-
-def _advice(singles: Sequence[Entry]) -> str:
-    """Return what makes series of single checkpoints: the directories may be what tells saves apart."""
-    if said_by_directories(singles):
-        return "--group-by prefix makes one series of those with one name"
-    return "--series GLOB makes some of them one series"
 
 
 def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: bool) -> Iterator[str]:

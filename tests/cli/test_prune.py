@@ -283,15 +283,14 @@ def test_what_is_no_series_is_counted(run, series: Path) -> None:
 
 
 def test_what_lies_in_a_directory_each_is_made_one_series_of_by_its_name(run, series: Path) -> None:
+    """What the directories are called doesn't say that they are saves."""
     for epoch in range(1, 11):
-        place = series / f"iter_{epoch:07}" / "mp_rank_00"
-        place.mkdir(parents=True)
-        (series / f"model_epoch_{epoch}.pth").rename(place / "model_optim_rng.pth")
-    told = "-v shows them; --group-by prefix makes one series of those with one name)"
+        (series / f"lenet_at_{epoch}").mkdir()
+        (series / f"model_epoch_{epoch}.pth").rename(series / f"lenet_at_{epoch}" / "model.pth")
+    told = "-v shows them; --series GLOB makes some of them one series)"
     assert told in run("prune", series, "-r", "--keep", 2).out
-    assert run("prune", series, "-r", "--keep", 2, "--group-by", "prefix").status == 0
-    left = sorted(path.parent.parent.name for path in series.glob("*/*/*.pth"))
-    assert left == ["iter_0000009", "iter_0000010"]
+    assert run("prune", series, "-r", "--keep", 2, "--series", "model.pth").status == 0
+    assert sorted(path.parent.name for path in series.glob("*/*.pth")) == ["lenet_at_10", "lenet_at_9"]
 
 
 def test_quiet(run, series: Path) -> None:

@@ -132,7 +132,7 @@ def test_names_of_several_directories_are_paths(run, series: Path, tmp_path: Pat
     (series / "b").mkdir()
     for path in sorted(series.glob("*.pth")):
         path.rename(series / ("a" if int(path.stem[-1]) % 2 else "b") / path.name)
-    out = run("prune", series, "-r", "--group-by", "prefix", "--keep", 2, "-n").out
+    out = run("prune", series, "-r", "--group-by", "none", "--keep", 2, "-n").out
     assert "  keep    run/b/model_epoch_10.pth  newest, last 2\n" in out
     assert "  keep    run/a/model_epoch_9.pth   last 2\n" in out
     assert out.endswith("would remove 8 of 10 checkpoints and free 33 kB\n")

@@ -241,3 +241,30 @@ def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> No
 
 def test_series_of_different_lengths_are_strangers(entry) -> None:
     assert _stays(entry, {"resnet": [1, 2, 3], "vgg": [1, 2, 3, 4]}, "resnet_3.pt") == {}
+
+
+# Epoch and step -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "form", ["model_epoch{}_{}.pth", "ckpt-{}-{}.pt", "m.epoch_{}_{}.weights.h5", "cp_{}_{}"]
+)
+def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None:
+    names = [form.format(epoch, 700 * epoch) for epoch in (9, 10, 11)]
+    (one,) = group([entry(name, inside=(None, None), epoch=None, step=None) for name in names])
+    assert [(two.name, two.epoch, two.step) for two in one.entries] == [
+        (name, epoch, 700 * epoch) for name, epoch in zip(names, (9, 10, 11), strict=True)
+    ]
+    assert doubt(one) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model_epoch5_64.pth", "model_epoch5_128.pth", "model_epoch6_64.pth"],
+        ["ckpt-5-0.pt", "ckpt-6-0.pt"],
+        ["model_5_3500.pt", "model_6_4200.pt"],
+    ],
+)
+def test_other_pairs_of_numbers_are_none(entry, names: list[str]) -> None:
+    assert not any(one.key.count("*") > 1 for one in group([entry(name) for name in names]))

@@ -350,12 +350,27 @@ def test_directories_may_order_what_has_one_name(entry, directories, names) -> N
         )
         for place in directories
     ]
-    (one,) = group(saves, by="prefix")
+    (one,) = group(saves, by="none")
     assert (doubt(one) is None) == (names is not None)
     if names is not None:
         assert [one.directory for one in one.entries] == names
         assert one.entries[-1].step == 100
-    assert len(group(saves)) == 2
+    assert all(len(group(saves, by)) == 2 for by in (None, "prefix", "format", "parent"))
+
+
+def test_a_name_in_each_of_several_directories_is_a_series_if_somebody_says_so(entry) -> None:
+    """Of those beside each other: what lies in another directory may be another trial's."""
+    places = [f"run/trial_{trial}/{number}" for trial in (1, 2) for number in (100, 20)]
+    saves = [
+        replace(entry("m.pt"), unit=Unit(f"{place}/m.pt", ("m.pt",), None), path=f"{place}/m.pt")
+        for place in places
+    ]
+    for glob in ("m.pt", "*/*/m.pt", "trial_*/*/m.pt"):
+        found = group(as_told(saves, Globs([glob], "run")))
+        assert [one.key for one in found] == ["run/trial_1/*/m.pt", "run/trial_2/*/m.pt"]
+        assert [os.path.basename(two.directory) for one in found for two in one.entries] == ["20", "100"] * 2
+        assert [doubt(one, ("m.pt",)) for one in found] == [None, None]
+    assert len(group(as_told(saves, Globs(["m*.pt"], "run")))) == 4
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

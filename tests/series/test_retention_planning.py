@@ -16,6 +16,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.series.members.doubt import EQUALLY_LONG, UNORDERED, doubt
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import GroupBy, group
+from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.explaining import explain
 from ckpttool.series.pruning.planning import Planned, Request, make_plan
 from ckpttool.series.retention.companions import belonging, with_siblings
@@ -66,13 +67,23 @@ def _many(entry) -> list[Entry]:
             },
         ),
         ("parent", {"run/a/* (full)": 3, "run/a/* (partial, 4 tensors, 9 parameters)": 1, "run/b/*": 3}),
-        ("prefix", {"m_epoch_*.keras": 1, "m_epoch_*.pt": 4, "opt_epoch_*.pt": 1, "warm_epoch_*.pt": 1}),
+        (
+            "prefix",
+            {
+                "run/a/m_epoch_*.pt": 2,
+                "run/a/opt_epoch_*.pt": 1,
+                "run/a/warm_epoch_*.pt": 1,
+                "run/b/m_epoch_*.keras": 1,
+                "run/b/m_epoch_*.pt": 2,
+            },
+        ),
         (
             "format",
             {
-                "format keras": 1,
-                "format pytorch (full)": 5,
-                "format pytorch (partial, 4 tensors, 9 parameters)": 1,
+                "run/a/* (format pytorch) (full)": 3,
+                "run/a/* (format pytorch) (partial, 4 tensors, 9 parameters)": 1,
+                "run/b/* (format keras)": 1,
+                "run/b/* (format pytorch)": 2,
             },
         ),
         (
@@ -98,9 +109,14 @@ def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
         shutil.move(series / f"model_epoch_{epoch}.pth", other)
     told = {"policy": Policy(keep_last=8), "recursive": True}
     assert _removed(_planned(series, **told)) == []
-    planned = _planned(series, **told, group_by="prefix")
+    for by in ("parent", "prefix", "format"):
+        assert _removed(_planned(series, **{**told, "policy": Policy(keep_last=1)}, group_by=by)) == [
+            *(f"model_epoch_{epoch}.pth" for epoch in range(1, 3)),
+            *(f"model_epoch_{epoch}.pth" for epoch in range(4, 10)),
+        ]
+    planned = _planned(series, **told, group_by="none")
     assert _removed(planned) == ["model_epoch_1.pth", "model_epoch_2.pth"]
-    assert [one.key for one in planned.plan.groups] == ["model_epoch_*.pth"]
+    assert [one.key for one in planned.plan.groups] == ["all checkpoints"]
 
 
 def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
@@ -384,11 +400,11 @@ def test_what_was_not_read_is_not_called_the_newest_without_saying_so(diverged: 
 
 
 def test_copies_that_count_twice_are_told(diverged: Path) -> None:
-    told = {"policy": Policy(keep_last=9), "recursive": True, "group_by": "prefix"}
+    told = {"policy": Policy(keep_last=9), "recursive": True, "group_by": "none"}
     shutil.copytree(diverged / "good", diverged / "mirror")
     warned = _planned(diverged, **told).warnings
     one, other = diverged / "bad" / "m_epoch_1.pt", diverged / "good" / "m_epoch_1.pt"
-    assert f"m_epoch_*.pt: {one} and {other} hold the same bytes; copies count twice" in warned
+    assert f"all checkpoints: {one} and {other} hold the same bytes; copies count twice" in warned
     assert not any("copies" in one for one in _planned(diverged, **{**told, "group_by": None}).warnings)
     for run in ("good", "bad"):
         shutil.rmtree(diverged / run)
@@ -557,3 +573,34 @@ def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.Monk
         assert explain(planned, path).entry.name == "model_epoch_3.pth"
     with pytest.raises(UsageError, match="none of the checkpoints that were looked at"):
         explain(planned, "model_epoch_30.pth")
+
+
+# What looks like a series ---------------------------------------------------------------------------
+
+
+def _called(series: Path, form: str) -> list[str]:
+    names = [form.format(number, 100 * number) for number in range(1, 11)]
+    for number, name in enumerate(names, 1):
+        (series / f"model_epoch_{number}.pth").rename(series / name)
+    return names
+
+
+def test_what_looks_like_a_series_is_told_where_a_policy_would_thin_it_out(series: Path) -> None:
+    """The numbers are none that names of checkpoints usually have: both could be a setting."""
+    names = _called(series, "net{}_at_{}.pth")
+    assert _planned(series, policy=Policy(keep_last=10)).problems == ()
+    planned = _planned(series, policy=Policy(keep_last=3))
+    assert _removed(planned) == []
+    told = (
+        "left alone: 10 checkpoints could be one series, and nothing says so (--series 'net*_at_*.pth' does)"
+    )
+    assert planned.problems == (Problem(f"{series}/net*_at_*.pth", told),)
+    assert _removed(_planned(series, policy=Policy(keep_last=3), series=["net*_at_*.pth"])) == sorted(
+        names[:7]
+    )
+
+
+@pytest.mark.parametrize("form", ["fold{}_seed{}.pth", "resnet_lr_{}_bs_{}.pth"])
+def test_what_tells_siblings_apart_is_no_series(series: Path, form: str) -> None:
+    _called(series, form)
+    assert _planned(series, policy=Policy(keep_last=3)).problems == ()

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.errors import CheckpointError, Unsupported, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
+from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.ops.merging.around import around
 from ckpttool.ops.merging.directories import require_one_serial, spread
@@ -41,6 +42,11 @@ def gathered(paths: Sequence[str | os.PathLike[str]]) -> Whole:
     with ExitStack() as until_whole:
         checkpoint = until_whole.enter_context(_opened(sources))
         require_whole(checkpoint)
+        if checkpoint.variant == RANKS:
+            reason = (
+                "what its ranks hold are parts or copies of one model, and nothing says how they were cut"
+            )
+            raise Unsupported(checkpoint.path, reason, expected="merge them with its framework")
         if checkpoint.format == DeepSpeed.name and checkpoint.variant == _DEEPSPEED:
             whole = full_precision(checkpoint, sources)
         elif checkpoint.format == Fluid.name:

@@ -5,12 +5,14 @@ What is in doubt is left alone, with a reason, where something of it would go.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.series.members.counts import CONTRADICTION_SECONDS
 from ckpttool.series.members.entry import Entry, Number
 from ckpttool.series.members.order import Group, is_ordered
@@ -36,12 +38,25 @@ def doubt(group: Group, told: Collection[str] = ()) -> str | None:
         group: The series.
         told: Globs of names of which the user says that each is a series; something must still order it.
     """
+    if (why := _runs_doubt(group.entries, told)) is not None:
+        return why
     parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for entry in group.entries:
         parts[entry.directory, entry.fields.blank].append(entry)
     doubts = (_doubt(entries, told) for entries in parts.values())
     why = next((why for why in doubts if why is not None), None)
     return why if why is not None or len(parts) == 1 else _merged_doubt(group.entries, told)
+
+
+def _runs_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
+    """Return why directories that are called like saves may be runs of their own."""
+    for entry in entries if len(entries) > 1 else ():
+        if entry.fields.blank in told or not entry.is_step_directory:
+            continue
+        files = (os.path.relpath(file.path, entry.name) for file in entry.contents.files)
+        if (name := own_count_inside(entry.name, files)) is not None:
+            return f"{name} in {entry.name} counts saves of its own: could be different runs"
+    return None
 
 
 def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
@@ -70,6 +85,8 @@ def _doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
         return None if _is_ordered(entries, sound) else UNORDERED
     if fields.number is None or is_counted(sound) or _are_serials(entries):
         return None
+    if all(entry.is_step_directory for entry in entries):
+        return CONTRADICTED if _contradicts(sound) else None
     if _could_be_parts(entries):
         return PARTS
     if all((entry.fields.number or 0) in _YEARS for entry in entries):

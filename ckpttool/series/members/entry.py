@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import NameFields
 from ckpttool.ops.verdict import Safety
 from ckpttool.series.files import Contents
@@ -44,6 +45,7 @@ class Entry:
         linked_bytes: Where parts of it are symlinks, the bytes of all that they lead to.
         holds: How much it holds, in words.
         needs: Paths of what it needs besides files of its own.
+        series: Pattern of the paths that somebody made one series of, over directories.
         group: Key of the series it belongs to.
     """
 
@@ -71,6 +73,7 @@ class Entry:
     linked_bytes: int | None = None
     holds: str = ""
     needs: tuple[str, ...] = field(default=(), repr=False)
+    series: str | None = None
     group: str = ""
 
     @property
@@ -87,6 +90,18 @@ class Entry:
     def name(self) -> str:
         """Return the last part of its path."""
         return os.path.basename(self.unit.path)
+
+    @property
+    def is_step_directory(self) -> bool:
+        """Tell whether it is a directory for one save, of which every file stands for all of it."""
+        return isinstance(self.unit.format, StepDirectory)
+
+    @property
+    def places(self) -> Iterator[str]:
+        """Yield the paths that mean it: its own, and those in a directory for one save."""
+        yield self.path
+        for file in self.contents.files if self.is_step_directory else ():
+            yield os.path.join(self.path, os.path.relpath(file.path, self.name))
 
     @property
     def is_link(self) -> bool:

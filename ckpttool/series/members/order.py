@@ -50,14 +50,15 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
 
     Args:
         entries: The checkpoints.
-        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (the name
-            once its fields are blanked), ``format``, or nothing. All but the first may span directories.
+        by: Besides the tensors, what alone has to be the same: ``parent`` (directory), ``prefix`` (directory,
+            and the name once its fields are blanked), ``format`` (and directory), or nothing. Only the last
+            spans directories: what lies in several may be several runs.
     """
     named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
     found = with_pairs(list(entries))
-    for entry in found if by in (None, "parent") else with_directories(found):
+    for entry in with_directories(found, everywhere=by == "none"):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
             named[_place(entry, by)].setdefault(kind, []).append(entry)
@@ -80,14 +81,15 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
 
 def _place(entry: Entry, by: GroupBy | None) -> str:
     """Return what checkpoints of one series have in common, but for the tensors, as people read it."""
-    if by == "parent":
-        return shown(os.path.join(entry.directory, "*"))
-    if by == "prefix":
-        return entry.fields.blank
-    if by == "format":
-        return f"format {entry.format}" if entry.format else "no known format"
     if by == "none":
         return "all checkpoints"
+    if entry.series is not None:
+        return shown(entry.series)
+    if by == "parent":
+        return shown(os.path.join(entry.directory, "*"))
+    if by == "format":
+        told = f"format {entry.format}" if entry.format else "no known format"
+        return f"{shown(os.path.join(entry.directory, '*'))} ({told})"
     return shown(os.path.join(entry.directory, entry.fields.blank))
 
 

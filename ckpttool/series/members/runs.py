@@ -19,14 +19,24 @@ _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 def as_told(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
-    return [replace(entry, fields=_fields_as_told(entry, globs)) for entry in with_settings(entries)]
+    return [_as_told(entry, globs) for entry in with_settings(entries)]
 
 
-def _fields_as_told(entry: Entry, globs: Globs) -> NameFields:
-    fields = entry.fields
+def _as_told(entry: Entry, globs: Globs) -> Entry:
+    """Return a checkpoint in the series of the first glob that matches it.
+
+    A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
+    """
     glob = next((last_name(glob) for glob in globs.of(entry.path)), None)
     if glob is None:
-        return fields
+        return entry
+    is_in_each = glob == entry.name
+    series = os.path.join(os.path.dirname(entry.directory), "*", glob) if is_in_each else None
+    return replace(entry, fields=_fields_as_told(entry, glob), series=series)
+
+
+def _fields_as_told(entry: Entry, glob: str) -> NameFields:
+    fields = entry.fields
     numbers = [one for one in _NUMBERS.findall(os.path.splitext(entry.name)[0]) if one.isdigit()]
     is_placed = any(place is not None for place in fields.position)
     number = fields.number if is_placed or not numbers else int(numbers[-1])
@@ -105,22 +115,24 @@ def is_parted_behind(entry: Entry) -> bool:
     return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
 
 
-def with_directories(entries: Sequence[Entry]) -> list[Entry]:
-    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
-    told = said_by_directories(entries)
-    return [
-        _placed(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step)) if fields else entry
-        for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
-    ]
+def with_directories(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
+    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs.
 
-
-def said_by_directories(entries: Sequence[Entry]) -> dict[str, NameFields]:
-    """Return what directories say of checkpoints of one name each, by path: their epoch or step."""
+    Args:
+        entries: The checkpoints.
+        everywhere: Whether all that have one name are one series, not only those of which somebody says so.
+    """
     named: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        if all(place is None for place in entry.fields.position):
-            named[entry.fields.blank].append(entry)
-    return {path: fields for alike in named.values() for path, fields in _of_directories(alike).items()}
+        if (everywhere or entry.series is not None) and all(one is None for one in entry.fields.position):
+            named[entry.fields.blank if everywhere else entry.series or ""].append(entry)
+    told = {path: fields for alike in named.values() for path, fields in _of_directories(alike).items()}
+    return [
+        _placed(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number))
+        if fields
+        else entry
+        for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
+    ]
 
 
 def _of_directories(alike: Sequence[Entry]) -> dict[str, NameFields]:
@@ -132,8 +144,11 @@ def _of_directories(alike: Sequence[Entry]) -> dict[str, NameFields]:
     if len(differing) != 1:
         return {}
     fields = [parse_name(name) for name in differing[0]]
-    places = {(one.epoch, one.step) for one in fields if one.number is None}
-    if len({one.blank for one in fields}) > 1 or (None, None) in places or len(places) < len(alike):
+    is_told = all(
+        entry.series is not None for entry in alike
+    )  # that numbers which may be trials' count saves
+    places = {(one.epoch, one.step, one.number if is_told else None) for one in fields}
+    if len({one.blank for one in fields}) > 1 or (None, None, None) in places or len(places) < len(alike):
         return {}
     return {entry.path: one for entry, one in zip(alike, fields, strict=True)}
 

@@ -9,13 +9,24 @@ from collections.abc import Iterator, Sequence
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.meaning import Index, exists
 
+_MOST_LEVELS = 4
+"""How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
 _SLASHES = re.compile(r"[/\\]+")
 
 
 def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
-    """Return the checkpoints of a pointer's target's name in the directories of its own run."""
-    name = os.path.basename(target.rstrip("/\\").replace("\\", "/"))
-    return [entry for one in directories if (entry := index.by_name.get((one, name))) is not None]
+    """Return the checkpoints of a pointer's target's name in the directories of its own run.
+
+    The target may be a file in one that is a directory.
+    """
+    parts = parts_of(target)
+    for level in range(min(len(parts), _MOST_LEVELS)):
+        name, below = parts[-1 - level], parts[len(parts) - level :]
+        found = [entry for one in directories if (entry := index.by_name.get((one, name))) is not None]
+        found = [one for one in found if not below or os.path.lexists(os.path.join(one.unit.path, *below))]
+        if found:
+            return found
+    return []
 
 
 def elsewhere(target: str, directories: Sequence[str], index: Index) -> list[Entry]:

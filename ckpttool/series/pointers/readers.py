@@ -74,13 +74,14 @@ def _latest(directory: str, names: Names) -> Iterator[Pointer]:
 
 
 def _megatron(directory: str, names: Names) -> Iterator[Pointer]:
-    """Megatron's tracker: the number of an iteration."""
+    """Megatron's tracker, which verl has taken over: the number of an iteration."""
     name = "latest_checkpointed_iteration.txt"
     if name in names:
         path = os.path.join(directory, name)
         text = (_text(path, MAX_POINTER) or "").strip()
         if text.isascii() and text.isdigit() and len(text) < 18:
-            yield Pointer(name, path, f"iter_{int(text):07d}")
+            targets = (f"iter_{int(text):07d}", f"global_step_{int(text)}")
+            yield Pointer(name, path, next((one for one in targets if one in names), targets[0]))
 
 
 def _trainer_state(directory: str, names: Names) -> Iterator[Pointer]:

@@ -9,6 +9,7 @@ from ckpttool.errors import CheckpointError
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit
+from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
@@ -31,7 +32,7 @@ def told_inside(entry: Entry) -> str | None:
 
 def _others_in(entry: Entry) -> Iterator[Unit]:
     around = entry.unit.format
-    if around is None or not around.takes_in:
+    if around is None or not around.takes_in or isinstance(around, StepDirectory):  # all in it is of the save
         return
     for path in entry.contents.directories:
         if path.count(os.sep) == 1:  # directly below

@@ -7,11 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from shlex import quote
 from typing import Literal
 
 from ckpttool.errors import UsageError
-from ckpttool.formats.globs import last_name
+from ckpttool.formats.discovery import OWN_PREFIX
+from ckpttool.formats.globs import Globs, last_name
 from ckpttool.report import counted
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.changing.strictly import is_name
@@ -36,6 +38,7 @@ from ckpttool.series.pruning.inside import passed_over, told_inside
 from ckpttool.series.retention.companions import belonging, doubts_of, followers
 from ckpttool.series.retention.failed import Failures, failures
 from ckpttool.series.retention.lacking import remarks, unnamed
+from ckpttool.series.retention.lookalikes import lookalikes
 from ckpttool.series.retention.named_best import best_of_many, protecting
 from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
@@ -157,7 +160,8 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
     warnings = (*warnings, *unnamed(chosen, root), *pointed.warnings, *unseen_above(root))
     warnings = (*warnings, *copies(found.groups), *passed_over(found, request))
-    problems = tuple(_problems(found, made, faults))
+    alike = (Problem(path, told) for path, told in lookalikes(chosen, protections, now))
+    problems = (*_problems(found, made, faults), *alike)
     if request.depth == "full":
         made = _as_read(made, {*checked, *faults})
     return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
@@ -234,10 +238,13 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
     reasons: dict[str, list[str]] = defaultdict(list)
     youngest = time.time_ns() - request.min_age * 10**9
     points = mount_points(below=found.root) or ()
+    excluded = Globs(request.exclude, found.root)
     of_many = {path for one in found.groups for path in best_of_many(one, request.wanted.of(one), faults)}
     for entry in found.entries:
         reasons[entry.path] += protecting(pointed.reasons.get(entry.path, ()), entry, of_many)
         reasons[entry.path] += _own_reasons(entry, points)
+        parts = (glob for place in entry.places for glob in excluded.of(place))
+        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(parts, 1)]
         if request.min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
     for one in found.groups:
@@ -257,12 +264,20 @@ def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
         yield "holds other checkpoints"
     if (inside := told_inside(entry)) is not None:
         yield inside
+    if entry.is_step_directory and (own := _own_name_in(entry)) is not None:
+        yield f"{own} lies in it"
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):
         yield "has parts elsewhere"
     if entry.contents.crosses or is_mounted(entry.directory, entry.unit.members, mount_points):
         yield HOLDS_MOUNT
+
+
+def _own_name_in(entry: Entry) -> str | None:
+    """Return what a command left in a directory when it took each file for a checkpoint: pins, a trash."""
+    names = (name for file in entry.contents.files for name in file.path.split(os.sep))
+    return next((name for name in names if name.startswith(OWN_PREFIX)), None)
 
 
 def _advised(group: Group, why: str) -> str:

@@ -26,7 +26,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _MANAGERS = "ckpt"
 """What names of ``tf.train.CheckpointManager`` begin with where its user chose nothing else."""
 
-_ITERATION = re.compile(r"iter_[0-9]{7}|release", re.ASCII)
+_ITERATION = re.compile(r"iter_[0-9]{7}|release|global_step_[0-9]+", re.ASCII)
 _TRAINERS = "checkpoint-"
 _TRAINER = re.compile(r"checkpoint-[0-9]+", re.ASCII)
 _RANDOM_STATES = re.compile(r"random_states_[0-9]+\.pkl", re.ASCII)
@@ -52,7 +52,8 @@ def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
     if entry.format == "fluid" and SERIAL.fullmatch(entry.name):
         return "Paddle Fluid finds checkpoint_<n> by this name alone, and fails on any other beside it"
     if TRACKER in names and _ITERATION.fullmatch(entry.name):
-        return f"Megatron finds iter_<n> by this name alone: {TRACKER} can hold nothing but the number"
+        owner = "verl finds global_step_<n>" if entry.name.startswith("global") else "Megatron finds iter_<n>"
+        return f"{owner} by this name alone: {TRACKER} can hold nothing but the number"
     if _is_accelerates(entry):
         return (
             "Accelerate goes by the first number in each name beside it: it resumes from the highest, and "

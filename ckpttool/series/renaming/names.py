@@ -19,6 +19,7 @@ from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
 from ckpttool.formats.tensorflow import prefix as tf_prefix
 from ckpttool.formats.tensorflow import state as tf_state
+from ckpttool.name_patterns import STEP_DIRECTORY
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.problem import Problem
@@ -204,6 +205,9 @@ def _require_valid(entry: Entry, name: str, members: Sequence[tuple[str, str]]) 
     for old, new in ((entry.name, name), *members):
         if why := _fault(old, new):
             raise Lacking(f"its name would be {new!r:.80}, {why}")
+    if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
+        told = "which doesn't say that one save lies in it (step_{step} does, and e{epoch:04d}-s{step:08d})"
+        raise Lacking(f"its name would be {name!r:.80}, {told}")
 
 
 def _fault(old: str, new: str) -> str | None:

@@ -68,7 +68,8 @@ def unnamed(chosen: Chosen, root: str) -> list[str]:
         for one, policy in chosen
         if policy is not None and policy.keep_names
         for entry in one.entries
-        for glob in globs.of(entry.path)
+        for place in entry.places
+        for glob in globs.of(place)
         if glob in policy.keep_names
     }
     return [f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -237,7 +237,7 @@ def _younger(policy: Policy, history: History) -> Told:
 def _names(policy: Policy, history: History) -> Told:
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
-        for glob in globs.of(entry.path)[:1]:
+        for glob in list(chain.from_iterable(map(globs.of, entry.places)))[:1]:
             yield entry, f"name {glob}"
 
 

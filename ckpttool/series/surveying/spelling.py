@@ -10,6 +10,7 @@ from ckpttool.errors import AccessDenied, CheckpointError, NotACheckpoint
 from ckpttool.formats import formats
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import SetFormat, Unit, scan
+from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.report import counted
@@ -124,9 +125,10 @@ def _around(unit: Unit) -> Unit:
         if around is None or around.format is None:
             continue
         is_beside = level == 0 and not os.path.isdir(unit.path)
-        if unit.format is None and not is_beside and around.format.name not in _WITH_DIRECTORIES:
+        is_whole = isinstance(around.format, StepDirectory) or around.format.name in _WITH_DIRECTORIES
+        if unit.format is None and not (is_beside or is_whole):
             continue  # a directory in a run's own is none of its parts
-        if is_beside or around.format.takes_in or around.format.name in _WITH_DIRECTORIES:
+        if is_beside or around.format.takes_in or is_whole:
             path = at if os.path.isabs(unit.path) else os.path.relpath(at)
             unit = replace(around, path=path)
     return unit

@@ -91,6 +91,8 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_ro
         from ckpttool.series.metrics.matched import with_metrics
 
         entries, remarks = with_metrics(entries, scope.metrics, path)
+    for place in (place for entry in entries for place in entry.places):
+        excluded.of(place)  # a part of one that stays whole is matched, too
     groups = group(as_told(entries, one_series), scope.group_by)
     remarks += [*doubts, *excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     return Survey(path, groups, journals, tour.errors, tuple(remarks))

@@ -1,0 +1,322 @@
+"""A directory for each save, ``step_100``, with whatever a training put into it, as one checkpoint.
+
+``iter_0000100/mp_rank_00/model_optim_rng.pt``, ``step_100/{model,optim}.pt``: what lies in it is read by the
+formats that recognise it. A directory of that name that is a run of its own, with saves in it, is none.
+
+Sources: NVIDIA/Megatron-LM ``megatron/training/checkpointing.py`` (``get_checkpoint_name``); ray-project/ray
+``python/ray/train/_internal/storage.py`` (``_make_checkpoint_dir_name``); volcengine/verl
+``verl/trainer/ppo/ray_trainer.py`` (``_save_checkpoint``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any, ClassVar
+
+from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import Format, Probe, Unit
+from ckpttool.formats.parts import Gathered, file_entry
+from ckpttool.name_patterns import STEP_DIRECTORY
+from ckpttool.naming import NameFields, parse_name
+from ckpttool.report import warning
+from ckpttool.tensor import Role, Tensor
+from ckpttool.training import training_state
+from ckpttool.wire.walk import walk
+
+_RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
+_DATA = frozenset({"numpy", "hdf5", "pickle"})
+"""Formats of what may be anything: predictions, features, a log."""
+RANKS = "ranks"
+"""The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
+_MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
+_MAX_RANKS = 100_000
+"""The most ranks that are counted; no job has had more."""
+_MAX_TOLD = 10
+"""How many missing ranks are told by name."""
+
+
+class StepDirectory(Format):
+    """What one save put into a directory of its own; asked only where no other format recognises that."""
+
+    name: ClassVar[str] = "pytorch"
+    takes_in = True
+
+    def matches(self, probe: Probe) -> bool:
+        from ckpttool.formats.discovery import inside
+
+        if not is_step_directory(probe.path) or is_run(probe.path):
+            return False
+        return any(map(_is_of_a_model, inside(probe.path)))
+
+    def open(self, probe: Probe) -> Checkpoint:
+        directory = probe.path
+        with Gathered("part") as parts:
+            _add_all(parts, directory)
+            ranks = _ranks(parts)
+            _note_missing(parts, ranks)
+            first = _first(parts)
+            keys = _keys(list(parts.parts))
+            whole: dict[str, Any] = {
+                "path": directory,
+                "variant": RANKS if any(len(found) > 1 for found in ranks.values()) else "directory",
+                "files": tuple(file_entry(path) for path in _files(directory) if os.path.isfile(path)),
+                "spans": parts.spans,
+                "training": lambda: _training(parts, _own_name(directory)),
+                "findings": tuple(parts.findings),
+                "safety": tuple(parts.safety),
+                "judged": frozenset(parts.judged),
+                "complete": parts.complete,
+                "close": parts.keep(),
+            }
+            if first is not None and len(parts.parts) == 1:
+                return first.but(**whole)
+            return Checkpoint(
+                format=self.name if first is None else first.format,
+                tensors=tuple(
+                    _below(keys[name], one) for name, part in parts.parts.items() for one in part.tensors
+                ),
+                metadata=lambda: {
+                    "/".join(keys[name]): dict(part.metadata) for name, part in parts.parts.items()
+                },
+                producer=next(
+                    (one.producer for one in parts.parts.values() if one.producer.framework), Producer()
+                ),
+                **whole,
+            )
+
+
+# What is one ----------------------------------------------------------------------------------------
+
+
+def is_step_directory(path: str) -> bool:
+    """Tell whether a directory is called as one that holds one save: by its step, and nothing else."""
+    return STEP_DIRECTORY.fullmatch(_own_name(path)) is not None and os.path.isdir(path)
+
+
+def is_run(path: str) -> bool:
+    """Tell whether saves that count something else than a directory lie in it, one after another."""
+    counts = _Counts(_own_name(path), (os.path.relpath(file, path) for file in _files(path)))
+    return counts.are_of_a_run
+
+
+def own_count_inside(name: str, paths: Iterable[str]) -> str | None:
+    """Return the name of what counts saves of its own in a step's directory, so that it could be a run.
+
+    Args:
+        name: The directory's.
+        paths: Of the files in it, relative to it.
+    """
+    return _Counts(name, paths).other
+
+
+def _is_of_a_model(unit: Unit) -> bool:
+    """Tell whether it is more than data: a directory of arrays may hold what was computed at a step."""
+    from ckpttool.formats import suffix_format
+
+    format = unit.format or suffix_format(os.path.basename(unit.path))
+    return format is not None and format.name not in _DATA
+
+
+class _Counts:
+    """What the names in a step's directory count besides its own step.
+
+    Attributes:
+        are_of_a_run: Whether several saves lie in it, or the directory of another.
+        other: A name that counts something else than the directory, which may be the only save of a run.
+    """
+
+    def __init__(self, name: str, paths: Iterable[str]) -> None:
+        self._own = _numbers(parse_name(name))
+        self._seen: set[tuple[str, str]] = set()
+        self._steps: dict[tuple[str, str], set[tuple[object, object]]] = defaultdict(set)
+        self._ordinals: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        self.are_of_a_run, self.other = False, None
+        for path in paths:
+            directory, file = os.path.split(path)
+            while directory:
+                directory, inner = os.path.split(directory)
+                self._add_directory(directory, inner)
+            self._add_file(os.path.dirname(path), file)
+        self.are_of_a_run |= any(len(counts) > 1 for counts in self._steps.values())
+        for (directory, _), named in self._ordinals.items():
+            if not self._are_parts(directory, named):
+                self.other = self.other or max(named.values())
+
+    def _add_directory(self, above: str, name: str) -> None:
+        if (above, name) not in self._seen:
+            self._seen.add((above, name))
+            if STEP_DIRECTORY.fullmatch(name) and self._own.isdisjoint(_numbers(parse_name(name))):
+                self.are_of_a_run = True
+
+    def _add_file(self, directory: str, name: str) -> None:
+        from ckpttool.formats import suffix_format
+
+        self._seen.add((directory, name))
+        format = suffix_format(name)
+        if format is None:
+            return
+        found = parse_name(name)
+        if found.epoch is not None or found.step is not None:
+            if format.name not in _DATA:  # of data nobody knows whether they are saves
+                self._steps[directory, found.blank].add((found.epoch, found.step))
+            if self._own.isdisjoint(_numbers(found)):
+                self.other = self.other or name
+        elif found.number is not None and found.is_ordinal:
+            self._ordinals[directory, found.blank][found.number] = name
+
+    def _are_parts(self, directory: str, named: dict[int, str]) -> bool:
+        """Tell whether numbers are those of ranks, of models beside a first without one, or the step."""
+        if not self._own.isdisjoint(named) and len(named) == 1:
+            return True
+        last = max(named)
+        bare = re.sub(r"[-_.]?0*[0-9]+(?=\.|$)", "", named[last])
+        first = 1 if (directory, bare) in self._seen else 0
+        return sorted(named) == list(range(first, last + 1))
+
+
+def _numbers(found: NameFields) -> set[object]:
+    return {one for one in (found.epoch, found.step, found.number) if one is not None}
+
+
+def _own_name(path: str) -> str:
+    return os.path.basename(os.path.abspath(path))
+
+
+def _files(directory: str) -> Iterator[str]:
+    for parent, _, names in walk(directory):
+        yield from (os.path.join(parent, name) for name in sorted(names))
+
+
+# What lies in it ------------------------------------------------------------------------------------
+
+
+def _add_all(parts: Gathered, directory: str) -> None:
+    """Open all that lies in a directory; what no format knows by its content is told."""
+    from ckpttool.formats.discovery import Walk, inside
+
+    def add_unreadable(failure: CheckpointError) -> None:
+        parts.add(os.path.relpath(failure.path, directory), partial(_fail, failure))
+
+    def add_unknown(path: str) -> None:
+        message = "no format recognises it, so it was not checked"
+        parts.findings.append(warning("part-unrecognised", message, os.path.relpath(path, directory)))
+
+    for unit in inside(directory, Walk(on_error=add_unreadable, on_unknown=add_unknown)):
+        parts.add(os.path.relpath(unit.path, directory), _opening(unit))
+
+
+def _fail(failure: CheckpointError) -> Checkpoint:
+    raise failure
+
+
+def _opening(unit: Unit) -> Callable[[], Checkpoint]:
+    from ckpttool.formats import open_checkpoint
+
+    return (
+        partial(open_checkpoint, unit.path) if unit.format is None else partial(unit.format.open_unit, unit)
+    )
+
+
+_Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
+"""Where each rank is named, by its numbers; by what stands before and behind these, and how many they are."""
+
+
+def _ranks(parts: Gathered) -> _Ranks:
+    found: _Ranks = defaultdict(dict)
+    for name in parts.parts:
+        for match in _RANK.finditer(name):
+            numbers = tuple(map(int, match[1].split("_")))
+            found[name[: match.start(1)], name[match.end(1) :], len(numbers)][numbers] = match
+    return found
+
+
+def _note_missing(parts: Gathered, found: _Ranks) -> None:
+    """Note the ranks that are missing between others, and of Megatron those that its settings speak of."""
+    known = {finding.where for finding in parts.findings}  # a damaged one is told already
+    for (before, behind, _), ranks in found.items():
+        spans = [range(min(column), max(column) + 1) for column in zip(*ranks, strict=True)]
+        if before.endswith("mp_rank_"):
+            settings = parts.parts[next(iter(ranks.values())).string].training.hyper_parameters
+            for at, key in enumerate(_MEGATRONS[: len(spans)]):
+                size = settings.get(key)
+                if isinstance(size, int) and size <= _MAX_RANKS:
+                    spans[at] = range(max(size, spans[at].stop))
+        if prod(map(len, spans)) > _MAX_RANKS:
+            continue
+        texts = zip(*(match[1].split("_") for match in ranks.values()), strict=True)
+        widths = [min(map(len, column)) for column in texts]
+        lacking = [
+            name
+            for numbers in product(*spans)
+            if numbers not in ranks and (name := before + _padded(numbers, widths) + behind) not in known
+        ]
+        for name in lacking[:_MAX_TOLD]:
+            parts.fault("missing", "there is no such file", name)
+        if len(lacking) > _MAX_TOLD:
+            parts.fault("missing", f"{len(lacking) - _MAX_TOLD:,} more ranks are not there", None)
+
+
+def _padded(numbers: Iterable[int], widths: Iterable[int]) -> str:
+    return "_".join(f"{number:0{width}}" for number, width in zip(numbers, widths, strict=True))
+
+
+def _first(parts: Gathered) -> Checkpoint | None:
+    """Return the first part with weights, else the first of all."""
+    opened = list(parts.parts.values())
+    holding = (one for one in opened if any(tensor.role is Role.WEIGHTS for tensor in one.tensors))
+    return next(holding, opened[0] if opened else None)
+
+
+def _keys(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what each part is called in all saves alike: its path, without suffix and without the step."""
+    keys = {name: tuple(_key(parse_name(part).blank) or part for part in _split(name)) for name in names}
+    are_apart = len(set(keys.values())) == len(names)
+    plain = {name: (*_split(name)[:-1], _key(_split(name)[-1])) for name in names}
+    if are_apart:
+        return keys
+    return plain if len(set(plain.values())) == len(names) else {name: _split(name) for name in names}
+
+
+def _split(name: str) -> tuple[str, ...]:
+    return tuple(name.split(os.sep))
+
+
+def _key(name: str) -> str:
+    """Return a name without its suffix, and without what is left around a number that was blanked."""
+    stem = os.path.splitext(name)[0] or name
+    return re.sub(r"[-_.=]*\*", "", stem).strip("-_.=")
+
+
+def _below(key: Collection[str], tensor: Tensor) -> Tensor:
+    owner = None if tensor.shares_with is None else ".".join((*key, tensor.shares_with))
+    return replace(tensor, path=(*key, *tensor.path), shares_with=owner)
+
+
+def _training(parts: Gathered, name: str) -> TrainingState:
+    """Return what the parts say of the training, the first of each; the directory's name is asked last."""
+    known: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    origin: dict[str, str] = {}
+    told = [(f"{part}: ", one.training) for part, one in parts.parts.items()]
+    for prefix, state in (*told, ("", training_state({}, {}, name))):
+        said = {
+            key: where for key, where in state.origin.items() if not (prefix and where.startswith("name "))
+        }
+        for field in fields(state):
+            if field.name in said and field.name not in known:
+                known[field.name] = getattr(state, field.name)
+                origin[field.name] = prefix + said[field.name]
+        for metric, value in state.metrics.items():
+            if (key := f"metrics.{metric}") in said and metric not in metrics:
+                metrics[metric] = value
+                origin[key] = prefix + said[key]
+    return TrainingState(metrics=metrics, origin=origin, **known)

@@ -1,0 +1,395 @@
+"""A directory for each save is one checkpoint: whatever lies in it goes or stays with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ckpttool.errors import UsageError
+from ckpttool.series.pointers.pins import pin
+from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.renaming.plan import RenameRequest
+from ckpttool.series.renaming.rename import rename
+from ckpttool.series.resuming.latest import latest
+from ckpttool.series.retention.policy import Policy
+from ckpttool.series.surveying.scope import Scope
+from ckpttool.series.surveying.survey import survey
+from ckpttool.series.undoing.undo import undo
+
+FORMS = (
+    "step_{}",
+    "global_step_{}",
+    "global_step{}",
+    "iter_{:07d}",
+    "epoch_{}",
+    "checkpoint_{}",
+    "checkpoint-{}",
+)
+OTHER_FORMS = (
+    "ckpt_{}",
+    "step={}",
+    "model_epoch_{}",
+    "checkpoint_step_{}",
+    "epoch=3-step={}",
+    "step-{}",
+    "Iteration{}",
+)
+MEGATRON = ("mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt")
+PAIR = ("model.pt", "optim.pt")
+
+
+def write(path: Path, value: float = 0, name: str = "w") -> None:
+    """Write a file as safetensors does; a name ending in ``.json`` or ``.txt`` gets a text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix in (".json", ".txt"):
+        path.write_text("{}")
+        return
+    save_file({name: np.full((2, 3), value, np.float32)}, path.with_suffix(".safetensors"))
+    path.with_suffix(".safetensors").rename(path)
+
+
+def saved(run: Path, steps: Iterable[int], names: Iterable[str], form: str = "step_{}") -> Path:
+    """Return a run with a directory for each save."""
+    for step in steps:
+        for name in names:
+            write(run / form.format(step) / name, step)
+    return run
+
+
+def planned(directory: Path, keep: int = 1, **told: object) -> Planned:
+    return make_plan(Request(directory=str(directory), policy=Policy(keep_last=keep), **told))
+
+
+def removed(found: Planned) -> list[str]:
+    return sorted(entry.name for entry in found.plan.removals)
+
+
+def kept(found: Planned) -> Mapping[str, tuple[str, ...]]:
+    return {one.entry.name: one.reasons for made in found.plan.groups for one in made.keep}
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        *((form, PAIR) for form in FORMS + OTHER_FORMS),
+        ("iter_{:07d}", MEGATRON),
+        ("checkpoint_{:06d}", ("model.pt",)),
+        ("global_step_{}", ("actor/model.pt", "critic/model.pt", "data.json")),
+    ],
+)
+def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
+    run = saved(tmp_path / "run", (8, 9, 10), names, form)
+    (one,) = survey(run, Scope()).groups
+    assert [entry.name for entry in one.entries] == [form.format(step) for step in (8, 9, 10)]
+    for by in (None, "parent", "prefix", "format", "none"):
+        for recursive in (False, True):
+            gone = removed(planned(run, group_by=by, recursive=recursive))
+            assert gone == sorted(form.format(step) for step in (8, 9))
+    assert latest(run).entry.path == str(run / form.format(10))
+    prune(Request(directory=str(run), policy=Policy(keep_last=1)))
+    assert {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()} == {
+        f"{form.format(10)}/{name}" for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["seed_{}", "trial_{}", "run{}", "{}", "resnet_epoch_{}", "epochs{}", "lr_{}", "best"]
+)
+def test_what_may_be_a_trials_directory_is_none(tmp_path: Path, name: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt",), name)
+    assert not survey(run, Scope()).entries
+    assert removed(planned(run, recursive=True)) == []
+
+
+def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
+    """Numbered from 0 and written at once, as Ray Tune numbers them."""
+    for trial in ("trial_1", "trial_2"):
+        saved(tmp_path / trial, range(3), ("model.pt",), "checkpoint_{:06d}")
+    for by in (None, "parent", "prefix", "format"):
+        found = planned(tmp_path, recursive=True, group_by=by)
+        assert len(found.plan.groups) == 2
+        assert not found.problems
+        assert removed(found) == [
+            "checkpoint_000000",
+            "checkpoint_000000",
+            "checkpoint_000001",
+            "checkpoint_000001",
+        ]
+    assert len(planned(tmp_path, recursive=True, group_by="none").plan.removals) == 5
+
+
+# Runs that are called like saves --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("epoch_1.pt", "epoch_2.pt"),
+        ("checkpoint-100/model.safetensors", "checkpoint-200/model.safetensors"),
+        ("deep/step_5/model.pt",),
+    ],
+)
+def test_a_run_is_no_save(tmp_path: Path, names: tuple[str, ...]) -> None:
+    saved(tmp_path, (1, 2), names, "iter_{}")
+    found = survey(tmp_path, Scope(recursive=True))
+    assert sorted(entry.path for entry in found.entries) == sorted(
+        str(tmp_path / f"iter_{number}" / (name if name.startswith("epoch") else os.path.dirname(name)))
+        for number in (1, 2)
+        for name in names
+    )
+    assert all(len({entry.directory for entry in one.entries}) == 1 for one in found.groups)
+
+
+@pytest.mark.parametrize("names", [("epoch_7.pt",), ("model_70.pt", "model_80.pt"), ("model_7.pt",)])
+def test_what_could_be_a_run_is_left_alone_whole(tmp_path: Path, names: tuple[str, ...]) -> None:
+    saved(tmp_path, (1, 2), names, "iter_{}")
+    for told in ({}, {"recursive": True}, {"recursive": True, "group_by": "none"}):
+        found = planned(tmp_path, **told)
+        assert removed(found) == []
+        (problem,) = found.problems
+        assert (
+            f"left alone: {names[-1]} in iter_1 counts saves of its own: could be different runs"
+            in problem.message
+        )
+        assert "--series 'iter_*'" in problem.message
+    assert removed(planned(tmp_path, series=["iter_*"])) == ["iter_1"]
+
+
+def test_data_that_count_make_no_run_of_it(tmp_path: Path) -> None:
+    run = saved(tmp_path, (100, 200), ("model.pt", "samples_step_1.npy", "samples_step_2.npy"))
+    for told in ({"recursive": True}, {"recursive": True, "group_by": "none"}):
+        found = planned(run, **told)
+        assert removed(found) == []
+        assert "samples_step_1.npy in step_100 counts saves of its own" in found.problems[0].message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("model_step_{}.pt", "optim_step_{}.pt"),
+        ("model_{}.pt", "ema_{}.pt"),
+        ("model_0.pt", "model_1.pt", "model_2.pt"),
+        ("model.safetensors", "model_1.safetensors", "optimizer_1.bin"),
+        ("rank_8.pt", "rank_9.pt"),
+        ("lora_rank_4.pt", "lora_rank_16.pt"),
+        ("checkpoint_{}/model.pt",),
+    ],
+)
+def test_what_belongs_to_the_save_counts_nothing(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for step in (5, 6):
+        saved(tmp_path, (step,), [name.format(step) for name in names], "step_{}")
+    assert removed(planned(tmp_path)) == ["step_5"]
+    assert not planned(tmp_path).problems
+
+
+# What protects it -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target", ["step_1", "step_1/model.pt", "/old/place/run/step_1/deep/optim.pt", "./step_1/"]
+)
+def test_what_names_it_or_a_file_in_it_protects_all_of_it(tmp_path: Path, target: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
+    (run / "best.json").write_text(f'{{"best": "{target}", "loss": 0.1}}')
+    assert kept(planned(run)) == {"step_3": ("newest", "last 1"), "step_1": ("best.json",)}
+    (run / "best.json").rename(run / "latest")
+    (run / "latest").write_text(target)
+    assert "latest" in kept(planned(run))["step_1"]
+
+
+@pytest.mark.parametrize("target", ["step_1", "step_1/model.pt", "step_1/deep", "step_1/deep/optim.pt"])
+def test_a_link_to_it_or_into_it_protects_all_of_it(tmp_path: Path, target: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
+    (run / "best").symlink_to(target)
+    assert kept(planned(run))["step_1"] == ("symlink best",)
+    assert removed(planned(run, recursive=True)) == ["step_2"]
+
+
+@pytest.mark.parametrize(
+    "path", ["step_1", "step_1/model.pt", "step_1/deep/optim.pt", "step_1/deep/notes.txt"]
+)
+def test_a_pin_of_it_or_of_a_file_in_it_protects_all_of_it(tmp_path: Path, path: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt", "deep/notes.txt"))
+    pin([run / path])
+    assert kept(planned(run))["step_1"] == ("pinned",)
+
+
+@pytest.mark.parametrize("glob", ["step_1", "a.txt", "step_1/deep/a.txt"])
+def test_a_glob_of_names_keeps_it_by_any_file_in_it(tmp_path: Path, glob: str) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), ("model.pt", "deep/optim.pt"))
+    write(run / "step_1" / "deep" / "a.txt")
+    found = make_plan(Request(directory=str(run), policy=Policy(keep_last=1, keep_names=(glob,))))
+    assert kept(found)["step_1"] == (f"name {glob}",)
+    assert not any("matched nothing" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("own", [".ckpttool.toml", ".ckpttool-trash/1/model.pt"])
+def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
+    """They are from when each file in it was taken for a checkpoint."""
+    run = saved(tmp_path / "run", (1, 2, 3), PAIR)
+    (run / "step_1" / own).parent.mkdir(parents=True, exist_ok=True)
+    (run / "step_1" / own).write_text('pinned = ["model.pt"]')
+    assert kept(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
+
+
+@pytest.mark.parametrize("form", ["iter_{:07d}", "global_step_{}"])
+def test_the_tracker_of_megatron_and_verl_protects_all_ranks(tmp_path: Path, form: str) -> None:
+    run = saved(tmp_path / "run", (100, 200, 300), MEGATRON, form)
+    (run / "latest_checkpointed_iteration.txt").write_text("200\n")
+    assert kept(planned(run))[form.format(200)] == ("latest_checkpointed_iteration.txt",)
+    assert removed(planned(run)) == [form.format(100)]
+    done = rename(RenameRequest(directory=str(run), template="step_{step}"))
+    assert not done.renames
+    assert all("by this name alone" in one.message for one in done.planned.plan.left)
+
+
+def test_what_passes_a_part_of_it_over_keeps_all_of_it(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), PAIR)
+    write(run / "step_1" / "a.txt")
+    found = planned(run, exclude=["a.txt"])
+    assert kept(found)["step_1"] == ("--exclude a.txt",)
+    assert removed(found) == ["step_2"]
+    assert not found.warnings
+    assert latest(run, exclude=["optim.pt"]).entry.name == "step_3"
+
+
+# A save that is not whole ---------------------------------------------------------------------------
+
+
+def test_a_damaged_part_makes_all_of_it_damaged(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), MEGATRON, "iter_{}")
+    os.truncate(run / "iter_3" / MEGATRON[1], 30)
+    found = planned(run)
+    assert removed(found) == ["iter_1"]
+    assert [problem.path for problem in found.problems] == [str(run / "iter_3")]
+    assert latest(run).entry.path == str(run / "iter_2")
+
+
+def test_a_missing_rank_makes_it_incomplete(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", (1, 2, 3), (*MEGATRON, "mp_rank_02/model_optim_rng.pt"), "iter_{}")
+    shutil.rmtree(run / "iter_3" / "mp_rank_01")
+    found = planned(run)
+    assert removed(found) == ["iter_1"]
+    assert "mp_rank_01/model_optim_rng.pt: there is no such file" in found.problems[0].message
+
+
+# Its name -------------------------------------------------------------------------------------------
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*.pt")}
+
+
+def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", (1, 2), MEGATRON)
+    (run / "best.json").write_text('{"best": "step_1/mp_rank_00/model_optim_rng.pt"}')
+    before = _names(run)
+    template = "{run}-e0001-s{step:08d}"
+    rename(RenameRequest(directory=str(run), template=template, recursive=True))
+    assert _names(run) == {f"run-e0001-s{step:08d}/{name}" for step in (1, 2) for name in MEGATRON}
+    assert (run / "best.json").read_text() == '{"best": "run-e0001-s00000001/mp_rank_00/model_optim_rng.pt"}'
+    assert [entry.step for entry in survey(run, Scope()).entries] == [1, 2]
+    undo(run)
+    assert _names(run) == before
+
+
+def test_a_name_by_which_it_would_be_no_save_is_refused(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", (1, 2), PAIR)
+    done = rename(RenameRequest(directory=str(run), template="exp1-{step}"))
+    assert all(
+        "which doesn't say that one save lies in it" in one.message for one in done.planned.plan.refused
+    )
+    assert len(done.planned.plan.refused) == 2
+    assert _names(run) == {f"step_{step}/{name}" for step in (1, 2) for name in PAIR}
+
+
+# Whatever lies there --------------------------------------------------------------------------------
+
+_FILES = (
+    *(
+        *MEGATRON,
+        *PAIR,
+        "ema.pt",
+        "rank_0.pt",
+        "rank_1.pt",
+        "model_0.pt",
+        "model_1.pt",
+        "args.json",
+        "log.txt",
+    ),
+    *("actor/model.pt", "critic/optim.pt", "model_{}.pt", "optim_step_{}.pt", "epoch_1.pt", "model_300.pt"),
+)
+_SAVES = st.lists(
+    st.tuples(st.integers(0, 30), st.booleans()), min_size=1, max_size=4, unique_by=lambda save: save[0]
+)
+_TRIALS = st.lists(
+    st.tuples(st.sampled_from(FORMS[:-1]), st.sets(st.sampled_from(_FILES), min_size=1, max_size=4), _SAVES),
+    min_size=1,
+    max_size=3,
+)
+_REQUESTS = st.fixed_dictionaries(
+    {"recursive": st.just(True), "depth": st.sampled_from(["full", "quick"])},
+    optional={
+        "group_by": st.sampled_from(["parent", "prefix", "format", "none"]),
+        "series": st.sampled_from([["model.pt"], ["*_*"], ["*.pt"], ["*/*/model.pt"], ["step_*", "epoch_*"]]),
+        "exclude": st.sampled_from([["ema.pt"], ["rank_*"], ["*/checkpoint_*"]]),
+    },
+)
+_POLICIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "keep_last": st.integers(1, 3),
+        "keep_every_steps": st.integers(1, 20),
+        "max_size": st.integers(1, 3000),
+        "keep_names": st.sampled_from([("*1",), ("model.pt",)]),
+        "incomplete": st.sampled_from(["keep", "remove"]),
+    },
+).filter(lambda told: bool(told.keys() - {"incomplete"}))
+
+
+@settings(deadline=None, max_examples=30)
+@given(trials=_TRIALS, told=_REQUESTS, rules=_POLICIES)
+def test_no_save_is_ever_split_and_the_newest_of_each_trial_stays(
+    tmp_path_factory: pytest.TempPathFactory, trials, told, rules
+) -> None:
+    root = tmp_path_factory.mktemp("trials")
+    for number, (form, names, saves) in enumerate(trials):
+        for step, is_damaged in saves:
+            place = root / f"trial_{number}" / form.format(step)
+            for at, name in enumerate(sorted(names)):
+                write(place / name.format(step), step, name="w" if at else "v")
+            if is_damaged:
+                victims = sorted(place.rglob("*.pt"))
+                os.truncate(victims[step % len(victims)], 20) if victims else None
+    before = {place: _everything(place) for place in root.glob("*/*")}
+    whole = {place for place in before if all(path.stat().st_size != 20 for path in place.rglob("*.pt"))}
+    try:
+        prune(Request(directory=str(root), policy=Policy(**rules), **told))
+    except UsageError:  # nothing would be kept, or more would go than may
+        assert {place: _everything(place) for place in root.glob("*/*")} == before
+    for place, names in before.items():
+        assert _everything(place) in (names, set())
+    if told.get("group_by") != "none":
+        for trial in root.glob("*"):
+            own = [place for place in before if place.parent == trial]
+            assert max(own, key=_step).exists()
+            sound = [place for place in own if place in whole]
+            assert not sound or max(sound, key=_step).exists()
+    shutil.rmtree(root)
+
+
+def _everything(place: Path) -> set[str]:
+    return {path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file()}
+
+
+def _step(place: Path) -> int:
+    return int("".join(filter(str.isdigit, place.name)))
