@@ -101,6 +101,20 @@ def _is_plain_key(key: object) -> bool:
     return not isinstance(key, Persistent | Payload) and key != "__setstate__"
 
 
+def nested_name(function: Global, args: tuple[Any, ...]) -> tuple[str, str] | None:
+    """Return the dotted name of a class in a class, where ``getattr`` finds one that is on the list by itself.
+
+    That is how protocols below 4 name it; later ones write the dotted name.
+    """
+    if (function.module, function.name) != ("builtins", "getattr") or len(args) != 2:
+        return None
+    owner, name = args
+    if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
+        return None
+    dotted = f"{owner.name}.{name}"
+    return (owner.module, dotted) if kind_of(owner.module, dotted) is not None else None
+
+
 def _judge_stranger(function: Global, call: Call) -> Trust:
     """Judge a call of what is not on the list: unknown is what nobody knows."""
     meaning = stranger(function.module, function.name)

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from ckpttool.wire.calls import judge, takes_items, takes_pairs
+from ckpttool.wire.calls import judge, nested_name, takes_items, takes_pairs
 from ckpttool.wire.literals import Operation
 from ckpttool.wire.opcodes import TABLE
 from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
@@ -265,6 +265,10 @@ class Interpreter(Window):
         if not isinstance(args, tuple):
             self.asked(args, "arguments")
             raise self.damaged(f"a call with {_kind(args)} in place of arguments")
+        if type(function) is Global and function.name == "getattr" and kwargs is None:
+            if (nested := nested_name(function, args)) is not None:
+                self.import_name(*nested)
+                return
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1

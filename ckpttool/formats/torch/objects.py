@@ -17,10 +17,11 @@ from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.telling import Sums, plain
 from ckpttool.formats.content.trees import Budget, Leaf
+from ckpttool.formats.torch.distributed import is_distributed, local_parts
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.tensor import Extent, Path, Role, Values
+from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach
@@ -59,6 +60,7 @@ class TensorParts:
     byteorder: Literal["little", "big"] = "little"
     identity: object = None
     role: Role | None = None
+    shard: Shard | None = None
 
 
 Resolve = Callable[[Any], Storage]
@@ -287,6 +289,8 @@ class TorchObjects:
     def _from_type(self, call: Call) -> Leaf[TensorParts]:
         """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
         function, kind, args, state = call.args[:4]
+        if is_distributed(kind):
+            return local_parts(self, call)
         # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
         found = self._bounded(Call(function, args if isinstance(args, tuple) else (args,)))
         if found is None:
@@ -296,8 +300,6 @@ class TorchObjects:
         if not found.tensors or found.tensors[0][1].values is not None or not below:
             return with_attributes(found, below)
         told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
-        if [path for path, _ in below] == [("_local_tensor",)]:
-            return Leaf((((), below[0][1]),), told)
         return Leaf(below, told)
 
     def _wrapper(self, call: Call) -> Leaf[TensorParts]:
