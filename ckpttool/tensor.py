@@ -82,8 +82,8 @@ class Shard:
 
     Attributes:
         shape: Of the whole tensor.
-        ranges: For each axis the indexes of the whole that the part has, in its order; they are runs, of which
-            there are several where two dimensions of a mesh cut one axis. None: the file doesn't say.
+        ranges: For each axis the indexes of the whole that the part has, in its order; they are runs, several
+            where two dimensions of a mesh cut one axis. None: the file doesn't say.
         placements: How the tensor lies on each dimension of the mesh of processes, as PyTorch writes it.
         mesh: Processes along each of these dimensions.
         rank: Number of the process in the job, None where the file doesn't say.

@@ -102,11 +102,11 @@ def _is_plain_key(key: object) -> bool:
 
 
 def nested_name(function: Global, args: tuple[Any, ...]) -> tuple[str, str] | None:
-    """Return the dotted name of a class in a class, where ``getattr`` finds one that is on the list by itself.
+    """Return the dotted name of a class in a class, if ``getattr`` finds one that is on the list by itself.
 
     That is how protocols below 4 name it; later ones write the dotted name.
     """
-    if (function.module, function.name) != ("builtins", "getattr") or len(args) != 2:
+    if function.name != "getattr" or function.module != "builtins" or len(args) != 2:
         return None
     owner, name = args
     if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():

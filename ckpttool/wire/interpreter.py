@@ -265,10 +265,9 @@ class Interpreter(Window):
         if not isinstance(args, tuple):
             self.asked(args, "arguments")
             raise self.damaged(f"a call with {_kind(args)} in place of arguments")
-        if type(function) is Global and function.name == "getattr" and kwargs is None:
-            if (nested := nested_name(function, args)) is not None:
-                self.import_name(*nested)
-                return
+        if isinstance(function, Global) and kwargs is None and (nested := nested_name(function, args)):
+            self.import_name(*nested)
+            return
         call = Call(function, args, kwargs)
         call.is_new = is_new
         self.pickle.calls += 1

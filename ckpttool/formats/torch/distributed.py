@@ -27,7 +27,11 @@ if TYPE_CHECKING:
     from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 
 _DTENSOR, _SHARDED = "DTensor", "ShardedTensor"
-_MODULES = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed._shard.sharded_tensor")
+_MODULES = (
+    "torch.distributed.tensor",
+    "torch.distributed._tensor",
+    "torch.distributed._shard.sharded_tensor",
+)
 _MAX_MESH = 1 << 24
 """The most processes of a mesh; no job has had more."""
 _MAX_PIECES = 1 << 12
@@ -67,7 +71,9 @@ def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
     """Yield what is to be said of the parts of tensors that a file holds."""
     for tensor in tensors:
         if tensor.shard is not None and tensor.shard.is_partial:
-            message = f"{', '.join(tensor.shard.placements)}: terms of a sum that was never made, not its values"
+            message = (
+                f"{', '.join(tensor.shard.placements)}: terms of a sum that was never made, not its values"
+            )
             yield error("dtensor-partial", message, tensor.name)
     cut = [one.shard for one in tensors if one.shard is not None and not one.shard.is_whole]
     if cut:
@@ -154,7 +160,7 @@ def _placement(node: Any, axes: int) -> _Placement:
 
 
 def _order(told: Mapping[str, Any], placements: Sequence[_Placement]) -> list[int]:
-    """Return in which order the dimensions of the mesh cut: from left to right, unless it is said otherwise."""
+    """Return in which order the dimensions of the mesh cut: from left to right, or as it is said."""
     order: list[int] = []
     entries = told.get("shard_order")
     if not told.get("use_strided_shard_as_shard_order") and isinstance(entries, tuple):
@@ -179,7 +185,7 @@ def _ranges(
 
 
 def _cut(total: int, pieces: int, count: int, place: int) -> Iterator[Range]:
-    """Yield which of so many indexes one of ``count`` processes has, of each piece that they are cut into first.
+    """Yield which indexes one of ``count`` processes has, of each piece that they are cut into first.
 
     Pieces are as ``torch.chunk`` cuts them: all as long as the first, and the last ones shorter or empty.
     """
@@ -233,7 +239,7 @@ def _mesh(node: Any) -> _Mesh:
 
 
 def _mesh_shape(told: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the processes along each dimension: by its layout, or before 2.9 by an array of their numbers."""
+    """Return the processes along each dimension: by its layout, before 2.9 by an array of numbers."""
     layout = told.get("_layout")
     if layout is None:
         array = told.get("mesh", told.get("_mesh"))
@@ -254,7 +260,9 @@ def _mesh_ranks(told: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the numbers of the mesh's processes, or of the mesh's that it is a part of."""
     for key in ("_flatten_rank_map", "_flatten_mesh_list"):
         ranks = told.get(key)
-        if isinstance(ranks, tuple | list) and all(type(one) is int and 0 <= one < _MAX_MESH for one in ranks):
+        if isinstance(ranks, tuple | list) and all(
+            type(one) is int and 0 <= one < _MAX_MESH for one in ranks
+        ):
             return tuple(ranks)
     return ()
 
@@ -274,15 +282,14 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
     """Return the parts that a process kept of a ``ShardedTensor``: one nearly always, none, or several."""
     if not isinstance(state, tuple) or len(state) != _STATE_LENGTH:
         raise TypeError("no state of a ShardedTensor")
-    own, _, group, spec, _ = state
+    own, _, group, _, _ = state
     objects.check_references(state)
     shape, dtype = _shape(args[2]), torch_dtype(args[1])
     numbers = _attributes(group.state)
     rank, world = numbers["global_rank"], numbers["global_world_size"]
     if type(rank) is not int or type(world) is not int:
         raise TypeError("processes that are no numbers")
-    text = (str(plain(getattr(spec, "function", None))).rpartition(".")[2],)
-    common = Shard(shape, None, text, (), rank, world)
+    common = Shard(shape, None, rank=rank, world=world)
     tensors: list[tuple[Path, TensorParts]] = []
     for at, node in enumerate(own):
         held = _attributes(node.state)
@@ -295,7 +302,9 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
         ends = tuple(start + length for start, length in zip(starts, lengths, strict=True))
         if lengths != parts.shape or any(end > length for end, length in zip(ends, shape, strict=True)):
             raise ValueError(f"a shard of shape {list(parts.shape)} at {list(starts)} of {list(shape)}")
-        ranges = tuple(((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True))
+        ranges = tuple(
+            ((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True)
+        )
         path: Path = () if len(own) == 1 else (f"shard_{at}",)
         tensors.append((path, replace(parts, shard=replace(common, ranges=ranges))))
     if not tensors:

@@ -13,12 +13,15 @@ from ckpttool.formats.shard_index import indexes, mapped_files
 from ckpttool.formats.torch.dcp import TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.rank_files import RankFiles
 from ckpttool.report import counted
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)
 _OF_A_DIRECTORY = re.compile(
-    r".*\.distcp|(__\d+)?\.metadata|shard-\d+-model-.*\.safetensors|.*(model|optim)_states\.pt", re.DOTALL
+    r".*\.distcp|(__\d+)?\.metadata|shard-\d+-model-.*\.safetensors|.*(model|optim)_states\.pt"
+    r"|\w+_world_size_\d+_rank_\d+\.\w+|checkpoint_\d+\.pt|metadata\.pkl",
+    re.DOTALL,
 )
 """How files are named of which a directory makes one checkpoint, and none is one for itself."""
 
@@ -83,7 +86,7 @@ def _directory(directory: str, names: Collection[str]) -> str | None:
         return None
     with Probe(directory) as probe:
         format = detect(probe)
-        if not isinstance(format, DeepSpeed | TorchDcp | DcpSafetensors):
+        if not isinstance(format, DeepSpeed | TorchDcp | DcpSafetensors | RankFiles):
             return None
         kinds = {os.path.splitext(name)[1] for name in names}
         own = {name for name in probe.entries if os.path.splitext(name)[1] in kinds}
