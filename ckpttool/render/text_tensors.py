@@ -116,7 +116,8 @@ def _shape(tensor: Tensor) -> str:
     if tensor.shard is None:
         return own
     placements = "".join(f", {placement}" for placement in tensor.shard.placements)
-    return f"{own} of {_lengths(tensor.shard.shape)}{placements}"
+    whole = "" if tensor.shard.is_whole else f" of {_lengths(tensor.shard.shape)}"
+    return f"{own}{whole}{placements}"
 
 
 def _lengths(shape: tuple[int, ...]) -> str:

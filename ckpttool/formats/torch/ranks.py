@@ -19,7 +19,8 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.objects import mapped_of, replaced
+from ckpttool.formats.content.likeness import are_alike
+from ckpttool.formats.content.objects import mapped_of, replaced, tensors_in
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
@@ -244,7 +245,9 @@ class _Assembly:
         self.findings: list[Finding] = []
         self._made: dict[int, Tensor] = {}
         """By the address of a rank's own tensor, what takes its place in the tree."""
-        self._own: dict[int, list[tuple[Path, Tensor]]] = defaultdict(list)
+        self._own: dict[int, list[Tensor]] = defaultdict(list)
+        self._others: dict[int, Tensor] = {}
+        """By the same, what a rank has of its own."""
         self._cuts: list[str] = []
         self._stale: set[str] = set()
         self._has_shards = any(
@@ -257,7 +260,7 @@ class _Assembly:
             for path, kept in _by_path(group).items():
                 self._add(group, path, kept)
         for _, own in sorted(self._own.items()):
-            self.tensors += (tensor for _, tensor in own)
+            self.tensors += own
         if self._cuts:
             message = "the ranks have slices of it, and how they were cut is not said"
             if len(self._cuts) > 1:
@@ -265,27 +268,37 @@ class _Assembly:
             self.findings.append(warning("cut-not-said", message, self._cuts[0]))
 
     def tree(self) -> object:
-        """Return all that the files hold: what the first rank does, and what only others have."""
+        """Return all that the files hold: in common, and below its number what a rank has otherwise."""
         if self._cuts or not all(group.parts for group in self._groups):
             return None
         whole: dict[Any, Any] = {}
+        own: dict[Any, Any] = {}
         for group in self._groups:
-            trees = [
-                replaced(part.tree, self._made) for _, part in group.parts.values() if part.tree is not None
-            ]
-            content: object = trees[0] if trees else {}
-            for other in trees[1:]:
-                content = _united(content, other)
+            trees = {rank: part.tree for rank, (_, part) in group.parts.items()}
+            first = next(iter(trees.values()))
+            content = first
+            for rank, tree in trees.items():
+                content = _united(content, tree)
+                other = self._otherwise(first, tree)
+                if other is not _SAME:
+                    _below(own, (of_rank(rank), *group.prefix), other)
+            content = replaced(content, self._made)
             if not group.prefix:
-                return self._with_own(content)
+                return _mapped_like(content, {**content, **own}) if isinstance(content, dict) else content
             whole[group.prefix[0]] = content
-        return self._with_own(whole)
+        return {**whole, **own}
 
-    def _with_own(self, content: object) -> object:
-        if not self._own or not isinstance(content, dict):
-            return content
-        own = {of_rank(rank): _nested(kept) for rank, kept in sorted(self._own.items())}
-        return _mapped_like(content, {**content, **own})
+    def _otherwise(self, first: object, other: object) -> object:
+        """Return what of a rank's tree is not as in the first one's, in dictionaries."""
+        if isinstance(other, Tensor):
+            return self._others.get(id(other), _SAME)
+        pairs = _pairs(first, other)
+        if pairs is None and any(id(tensor) in self._others for tensor in tensors_in(other)):
+            return replaced(other, self._others)
+        if pairs is None:
+            return _SAME if first is other or are_alike(first, other) else other
+        parts = {key: self._otherwise(*both) for key, both in pairs.items()}
+        return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
     def _add(self, group: _Group, path: Path, kept: list[_Kept]) -> None:
         first = kept[0].tensor
@@ -354,7 +367,8 @@ class _Assembly:
         """Add what a rank has of its own, below its number."""
         role = Role.OTHER if one.tensor.role is Role.WEIGHTS else one.tensor.role
         own = replace(one.tensor, path=(of_rank(one.rank), *path), role=role, shares_with=None, shard=None)
-        self._own[one.rank].append((path, own))
+        self._own[one.rank].append(own)
+        self._others[id(one.tensor)] = own
 
     def _distinct(self, path: Path, kept: Sequence[_Kept]) -> list[_Kept]:
         """Return parts without those that several ranks have alike; copies that differ are told, and kept."""
@@ -486,26 +500,56 @@ def _told_first(groups: Sequence[_Group]) -> Mapping[str, Any]:
 
 
 def _metadata(groups: Sequence[_Group]) -> dict[str, Any]:
-    """Return what the first rank of each kind says, and below ``rank_<K>`` what another says otherwise."""
+    """Return what the ranks say of what is no tensor, and below its number what one says otherwise."""
     told: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for group in groups:
-        first: Mapping[str, Any] = {}
-        for at, (rank, (_, part)) in enumerate(group.parts.items()):
-            own = part.metadata
-            if at == 0:
-                first = own
-                _below(told, group.prefix).update(own)
-                continue
-            differing = {key: value for key, value in own.items() if repr(first.get(key)) != repr(value)}
-            if differing:
-                _below(told, (of_rank(rank), *group.prefix)).update(differing)
-    return told
+        parts = {rank: part.metadata for rank, (_, part) in group.parts.items()}
+        first: Mapping[str, Any] = next(iter(parts.values()), {})
+        whole: object = first
+        for rank, said in parts.items():
+            whole = _united(whole, said)
+            if (other := _differing(first, said)) is not _SAME:
+                _below(own, (of_rank(rank), *group.prefix), other)
+        if whole:
+            _below(told, group.prefix, whole)
+    return {**told, **own}
 
 
-def _below(tree: dict[str, Any], path: Path) -> dict[str, Any]:
-    for key in path:
-        tree = tree.setdefault(str(key), {})
-    return tree
+def _differing(first: object, other: object) -> object:
+    """Return what of plain data is not as in another, in dictionaries."""
+    if not isinstance(first, Mapping) or not isinstance(other, Mapping):
+        return _SAME if repr(first) == repr(other) else other
+    parts = {key: _differing(first[key], value) for key, value in other.items() if key in first}
+    return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
+
+
+class _Same:
+    """Stands for what is as the first rank has it."""
+
+
+_SAME = _Same()
+
+
+def _pairs(first: object, other: object) -> dict[Any, tuple[object, object]] | None:
+    """Return what two containers have under the same keys; None of what is told as one value."""
+    if isinstance(first, dict) and isinstance(other, dict):
+        return {key: (first[key], value) for key, value in other.items() if key in first}
+    if not isinstance(first, list | tuple) or not isinstance(other, list | tuple) or len(first) != len(other):
+        return None
+    if not any(True for _ in tensors_in(other)):
+        return None
+    return dict(enumerate(zip(first, other, strict=True)))
+
+
+def _below(tree: dict[Any, Any], path: Path, content: object) -> None:
+    """Put content into dictionaries where a path leads; without a path it is all of them."""
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    if path:
+        tree[path[-1]] = content
+    elif isinstance(content, Mapping):
+        tree.update(content)
 
 
 def _united(first: object, other: object) -> object:
@@ -520,17 +564,6 @@ def _mapped_like(like: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
     if not isinstance(like, Mapped):
         return pairs
     return mapped_of(like.kind, pairs, like.state, like.factory)
-
-
-def _nested(kept: Iterable[tuple[Path, Tensor]]) -> dict[Any, Any]:
-    """Return tensors in dictionaries as their paths say."""
-    whole: dict[Any, Any] = {}
-    for path, tensor in kept:
-        place = whole
-        for key in path[:-1]:
-            place = place.setdefault(key, {})
-        place[path[-1]] = tensor
-    return whole
 
 
 def _name(path: Path) -> str:

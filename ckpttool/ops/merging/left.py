@@ -1,4 +1,4 @@
-"""What a merged checkpoint does not hold of ranks' files: how the job was cut, and what each says otherwise."""
+"""What a merged checkpoint does not hold of ranks' files: how the job was cut, what each says otherwise."""
 
 from __future__ import annotations
 
