@@ -694,7 +694,8 @@ def test_lists_are_ascii_and_hold_nothing_twice(file: str) -> None:
 def test_no_name_stands_in_the_list_twice() -> None:
     pairs = [(module, name) for _, module, name in EXACT]
     assert [pair for pair in pairs if pairs.count(pair) > 1] == []
-    assert not [name for _, name in pairs if "." in name]
+    # What a dotted name reaches, `getattr` may find: a class in a class, which is data.
+    assert [name for _, name in pairs if "." in name] == ["ShardedTensor.ProcessGroupState"]
 
 
 @pytest.mark.parametrize(

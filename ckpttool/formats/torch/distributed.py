@@ -34,6 +34,8 @@ _MODULES = (
 )
 _MAX_MESH = 1 << 24
 """The most processes of a mesh; no job has had more."""
+_MAX_DIMENSIONS = 64
+"""The most dimensions of a mesh, and of a tensor."""
 _MAX_PIECES = 1 << 12
 """The most pieces of a strided cut: as many as processes along another dimension of the mesh."""
 _STATE_LENGTH = 5  # what `ShardedTensor.__getstate__` gives
@@ -63,7 +65,7 @@ def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
     if parts.dtype != torch_dtype(args[1]):
         raise TypeError(f"a local tensor of {parts.dtype.name}")
     objects.check_references(held["_spec"])
-    shard = _dtensor_shard(held["_spec"], shape, parts.shape)
+    shard = _dtensor_shard(objects, held["_spec"], shape, parts.shape)
     return Leaf(((path, replace(parts, shard=shard)),), visits=sum(map(len, shard.ranges or ())))
 
 
@@ -101,7 +103,7 @@ def _shape(node: Any) -> tuple[int, ...]:
 # DTensor ----------------------------------------------------------------------------------------------
 
 
-class _Mesh(NamedTuple):
+class Mesh(NamedTuple):
     """Processes in an array: how many along each axis, where this one stands, and its number in the job."""
 
     shape: tuple[int, ...]
@@ -119,9 +121,13 @@ class _Placement(NamedTuple):
     pieces: int
 
 
-def _dtensor_shard(spec: Any, shape: tuple[int, ...], local: tuple[int, ...]) -> Shard:
+def _dtensor_shard(objects: TorchObjects, spec: Any, shape: tuple[int, ...], local: tuple[int, ...]) -> Shard:
     told = _attributes(spec.state)
-    mesh = _mesh(told["mesh"])
+    # One mesh is that of many tensors, and may have a hundred thousand processes.
+    mesh = objects.meshes.get(id(told["mesh"]))
+    if mesh is None:
+        mesh = objects.meshes[id(told["mesh"])] = _mesh(told["mesh"])
+        objects.charge(mesh.world)
     placements = [_placement(node, len(shape)) for node in told["placements"]]
     if len(placements) != len(mesh.shape):
         raise ValueError(f"{len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
@@ -164,14 +170,14 @@ def _order(told: Mapping[str, Any], placements: Sequence[_Placement]) -> list[in
     order: list[int] = []
     entries = told.get("shard_order")
     if not told.get("use_strided_shard_as_shard_order") and isinstance(entries, tuple):
-        for entry in entries:
+        for entry in entries[:_MAX_DIMENSIONS]:
             dims = entry.args[1] if isinstance(entry, Call) and len(entry.args) == 2 else ()
-            order += [at for at in dims if type(at) is int and 0 <= at < len(placements)]
+            order += [at for at in dims[:_MAX_DIMENSIONS] if type(at) is int and 0 <= at < len(placements)]
     return list(dict.fromkeys((*order, *range(len(placements)))))
 
 
 def _ranges(
-    shape: tuple[int, ...], mesh: _Mesh, placements: Sequence[tuple[int, _Placement]]
+    shape: tuple[int, ...], mesh: Mesh, placements: Sequence[tuple[int, _Placement]]
 ) -> tuple[tuple[Range, ...], ...]:
     """Return which indexes of each axis a process has, by cutting what is left for it again and again."""
     ranges: list[list[Range]] = [[(0, length)] if length else [] for length in shape]
@@ -216,11 +222,12 @@ def _taken(runs: Sequence[Range], places: Iterator[Range]) -> Iterator[Range]:
         yield begin, end
 
 
-def _mesh(node: Any) -> _Mesh:
+def _mesh(node: Any) -> Mesh:
     """Return a mesh as it is pickled, which each version of PyTorch does in a way of its own."""
     told = _attributes(node.state)
     shape = _mesh_shape(told)
-    if not all(type(length) is int and length > 0 for length in shape) or math.prod(shape) > _MAX_MESH:
+    is_sound = len(shape) <= _MAX_DIMENSIONS and all(type(length) is int and length > 0 for length in shape)
+    if not is_sound or math.prod(shape) > _MAX_MESH:
         raise ValueError(f"a mesh of shape {plain(shape)}")
     place = told.get("_coordinate_on_dim")
     is_member = place is not None or "_coordinate_on_dim" not in told
@@ -235,7 +242,7 @@ def _mesh(node: Any) -> _Mesh:
     rank = told.get("_rank")
     if type(rank) is not int:
         rank = ranks[_flat(own, shape)] if own is not None and len(ranks) == math.prod(shape) else None
-    return _Mesh(shape, own, is_member, rank, max(ranks, default=-1) + 1)
+    return Mesh(shape, own, is_member, rank, max(ranks, default=-1) + 1)
 
 
 def _mesh_shape(told: Mapping[str, Any]) -> tuple[int, ...]:
@@ -253,7 +260,10 @@ def _mesh_shape(told: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _count(lengths: Any) -> int:
     """Return the processes along one dimension, which may be several that were flattened."""
-    return lengths if type(lengths) is int else math.prod(map(_count, lengths))
+    lengths = (lengths,) if type(lengths) is int else lengths
+    if len(lengths) > _MAX_DIMENSIONS or not all(type(length) is int for length in lengths):
+        raise ValueError("dimensions in dimensions of a mesh")
+    return math.prod(lengths)
 
 
 def _mesh_ranks(told: Mapping[str, Any]) -> tuple[int, ...]:

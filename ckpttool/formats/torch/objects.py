@@ -16,8 +16,8 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.object_parts import references
 from ckpttool.formats.content.telling import Sums, plain
-from ckpttool.formats.content.trees import Budget, Leaf
-from ckpttool.formats.torch.distributed import is_distributed, local_parts
+from ckpttool.formats.content.trees import MAX_VISITS, Budget, Leaf
+from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
@@ -78,6 +78,8 @@ class TorchObjects:
         self.budget = Budget()
         """What the trees inside its objects have cost."""
         self._sums = Sums()
+        self.meshes: dict[int, Mesh] = {}
+        """By the address of their nodes, the meshes of processes that tensors lie on."""
         self._depth = 0
         self._tensors = 0
 
@@ -163,6 +165,16 @@ class TorchObjects:
             where=f"storage {storage.key}",
             code="tensor-bounds",
         )
+
+    def charge(self, visits: int) -> None:
+        """Count what was looked at inside a tensor that is told for no other reason.
+
+        Raises:
+            LimitExceeded: That was too much.
+        """
+        self.budget.visits += visits
+        if self.budget.visits > MAX_VISITS:
+            raise self.exceeded(f"a tree of more than {MAX_VISITS:,} objects")
 
     def exceeded(self, found: str) -> LimitExceeded:
         """Return the error that says which limit was passed."""

@@ -8,6 +8,7 @@ reading it: by the checksums that their files state.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from itertools import product
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, Producer
-from ckpttool.errors import DamagedCheckpoint
+from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.likeness import are_alike
 from ckpttool.formats.content.objects import mapped_of, replaced, tensors_in
@@ -36,8 +37,8 @@ MAX_RANKS = 100_000
 """The most ranks that are counted; no job has had more."""
 _MAX_TOLD = 10
 """How many missing files are told by name."""
-_MAX_PIECES = 1 << 20
-"""The most pieces that one tensor may lie in."""
+_MAX_PIECES = 1 << 22
+"""The most pieces that all tensors may lie in together."""
 _SAVED_AT = ("epoch", "step", "learning_rate")
 _ALONE = "rank-alone"
 """What a rank's own file says of itself: that there are others, which are here."""
@@ -250,6 +251,7 @@ class _Assembly:
         """By the same, what a rank has of its own."""
         self._cuts: list[str] = []
         self._stale: set[str] = set()
+        self._pieces = 0
         self._has_shards = any(
             True for group in groups for _, part in group.parts.values() for _ in _shards(part)
         )
@@ -397,9 +399,11 @@ class _Assembly:
         if any(one.tensor.shard is None or one.tensor.shard.ranges is None for one in kept):
             self._fault(error("chunks-wrong", "which part of it a rank has is not said", name))
             return empty
+        shards = (one.tensor.shard for one in kept)
+        self._pieces += sum(math.prod(len(runs) for runs in one.ranges or ()) for one in shards if one)
+        if self._pieces > _MAX_PIECES:
+            raise LimitExceeded(self._path, f"tensors in more than {_MAX_PIECES:,} pieces", where=name)
         placed = [(one, box) for one in kept for box in _boxes(one.tensor)]
-        if len(placed) > _MAX_PIECES:
-            raise DamagedCheckpoint(self._path, f"{len(placed):,} pieces", where=name, code="chunks-wrong")
         chunks = [Chunk(start, lengths) for _, (start, _, lengths) in placed]
         wrong = list(check_chunks(self._path, name, Entry(path, first.dtype, shape, chunks)))
         if wrong:
