@@ -342,6 +342,28 @@ def test_numbered_files_are_ranks_only_beside_what_says_so(tmp_path: Path) -> No
 # Directories of a run -------------------------------------------------------------------------------
 
 
+def test_ranks_beside_another_checkpoint_do_not_hide_it(tmp_path: Path) -> None:
+    ranks = copied("verl-2", tmp_path)
+    shutil.copy(RANKS.parent / "pytorch" / "bare_state_dict.pth", ranks / "epoch_1.pth")
+    found = [Path(unit.path).name for unit in discover(ranks)]
+    assert sorted(found) == [
+        "epoch_1.pth",
+        "extra_state_world_size_2_rank_0.pt",
+        "extra_state_world_size_2_rank_1.pt",
+        "model_world_size_2",
+        "optim_world_size_2",
+    ]
+    with open_checkpoint(ranks / "model_world_size_2") as opened:
+        assert (opened.findings, opened["0.weight"].shape) == ((), (6, 5))
+
+
+def test_what_lies_beside_ranks_is_named(tmp_path: Path) -> None:
+    ranks = copied("verl-2", tmp_path)
+    shutil.copy(RANKS.parent / "pytorch" / "bare_state_dict.pth", ranks / "data_0.pt")
+    with open_checkpoint(ranks) as opened:
+        assert codes(opened) == {"not-part": "data_0.pt"}
+
+
 def a_run(into: Path) -> Path:
     for step in (2, 4, 6):
         target = into / "run" / f"checkpoint-{step}"

@@ -34,6 +34,11 @@ _OF_A_WORLD = re.compile(
     r"_rank_(?P<rank>\d{1,9})\.(pt|pth|bin)"
 )
 _NUMBERED = re.compile(r"(?P<stem>checkpoint)_(?P<rank>\d{1,9})\.pt")
+_LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
+_COMPANION = re.compile(
+    r"(data|dataloader|rng_state|random_states|scheduler|scaler|training_args)([._-]?\d{1,9})?\.\w+"
+)
+"""What trainers write beside the files of the ranks; any other checkpoint there is another save."""
 _SHARDED = re.compile(rb"\b(DTensor|ShardedTensor)\b")
 _WORLD_SIZE = re.compile(rb"\bworld_size\b")
 _SEARCHED = 1 << 16
@@ -71,7 +76,8 @@ class RankFiles(SetFormat):
         files = _files_at(probe)
         probe.close()
         beside = probe.entries.get(METADATA)
-        return open_ranks(probe.path, files, None if beside is None else beside.path)
+        others = [name for name in probe.entries if _COMPANION.fullmatch(name) and name.endswith(_LOADABLE)]
+        return open_ranks(probe.path, files, None if beside is None else beside.path, others)
 
     def open_unit(self, unit: Unit) -> Checkpoint:
         from ckpttool.formats.torch.ranks import open_ranks
@@ -96,20 +102,25 @@ def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
 
 
 def own_files(entries: Entries) -> list[RankFile]:
-    """Return the files of ranks in a directory that one save has to itself; nothing of any other."""
+    """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
     files = [file for entry in entries.values() if (file := _of_a_world(entry.path)) is not None]
     if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
         numbered = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
         files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in numbered if match]
+    own = {METADATA, *(file.name for file in files)}
+    others = (name for name in entries if name.endswith(_LOADABLE) and name not in own)
+    if any(not _COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
+        return []
     return sorted(files, key=_order)
 
 
 def ranked(path: str) -> RankFile | None:
     """Return what a name that ends in the number of a rank says; None of any other."""
     match = RANKED.fullmatch(os.path.basename(path))
-    if match is None or _of_a_world(path) is not None:
+    if match is None:
         return None
-    return RankFile(path, match["stem"], int(match["rank"]))
+    of_a_world = _of_a_world(path)
+    return RankFile(path, match["stem"], int(match["rank"]), of_a_world.world if of_a_world else 0)
 
 
 def _ranked_in(entries: Entries) -> Iterator[RankFile]:

@@ -26,7 +26,7 @@ from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
-from ckpttool.report import Finding, counted, error, warning
+from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Role, Shard, Tensor, Values
 from ckpttool.training import training_state
 from ckpttool.wire.pickled import Mapped
@@ -72,13 +72,16 @@ class _Group:
     parts: dict[int, tuple[RankFile, Checkpoint]] = field(default_factory=dict)
 
 
-def open_ranks(path: str, files: Sequence[RankFile], metadata: str | None = None) -> Checkpoint:
+def open_ranks(
+    path: str, files: Sequence[RankFile], metadata: str | None = None, others: Iterable[str] = ()
+) -> Checkpoint:
     """Return the checkpoint that files of ranks make; one that is missing or of another save is a finding.
 
     Args:
         path: How the user named it.
         files: Of one save or, by mistake, of several.
         metadata: What torch_checkpointing wrote beside them.
+        others: Names of what else lies there, and is not read.
 
     Raises:
         CheckpointError: The operating system refuses to open a file.
@@ -91,6 +94,8 @@ def open_ranks(path: str, files: Sequence[RankFile], metadata: str | None = None
         _note_missing(parts, groups, own, world)
         parts.findings += _of_other_saves(groups, world)
         parts.findings = [one for one in parts.findings if one.code != _ALONE]
+        message = "it lies beside the ranks' files, and was not looked at"
+        parts.findings += (note("not-part", message, name) for name in others)
         made = _Assembly(path, groups, is_whole=parts.complete)
         made.run()
         parts.findings += made.findings
