@@ -329,6 +329,21 @@ def test_slices_of_which_nothing_says_how_they_were_cut(tmp_path: Path) -> None:
     assert run(["merge", "-q", str(tmp_path), str(tmp_path / "whole.pt")]) == 2
 
 
+@pytest.mark.framework
+def test_without_checksums_a_copy_is_neither_the_same_nor_another(tmp_path: Path) -> None:
+    import torch
+
+    ranks = copied("meshes-4", tmp_path)
+    for path in ranks.glob("*.pt"):
+        content = torch.load(path, weights_only=False)
+        torch.save(content, path, _use_new_zipfile_serialization=False)
+    with open_checkpoint(ranks) as opened, open_checkpoint(RANKS / "meshes-4") as other:
+        assert opened.findings == ()
+        assert "rank_3.copies" in opened
+        for name in other:
+            assert opened[name].tobytes() == other[name].tobytes(), name
+
+
 def test_numbered_files_are_ranks_only_beside_what_says_so(tmp_path: Path) -> None:
     ranks = copied("numbered-2", tmp_path)
     (ranks / "metadata.pkl").write_bytes(pickle.dumps({"epochs": 3}))

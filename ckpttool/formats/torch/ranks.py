@@ -360,7 +360,8 @@ class _Assembly:
     def _is_cut(self, first: _Kept, other: _Kept) -> bool:
         """Tell whether two ranks have slices of one tensor: what is no buffer is the same in all, or cut."""
         a, b = first.tensor, other.tensor
-        return a.role is Role.WEIGHTS and (a.shape != b.shape or not self._has_shards)
+        is_other = a.shape != b.shape or (not self._has_shards and _are_same(first, other) is False)
+        return a.role is Role.WEIGHTS and is_other
 
     def _note_step(self, path: Path, first: _Kept, other: _Kept) -> None:
         """Note where a rank's optimizer has made another number of steps, by the checksums of these."""
@@ -385,9 +386,10 @@ class _Assembly:
             first = found.setdefault(one.tensor.shard.ranges, one)
             if first is one or _are_same(first, one):
                 continue
-            message = f"{_name(path)} is a copy of what rank {first.rank:,} has, and differs from it"
-            self.findings.append(warning("replica-differs", message, one.file))
-            self._note_step(path, first, one)
+            if _are_same(first, one) is False:
+                message = f"{_name(path)} is a copy of what rank {first.rank:,} has, and differs from it"
+                self.findings.append(warning("replica-differs", message, one.file))
+                self._note_step(path, first, one)
             self._keep_apart(path, one)
         return list(found.values())
 
@@ -444,25 +446,25 @@ def _by_path(group: _Group) -> dict[Path, list[_Kept]]:
     return found
 
 
-def _are_same(one: _Kept, other: _Kept) -> bool:
-    """Tell whether two tensors are views of stored bytes that are the same by their checksums."""
+def _are_same(one: _Kept, other: _Kept) -> bool | None:
+    """Tell whether two tensors are views of the same stored bytes; None where no checksum says it."""
     a, b = one.tensor, other.tensor
     if (a.dtype, a.shape, a.byteorder) != (b.dtype, b.shape, b.byteorder):
         return False
     if a.size == 0:
         return True
-    if one.checksum is None or one.checksum != other.checksum or a.storage is None or b.storage is None:
-        return False
-    return a.storage.nbytes == b.storage.nbytes and _inside(a) == _inside(b)
+    if None in (one.checksum, other.checksum, a.storage, b.storage) or _inside(a) != _inside(b):
+        return None
+    return one.checksum == other.checksum
 
 
 def _inside(tensor: Tensor) -> object:
-    """Return where in its storage a tensor lies."""
-    base = 0 if tensor.storage is None else tensor.storage.offset
+    """Return where in its storage a tensor lies, and how large that is."""
+    base, nbytes = (0, 0) if tensor.storage is None else (tensor.storage.offset, tensor.storage.nbytes)
     view = (
         as_strided(tensor.values, tensor.shape, tensor.dtype.itemsize) if tensor.values is not None else None
     )
-    return None if view is None else (view.offset - base, view.strides)
+    return None if view is None else (view.offset - base, view.strides, nbytes)
 
 
 def _boxes(tensor: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
