@@ -35,6 +35,8 @@ from ckpttool.wire.strided import Strided
 VARIANT = "ranks"
 MAX_RANKS = 100_000
 """The most ranks that are counted; no job has had more."""
+_MAX_DEPTH = 100
+"""How deep trees of several ranks are compared; what lies deeper is one value."""
 _MAX_TOLD = 10
 """How many missing files are told by name."""
 _MAX_PIECES = 1 << 22
@@ -295,16 +297,16 @@ class _Assembly:
             whole[group.prefix[0]] = content
         return {**whole, **own}
 
-    def _otherwise(self, first: object, other: object) -> object:
+    def _otherwise(self, first: object, other: object, depth: int = 0) -> object:
         """Return what of a rank's tree is not as in the first one's, in dictionaries."""
         if isinstance(other, Tensor):
             return self._others.get(id(other), _SAME)
-        pairs = _pairs(first, other)
+        pairs = _pairs(first, other) if depth < _MAX_DEPTH else None
         if pairs is None and any(id(tensor) in self._others for tensor in tensors_in(other)):
             return replaced(other, self._others)
         if pairs is None:
             return _SAME if first is other or are_alike(first, other) else other
-        parts = {key: self._otherwise(*both) for key, both in pairs.items()}
+        parts = {key: self._otherwise(*both, depth + 1) for key, both in pairs.items()}
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
     def _add(self, group: _Group, path: Path, kept: list[_Kept]) -> None:
@@ -386,7 +388,7 @@ class _Assembly:
             first = found.setdefault(one.tensor.shard.ranges, one)
             if first is one or _are_same(first, one):
                 continue
-            if _are_same(first, one) is False:
+            if _are_same(first, one) is False and not one.tensor.shard.is_partial:
                 message = f"{_name(path)} is a copy of what rank {first.rank:,} has, and differs from it"
                 self.findings.append(warning("replica-differs", message, one.file))
                 self._note_step(path, first, one)
@@ -527,11 +529,11 @@ def _metadata(groups: Sequence[_Group]) -> dict[str, Any]:
     return {**told, **own}
 
 
-def _differing(first: object, other: object) -> object:
+def _differing(first: object, other: object, depth: int = 0) -> object:
     """Return what of plain data is not as in another, in dictionaries."""
-    if not isinstance(first, Mapping) or not isinstance(other, Mapping):
+    if not isinstance(first, Mapping) or not isinstance(other, Mapping) or depth == _MAX_DEPTH:
         return _SAME if repr(first) == repr(other) else other
-    parts = {key: _differing(first[key], value) for key, value in other.items() if key in first}
+    parts = {key: _differing(first[key], value, depth + 1) for key, value in other.items() if key in first}
     return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
 
@@ -563,11 +565,13 @@ def _below(tree: dict[Any, Any], path: Path, content: object) -> None:
         tree.update(content)
 
 
-def _united(first: object, other: object) -> object:
+def _united(first: object, other: object, depth: int = 0) -> object:
     """Return a tree with what another has besides it; what stands in both is the first one's."""
-    if not isinstance(first, dict) or not isinstance(other, dict):
+    if not isinstance(first, dict) or not isinstance(other, dict) or depth == _MAX_DEPTH:
         return first
-    pairs = {key: _united(value, other[key]) if key in other else value for key, value in first.items()}
+    pairs = {
+        key: _united(value, other[key], depth + 1) if key in other else value for key, value in first.items()
+    }
     return _mapped_like(first, pairs | {key: value for key, value in other.items() if key not in first})
 
 
