@@ -316,6 +316,40 @@ def test_a_mesh_as_pytorch_wrote_it_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.framework
+def test_dimensions_of_a_mesh_cut_in_the_order_that_is_said(tmp_path: Path) -> None:
+    """PyTorch says the same in two ways: a strided cut, and plain cuts from right to left."""
+    import torch
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    ranks = copied("meshes-4", tmp_path)
+    for path in ranks.glob("*.pt"):
+        content = torch.load(path, weights_only=False)
+        spec = content["0.weight"]._spec
+        spec.placements = (Shard(0), Shard(0))
+        spec.shard_order = (ShardOrderEntry(tensor_dim=0, mesh_dims=(1, 0)),)
+        spec.use_strided_shard_as_shard_order = False
+        torch.save(content, path)
+    with open_checkpoint(ranks) as opened, open_checkpoint(RANKS / "meshes-4") as other:
+        assert opened.findings == ()
+        assert opened["0.weight"].tobytes() == other["0.weight"].tobytes()
+
+
+@pytest.mark.framework
+def test_a_rank_that_has_all_of_what_others_have_parts_of(tmp_path: Path) -> None:
+    import torch
+
+    ranks = copied("meshes-4", tmp_path)
+    path = ranks / "model_world_size_4_rank_0.pt"
+    content = torch.load(path, weights_only=False)
+    torch.save({**content, "rows_rows": torch.ones(3)}, path)
+    with open_checkpoint(ranks) as opened:
+        assert codes(opened)["part-stale"] == path.name
+        assert opened["rank_0.rows_rows"].shape == (3,)
+        assert opened["rows_rows"].values is None
+
+
+@pytest.mark.framework
 def test_slices_of_which_nothing_says_how_they_were_cut(tmp_path: Path) -> None:
     import torch
 

@@ -32,6 +32,8 @@ _MODULES = (
     "torch.distributed._tensor",
     "torch.distributed._shard.sharded_tensor",
 )
+ONE_OF_SEVERAL = "<shard "
+"""How the names begin of the parts that a process has of one tensor, where there are several."""
 _MAX_MESH = 1 << 24
 """The most processes of a mesh; no job has had more."""
 _MAX_DIMENSIONS = 64
@@ -315,7 +317,7 @@ def _sharded_tensor(objects: TorchObjects, args: Any, state: Any) -> Leaf[Tensor
         ranges = tuple(
             ((start, end),) if start < end else () for start, end in zip(starts, ends, strict=True)
         )
-        path: Path = () if len(own) == 1 else (f"shard_{at}",)
+        path: Path = () if len(own) == 1 else (f"{ONE_OF_SEVERAL}{at}>",)
         tensors.append((path, replace(parts, shard=replace(common, ranges=ranges))))
     if not tensors:
         from ckpttool.formats.torch.objects import TensorParts

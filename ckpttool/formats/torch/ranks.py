@@ -25,6 +25,7 @@ from ckpttool.formats.content.objects import mapped_of, replaced, tensors_in
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
+from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Role, Shard, Tensor, Values
@@ -310,32 +311,28 @@ class _Assembly:
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
     def _add(self, group: _Group, path: Path, kept: list[_Kept]) -> None:
-        first = kept[0].tensor
-        whole_path = (*group.prefix, *path)
-        if not any(one.tensor.shard is not None for one in kept):
+        """Add what the ranks have under one name: parts of a tensor, or whole ones."""
+        cut = next((one for one in kept if one.tensor.shard is not None), None)
+        if cut is None:
             self._add_plain(group, path, kept)
             return
-        shape = first.shard.shape if first.shard is not None else first.shape
+        whole_path, like = (*group.prefix, *path), _described(cut.tensor)
+        alike: list[_Kept] = []
+        unlike: list[_Kept] = []
         for one in kept:
-            own = one.tensor.shard.shape if one.tensor.shard is not None else one.tensor.shape
-            if (one.tensor.dtype, own) != (first.dtype, shape):
-                expected = f"{first.dtype.name} {list(shape)} in {kept[0].file}"
-                message = f"{_name(path)} is {one.tensor.dtype.name} {list(own)}, and {expected}"
-                self.findings.append(error("part-stale", message, one.file))
-                self.is_whole = False
-        alike = [
-            one
-            for one in kept
-            if one.tensor.dtype == first.dtype
-            and one.tensor.shard is not None
-            and one.tensor.shard.shape == shape
-        ]
-        distinct = self._distinct(whole_path, alike)
-        tensor = self._put_together(whole_path, shape, distinct)
-        owner = self._owner(group, first)
-        made = replace(tensor, path=whole_path, role=first.role, shares_with=owner, shard=None)
+            fits = one.tensor.shard is not None and _described(one.tensor) == like
+            (alike if fits else unlike).append(one)
+        tensor = self._put_together(whole_path, like[1], self._distinct(whole_path, alike))
+        owner = self._owner(group, cut.tensor)
+        made = replace(tensor, path=whole_path, role=cut.tensor.role, shares_with=owner, shard=None)
         self.tensors.append(made)
         self._made |= {id(one.tensor): made for one in kept}
+        for one in unlike:
+            dtype, shape = _described(one.tensor)
+            expected = f"a part of {like[0]} {list(like[1])} in {cut.file}"
+            message = f"{_name(path)} is {dtype} {list(shape)}, and {expected}"
+            self._fault(error("part-stale", message, one.file))
+            self._keep_apart(whole_path, one)
 
     def _owner(self, group: _Group, tensor: Tensor) -> str | None:
         if tensor.shares_with is None:
@@ -368,7 +365,7 @@ class _Assembly:
     def _note_step(self, path: Path, first: _Kept, other: _Kept) -> None:
         """Note where a rank's optimizer has made another number of steps, by the checksums of these."""
         is_step = path[-1] == "step" and first.tensor.role is Role.OPTIMIZER and first.tensor.size == 1
-        if is_step and None not in (first.checksum, other.checksum) and other.file not in self._stale:
+        if is_step and _are_same(first, other) is False and other.file not in self._stale:
             self._stale.add(other.file)
             message = f"its optimizer has made another number of steps than that of {first.file}"
             self._fault(error("part-stale", message, other.file))
@@ -444,8 +441,16 @@ def _by_path(group: _Group) -> dict[Path, list[_Kept]]:
         for tensor in part.tensors:
             place = tensor.storage or tensor.extent
             checksum = None if place is None else stated.get((place.file, place.offset, place.nbytes))
-            found[tensor.path].append(_Kept(file.name, rank, tensor, checksum))
+            is_one_of_several = tensor.shard is not None and str(tensor.path[-1]).startswith(ONE_OF_SEVERAL)
+            found[tensor.path[:-1] if is_one_of_several else tensor.path].append(
+                _Kept(file.name, rank, tensor, checksum)
+            )
     return found
+
+
+def _described(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
+    """Return the type and the shape of a tensor, or of that of which it is a part."""
+    return tensor.dtype.name, tensor.shape if tensor.shard is None else tensor.shard.shape
 
 
 def _are_same(one: _Kept, other: _Kept) -> bool | None:
