@@ -72,6 +72,48 @@ class Span:
         return self.extent.nbytes if self.inflated is None else self.inflated
 
 
+Range = tuple[int, int]
+"""Where a run of indexes along an axis begins, and where it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Which part of a tensor a process of a distributed job kept.
+
+    Attributes:
+        shape: Of the whole tensor.
+        ranges: For each axis the indexes of the whole that the part has, in its order; they are runs, several
+            where two dimensions of a mesh cut one axis. None: the file doesn't say.
+        placements: How the tensor lies on each dimension of the mesh of processes, as PyTorch writes it.
+        mesh: Processes along each of these dimensions.
+        rank: Number of the process in the job, None where the file doesn't say.
+        world: Processes of the job, as far as the file knows; 0 where it doesn't.
+    """
+
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[Range, ...], ...] | None
+    placements: tuple[str, ...] = ()
+    mesh: tuple[int, ...] = ()
+    rank: int | None = None
+    world: int = 0
+
+    @property
+    def is_partial(self) -> bool:
+        """Tell whether the elements are terms of a sum that was never made."""
+        return any("Partial" in placement for placement in self.placements)
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether other processes kept all of the tensor, which has elements."""
+        return 0 not in self.shape and self.ranges is not None and not all(self.ranges)
+
+    @property
+    def is_whole(self) -> bool:
+        """Tell whether the part is all of the tensor."""
+        every = tuple(((0, length),) if length else () for length in self.shape)
+        return self.ranges == every
+
+
 class Values(Protocol):
     """Where a tensor's elements come from."""
 
@@ -97,6 +139,7 @@ class Tensor:
         byteorder: Byte order of the elements in the file.
         key: The raw name in the file, where people know another.
         shares_with: Name of the first tensor that is the same view of the same bytes.
+        shard: Of which tensor it is one process's part; None where it is a tensor of its own.
     """
 
     path: Path
@@ -109,6 +152,7 @@ class Tensor:
     byteorder: Literal["little", "big"] = "little"
     key: str | None = None
     shares_with: str | None = None
+    shard: Shard | None = None
     _name: str | None = field(default=None, init=False, compare=False, repr=False)
 
     @property

@@ -31,6 +31,7 @@ FORMATS: dict[str, str] = {
     "torch.dcp_safetensors:DcpSafetensors": "directory",
     "torch.dcp_safetensors:DcpConsolidated": "directory",
     "torch.deepspeed:DeepSpeed": "directory",
+    "torch.rank_files:RankFiles": "zip pickle other directory",
     "torch.export:TorchExport": "zip",
     "torch.stable_baselines:StableBaselines": "zip",
     "arrays.files:Npy": "numpy",

@@ -22,6 +22,7 @@ from ckpttool.formats.interface import Format, Probe, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
+from ckpttool.formats.torch.rank_files import FSDP, fsdp_units
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
@@ -68,7 +69,9 @@ class HfTrainer(Format):
             return False
         if any(NUMBERED.fullmatch(name) and entry.is_dir() for name, entry in entries.items()):
             return False  # the run's own directory: a final model beside many checkpoints
-        can_resume = any(map(_RESUMED.fullmatch, entries)) or (is_numbered and ARGUMENTS in entries)
+        can_resume = any(_RESUMED.fullmatch(name) or FSDP.fullmatch(name) for name in entries) or (
+            is_numbered and ARGUMENTS in entries
+        )
         if STATE in entries:
             return is_numbered or can_resume or bool(_weights(probe.path, entries))
         return can_resume and bool(_weights(probe.path, entries))
@@ -84,7 +87,9 @@ class HfTrainer(Format):
             weights = _weights(directory, entries)
             tensors = _add_weights(parts, told, weights, entries)
             taken = {name for unit in weights for name in unit.members}
-            tensors += _add_others(parts, told, directory, [n for n in _loadable(entries) if n not in taken])
+            tensors += _add_rank_sets(parts, told, directory, entries)
+            others = [n for n in _loadable(entries) if n not in taken and not FSDP.fullmatch(n)]
+            tensors += _add_others(parts, told, directory, others)
             parts.findings += _disagreement(_own_name(directory), state)
             tensors += _add_directories(parts, entries)
             return Checkpoint(
@@ -160,6 +165,7 @@ def _configs(parts: Gathered, directory: str, entries: Entries) -> dict[str, Any
 def _weights(directory: str, entries: Entries) -> list[Unit]:
     """Return the sets of weights in a directory, the one that transformers would load first."""
     units = [*ShardedSafetensors().units(directory, entries), *ShardedPytorch().units(directory, entries)]
+    units += (unit for unit in fsdp_units(directory, entries) if not _is_of_optimizer(unit))
     for name, entry in entries.items():
         if _WEIGHTS.fullmatch(name) and entry.is_file():
             units.append(Unit(os.path.join(directory, name), (name,), None))
@@ -191,7 +197,7 @@ def _add_weights(
     tensors: list[Tensor] = []
     for unit in weights:
         name = os.path.basename(unit.path)
-        part = parts.add(name, partial(unit.format.open_unit, unit) if unit.format else _file_of(unit.path))
+        part = parts.add(name, partial(_open_unit, unit) if unit.format else _file_of(unit.path))
         if unit is not weights[0]:
             used = os.path.basename(weights[0].path)
             message = f"a second set of weights; only the tensors of {used} are listed"
@@ -210,6 +216,26 @@ def _file_of(path: str) -> Callable[[], Checkpoint]:
 def _loadable(entries: Entries) -> list[str]:
     """Return the files in a directory that a framework could load, by their names."""
     return [name for name, entry in entries.items() if name.endswith(_SUFFIXES) and entry.is_file()]
+
+
+def _add_rank_sets(parts: Gathered, told: dict[str, Any], directory: str, entries: Entries) -> list[Tensor]:
+    """Open what the processes of a job kept of its optimizers, and return the tensors as wholes."""
+    tensors: list[Tensor] = []
+    for unit in filter(_is_of_optimizer, fsdp_units(directory, entries)):
+        key = os.path.basename(unit.path)
+        if (part := parts.add(key, partial(_open_unit, unit))) is not None:
+            tensors += (_below(key, tensor) for tensor in part.tensors)
+            told[key] = dict(part.metadata)
+    return tensors
+
+
+def _open_unit(unit: Unit) -> Checkpoint:
+    assert unit.format is not None  # a set has one
+    return unit.format.open_unit(unit)
+
+
+def _is_of_optimizer(unit: Unit) -> bool:
+    return os.path.basename(unit.path).startswith("optimizer")
 
 
 def _add_others(parts: Gathered, told: dict[str, Any], directory: str, names: list[str]) -> list[Tensor]:

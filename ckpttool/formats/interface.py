@@ -29,6 +29,8 @@ _JSON_HEADER = re.compile(rb".{8}\s*\{", re.DOTALL)
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSORFLOW_SHARD = re.compile(r"\.data-\d{5}-of-\d{5}$")
 _ALL_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
+RANKED = re.compile(r"(?P<stem>.+?)[._-]rank[._-]?(?P<rank>\d{1,9})\.(pt|pth|bin|ckpt)", re.DOTALL)
+"""How a file is named that one process of a job wrote: what those of all have in common, and its number."""
 _DIGITS = re.compile(r"([0-9]+)")
 _Key = TypeVar("_Key")
 
@@ -175,7 +177,7 @@ def _file_of(path: str) -> str:
     is_there = os.path.lexists(path)
     if (shard or not is_there) and os.path.isfile(index):
         return index
-    return path if is_there else _old_shard(path) or path
+    return path if is_there else _old_shard(path) or _first_rank(path) or path
 
 
 def _old_shard(path: str) -> str | None:
@@ -187,6 +189,21 @@ def _old_shard(path: str) -> str | None:
     except (OSError, ValueError):
         return None
     return None if found is None else os.path.join(directory, found)
+
+
+def ranked_paths(prefix: str) -> list[str]:
+    """Return the files of the ranks that a path stands for, in the order of their numbers."""
+    directory, stem = os.path.split(prefix)
+    try:
+        names = os.listdir(directory or os.curdir)
+    except (OSError, ValueError):
+        return []
+    found = (name for name in names if (match := RANKED.fullmatch(name)) and match["stem"] == stem)
+    return [os.path.join(directory, name) for name in sorted(found, key=natural)]
+
+
+def _first_rank(path: str) -> str | None:
+    return next(iter(ranked_paths(path)), None)
 
 
 def scan(path: str) -> dict[str, os.DirEntry[str]]:

@@ -34,7 +34,7 @@ from ckpttool.wire.walk import walk
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 _DATA = frozenset({"numpy", "hdf5", "pickle"})
 """Formats of what may be anything: predictions, features, a log."""
-RANKS = "ranks"
+RANKS = "rank-directory"
 """The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""

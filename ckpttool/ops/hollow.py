@@ -74,7 +74,8 @@ def _is_state_dict(key: str) -> bool:
 
 
 def _of_no_element(weights: Sequence[Tensor]) -> Iterator[Finding]:
-    empty = [one.name for one in weights if not one.size and _NEEDED.fullmatch(one.name)]
+    needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
+    empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
     if empty:
         message = (
             f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "

@@ -296,6 +296,12 @@ def content_of(checkpoint: Checkpoint) -> Content:
     bare = [one.name for one in checkpoint.tensors if one.values is None]
     if bare:
         raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{more(len(bare), 1)}")
+    for one in checkpoint.tensors:
+        if one.shard is not None and not one.shard.is_whole:
+            found = f"{list(one.shape)} of {list(one.shard.shape)}: what one rank kept of it"
+            raise UsageError(
+                f"{checkpoint.path}[{one.name}]: {found}; give all ranks' files, or their directory"
+            )
     tree = checkpoint.tree
     return Content(
         tensors=checkpoint.tensors,

@@ -13,7 +13,7 @@ from ckpttool.ops.conversion import Dropped
 from ckpttool.report import Finding, Severity
 from ckpttool.tensor import Tensor
 
-_TOLD_BY_WARNINGS = frozenset({"shard-total-size", "trainer-missing"})
+_TOLD_BY_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-missing"})
 """Warnings of a part that may be of another save, or missing: a reader can live with it, a whole can't."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.sealing import Sealed
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
-    from ckpttool.tensor import Tensor
+    from ckpttool.tensor import Shard, Tensor
 
 
 def dumps(document: Any) -> str:
@@ -100,6 +100,16 @@ def training(state: TrainingState) -> dict[str, Any]:
     }
 
 
+def _shard(shard: Shard) -> dict[str, Any]:
+    return {
+        "shape": list(shard.shape),
+        "ranges": None if shard.ranges is None else [list(map(list, runs)) for runs in shard.ranges],
+        "placements": list(shard.placements),
+        "mesh": list(shard.mesh),
+        "rank": shard.rank,
+    }
+
+
 def _tensor(tensor: Tensor, statistics: Mapping[str, Statistics] | None) -> dict[str, Any]:
     extent = tensor.extent
     told: dict[str, Any] = {
@@ -115,6 +125,8 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, Statistics] | None) -> dict
     }
     if tensor.key is not None:
         told["key"] = tensor.key
+    if tensor.shard is not None:
+        told["shard"] = _shard(tensor.shard)
     if statistics is not None and tensor.name in statistics:
         told["stats"] = _statistics(statistics[tensor.name])
     return told

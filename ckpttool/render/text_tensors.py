@@ -112,4 +112,13 @@ def _words(tensor: Tensor) -> list[str]:
 
 
 def _shape(tensor: Tensor) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"
+    own = _lengths(tensor.shape)
+    if tensor.shard is None:
+        return own
+    placements = "".join(f", {placement}" for placement in tensor.shard.placements)
+    whole = "" if tensor.shard.is_whole else f" of {_lengths(tensor.shard.shape)}"
+    return f"{own}{whole}{placements}"
+
+
+def _lengths(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"

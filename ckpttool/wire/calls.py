@@ -70,11 +70,11 @@ def is_plain(call: Call) -> bool:
 
 
 def dotted_name(call: Call) -> tuple[str, str] | None:
-    """Return the listed name that ``getattr(class, "method")`` stands for; protocols below 4 spell it so."""
+    """Return the listed name that ``getattr(class, "name")`` stands for; protocols below 4 spell it so."""
     if not call.is_of("builtins", "getattr") or len(call.args) != 2:
         return None
     owner, name = call.args
-    if not isinstance(owner, Global) or not isinstance(name, str):
+    if not isinstance(owner, Global) or not isinstance(name, str) or not name.isidentifier():
         return None
     dotted = f"{owner.name}.{name}"
     return (owner.module, dotted) if kind_of(owner.module, dotted) is not None else None

@@ -129,7 +129,7 @@ def test_what_no_format_knows_is_told(tmp_path: Path) -> None:
 def test_ranks_are_not_merged_blindly(tmp_path: Path) -> None:
     step = written(tmp_path / "step_5", *(f"mp_rank_0{rank}/model.safetensors" for rank in (0, 1)))
     with open_checkpoint(step) as opened:
-        assert opened.variant == "ranks"
+        assert opened.variant == "rank-directory"
     with pytest.raises(Unsupported, match="nothing says how they were cut"):
         gathered([step])
 

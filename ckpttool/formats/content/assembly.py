@@ -13,6 +13,7 @@ from ckpttool.formats.content.objects import told_apart
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.trees import Flat
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.torch.distributed import shard_findings
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding
 from ckpttool.tensor import Path, Role, Span, Tensor
@@ -54,7 +55,7 @@ def assemble(
         training=lambda: training_of(metadata, tensors, probe.name),
         tree=lambda: None if tree is None else told_apart(tree(tensors)),
         producer=producer,
-        findings=findings,
+        findings=(*findings, *shard_findings(tensors)),
         safety=safety,
         close=probe.close,
     )
@@ -89,6 +90,7 @@ def named(
             parts.extent,
             parts.storage,
             parts.byteorder,
+            shard=parts.shard,
         )
         name = owner = tensor.name
         if (view := _view_of(parts)) is not None:

@@ -182,6 +182,8 @@ class Keeping(Noting):
             return self._object(call)
         if is_module(call):
             return self._module(call, found)
+        if found.tensors[0][1].shard is not None:
+            return self._tensor(found)
         name = (function.module, function.name)
         if name in _VIEWS:
             return self._view(call, found)

@@ -309,8 +309,8 @@ def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
 class _LegacyObjects(TorchObjects):
     """Reads the object, in which a class may stand as a persistent id."""
 
-    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
-        return None if module_fields(node.id) is not None else super()._bare_storage(node)
+    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
+        return None if module_fields(node.id) is not None else super().bare(node)
 
 
 # What is told besides the tensors -----------------------------------------------------------------

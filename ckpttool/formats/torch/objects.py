@@ -16,11 +16,12 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.object_parts import merged, references
 from ckpttool.formats.content.telling import Sums, plain
-from ckpttool.formats.content.trees import Budget, Leaf, flatten
+from ckpttool.formats.content.trees import MAX_VISITS, Budget, Leaf, flatten
+from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
-from ckpttool.tensor import Extent, Path, Role, Values
+from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
 from ckpttool.wire.strided import Strided, is_contiguous, reach
@@ -49,7 +50,10 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """What a format knows of a tensor before it has a name; a role only where the object itself tells it."""
+    """What a format knows of a tensor before it has a name; a role only where the object itself tells it.
+
+    ``described_by`` are storages that say how it lies, and are no tensors of the checkpoint's own.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
@@ -59,6 +63,8 @@ class TensorParts:
     byteorder: Literal["little", "big"] = "little"
     identity: object = None
     role: Role | None = None
+    shard: Shard | None = None
+    described_by: frozenset[Extent] = frozenset()
 
 
 Resolve = Callable[[Any], Storage]
@@ -76,6 +82,8 @@ class TorchObjects:
         self.budget = Budget()
         """What the trees inside its objects have cost."""
         self._sums = Sums()
+        self.meshes: dict[int, Mesh] = {}
+        """By the address of their nodes, the meshes of processes that tensors lie on."""
         self._depth = 0
         self._tensors = 0
 
@@ -87,7 +95,7 @@ class TorchObjects:
             LimitExceeded: Tensors nest too deep, or shared ones make too many.
         """
         if isinstance(node, Persistent):
-            return self._bare_storage(node)
+            return self.bare(node)
         if not isinstance(node, Call):
             return None
         at = id(node)
@@ -119,7 +127,8 @@ class TorchObjects:
                 raise self._damaged(call, f"arguments that rebuild no tensor: {error}") from error
         return module_leaf(self, call) or numpy_leaf(call, self._path, TensorParts, self._sums)
 
-    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
+        """Return a storage without a tensor, as a tensor of its own."""
         storage = self._resolve(node.id)
         dtype = storage.dtype or BY_TORCH["uint8"]
         parts = self.view(storage, dtype, 0, (storage.nbytes // dtype.itemsize,), (1,))
@@ -162,6 +171,16 @@ class TorchObjects:
             where=f"storage {storage.key}",
             code="tensor-bounds",
         )
+
+    def charge(self, visits: int) -> None:
+        """Count what was looked at inside a tensor that is told for no other reason.
+
+        Raises:
+            LimitExceeded: That was too much.
+        """
+        self.budget.visits += visits
+        if self.budget.visits > MAX_VISITS:
+            raise self.exceeded(f"a tree of more than {MAX_VISITS:,} objects")
 
     def exceeded(self, found: str) -> LimitExceeded:
         """Return the error that says which limit was passed."""
@@ -287,6 +306,8 @@ class TorchObjects:
     def _from_type(self, call: Call) -> Leaf[TensorParts]:
         """Read a tensor with attributes, or of a subclass; some subclasses keep the data in attributes."""
         function, kind, args, state = call.args[:4]
+        if is_distributed(kind):
+            return local_parts(self, call)
         # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
         found = self._bounded(Call(function, args if isinstance(args, tuple) else (args,)))
         if found is None:
@@ -296,8 +317,6 @@ class TorchObjects:
         if not found.tensors or found.tensors[0][1].values is not None or not below:
             return with_attributes(found, below)
         told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
-        if [path for path, _ in below] == [("_local_tensor",)]:
-            return Leaf((((), below[0][1]),), told)
         return Leaf(below, told)
 
     def _wrapper(self, call: Call) -> Leaf[TensorParts]:

@@ -213,7 +213,7 @@ def unused_storages(
         tensors: What was read.
         unnamed: Sizes of those that it doesn't refer to, in bytes.
     """
-    used = {parts.storage for _, parts in tensors}
+    used = {parts.storage for _, parts in tensors}.union(*(parts.described_by for _, parts in tensors))
     idle = [one.nbytes for one in storages if one.extent is not None and one.extent not in used]
     sizes = [size for size in (*idle, *unnamed) if size]
     if sizes:

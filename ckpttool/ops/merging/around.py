@@ -8,17 +8,20 @@ from collections.abc import Collection, Sequence
 
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import detect
-from ckpttool.formats.interface import Probe, scan
+from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.shard_index import indexes, mapped_files
 from ckpttool.formats.torch.dcp import TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.rank_files import RankFiles, ranked
 from ckpttool.report import counted
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)
 _OF_A_DIRECTORY = re.compile(
-    r".*\.distcp|(__\d+)?\.metadata|shard-\d+-model-.*\.safetensors|.*(model|optim)_states\.pt", re.DOTALL
+    r".*\.distcp|(__\d+)?\.metadata|shard-\d+-model-.*\.safetensors|.*(model|optim)_states\.pt"
+    r"|\w+_world_size_\d+_rank_\d+\.\w+|checkpoint_\d+\.pt|metadata\.pkl",
+    re.DOTALL,
 )
 """How files are named of which a directory makes one checkpoint, and none is one for itself."""
 
@@ -37,7 +40,12 @@ def around(paths: Sequence[str]) -> str | None:
     if len(places) != 1 or not all(map(os.path.isfile, paths)):
         return None
     directory, names = os.path.dirname(paths[0]) or os.curdir, {os.path.basename(path) for path in paths}
-    return _indexed(directory, names) or _listed(directory, names) or _directory(directory, names)
+    return (
+        _indexed(directory, names)
+        or _listed(directory, names)
+        or _ranked(paths)
+        or _directory(directory, names)
+    )
 
 
 def _prefix(paths: Sequence[str]) -> str | None:
@@ -77,13 +85,26 @@ def _listed(directory: str, names: Collection[str]) -> str | None:
     return path
 
 
+def _ranked(paths: Sequence[str]) -> str | None:
+    """Return what the names of files have in common that the ranks of one job wrote."""
+    stems = {None if (file := ranked(path)) is None else file.stem for path in paths}
+    if len(stems) != 1 or (stem := next(iter(stems))) is None:
+        return None
+    prefix = os.path.join(os.path.dirname(paths[0]), stem)
+    if os.path.lexists(prefix):
+        return None
+    names = {os.path.basename(path) for path in ranked_paths(prefix)}
+    _require_all(prefix, names - {os.path.basename(path) for path in paths})
+    return prefix
+
+
 def _directory(directory: str, names: Collection[str]) -> str | None:
     """Return the directory whose files make one checkpoint, where files are of the kind."""
     if not all(map(_OF_A_DIRECTORY.fullmatch, names)):
         return None
     with Probe(directory) as probe:
         format = detect(probe)
-        if not isinstance(format, DeepSpeed | TorchDcp | DcpSafetensors):
+        if not isinstance(format, DeepSpeed | TorchDcp | DcpSafetensors | RankFiles):
             return None
         kinds = {os.path.splitext(name)[1] for name in names}
         own = {name for name in probe.entries if os.path.splitext(name)[1] in kinds}

@@ -18,10 +18,11 @@ from ckpttool.formats.paddle.fluid_siblings import SERIAL
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.rank_files import RankFiles
 from ckpttool.naming import parse_name
 from ckpttool.wire.regular import open_regular
 
-_READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors)
+_READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
 _FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 """What lies in the directory of the first machine alone."""
 _TEXT = (".json", ".md", ".py", ".txt")

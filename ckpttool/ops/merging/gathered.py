@@ -17,9 +17,11 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.step_directory import RANKS
 from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.ops.merging.around import around
 from ckpttool.ops.merging.directories import require_one_serial, spread
 from ckpttool.ops.merging.fluid import whole_fluid
+from ckpttool.ops.merging.left import first_of_each
 from ckpttool.ops.merging.parts import Part, joined, shards_of
 from ckpttool.ops.merging.zero import full_precision
 from ckpttool.ops.whole import Whole, is_whole, require_whole
@@ -49,6 +51,8 @@ def gathered(paths: Sequence[str | os.PathLike[str]]) -> Whole:
             raise Unsupported(checkpoint.path, reason, expected="merge them with its framework")
         if checkpoint.format == DeepSpeed.name and checkpoint.variant == _DEEPSPEED:
             whole = full_precision(checkpoint, sources)
+        elif checkpoint.variant == VARIANT:
+            whole = first_of_each(checkpoint, sources)
         elif checkpoint.format == Fluid.name:
             whole = whole_fluid(checkpoint, sources)
         else:

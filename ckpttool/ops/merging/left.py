@@ -1,4 +1,4 @@
-"""What of DeepSpeed's files a merged checkpoint does not hold: how the job was cut, and what ranks say."""
+"""What a merged checkpoint does not hold of ranks' files: how the job was cut, what each says otherwise."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.content.objects import mapped_of
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
+from ckpttool.formats.torch.ranks import is_of_a_rank
 from ckpttool.ops.conversion import Dropped
 from ckpttool.ops.merging.ranks import BASE, FLAT, INNER, MASTERS, Job, stem, told_in
+from ckpttool.ops.whole import Whole, changed
+from ckpttool.wire.pickled import Mapped
 
 OF_PARTITIONS = frozenset(
     {
@@ -70,3 +74,26 @@ def _differing(
 def _are_equal(one: object, two: object) -> bool:
     """Tell whether plain data are equal, NaN to NaN."""
     return repr(one) == repr(two)
+
+
+def first_of_each(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
+    """Return what ranks hold together, of what each of them has otherwise the first one's alone."""
+    tensors = tuple(one for one in checkpoint.tensors if not is_of_a_rank(one.path[0]))
+    own = (
+        key
+        for key in (*checkpoint.metadata, *(one.path[0] for one in checkpoint.tensors))
+        if is_of_a_rank(key)
+    )
+    tree = checkpoint.tree
+    if isinstance(tree, dict):
+        pairs = {key: value for key, value in tree.items() if not is_of_a_rank(key)}
+        tree = mapped_of(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
+    whole = changed(
+        checkpoint,
+        tensors=tensors,
+        metadata={key: value for key, value in checkpoint.metadata.items() if not is_of_a_rank(key)},
+        tree=tree,
+        native=checkpoint.native,
+    )
+    dropped = tuple(Dropped(str(key), _DIFFERS) for key in dict.fromkeys(own))
+    return Whole(checkpoint=whole, sources=sources, dropped=dropped)

@@ -1,0 +1,164 @@
+"""One save of which every process of the job wrote its own file of ``torch.save``: how these are named.
+
+``model_world_size_2_rank_0.pt`` with ``optim_…`` and ``extra_state_…`` (verl, SkyRL) and ``checkpoint_0.pt``
+beside ``metadata.pkl`` (torch_checkpointing) have a directory to themselves. Names that end in the number of
+a rank, ``pytorch_model_fsdp_rank0.bin`` or ``model_0000999.rank_0.pth``, may lie beside those of other saves:
+they are one checkpoint where they hold parts of tensors, under what their names have in common.
+
+Source: volcengine/verl ``verl/utils/checkpoint/fsdp_checkpoint_manager.py``; huggingface/accelerate
+``utils/fsdp_utils.py``; meta-pytorch/torch_checkpointing ``metadata_manager.py``; facebookresearch/dinov2
+``dinov2/fsdp/__init__.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.interface import RANKED, Format, Probe, SetFormat, Unit, natural, ranked_paths
+from ckpttool.formats.pickles import PytorchLegacy
+from ckpttool.formats.torch.zip import PytorchZip
+from ckpttool.wire.source import Source
+
+METADATA = "metadata.pkl"
+FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)(_\d{1,4})?_rank\d{1,9}\.bin")
+"""How Accelerate names what a process kept of a model and of its optimizer, beside other parts."""
+
+_OF_A_WORLD = re.compile(
+    r"(?P<stem>model|optim|optimizer|extra_state)_world_size_(?P<world>\d{1,9})"
+    r"_rank_(?P<rank>\d{1,9})\.(pt|pth|bin)"
+)
+_NUMBERED = re.compile(r"(?P<stem>checkpoint)_(?P<rank>\d{1,9})\.pt")
+_LOADABLE = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".pkl")
+_COMPANION = re.compile(
+    r"(data|dataloader|rng_state|random_states|scheduler|scaler|training_args)([._-]?\d{1,9})?\.\w+"
+)
+"""What trainers write beside the files of the ranks; any other checkpoint there is another save."""
+_SHARDED = re.compile(rb"\b(DTensor|ShardedTensor)\b")
+_WORLD_SIZE = re.compile(rb"\bworld_size\b")
+_SEARCHED = 1 << 16
+"""How many first and last bytes are searched: a file's pickle comes first, a count in it perhaps last."""
+
+Entries = Mapping[str, os.DirEntry[str]]
+
+
+class RankFile(NamedTuple):
+    """A file of one process: what it holds, whose it is, and of how many, where the name says it."""
+
+    path: str
+    stem: str
+    rank: int
+    world: int = 0
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+
+class RankFiles(SetFormat):
+    """The files of all ranks of one save."""
+
+    name: ClassVar[str] = "pytorch"
+    specialises: ClassVar[tuple[type[Format], ...]] = (PytorchZip, PytorchLegacy)
+    takes_in = True
+
+    def matches(self, probe: Probe) -> bool:
+        return bool(_files_at(probe))
+
+    def open(self, probe: Probe) -> Checkpoint:
+        from ckpttool.formats.torch.ranks import open_ranks
+
+        files = _files_at(probe)
+        probe.close()
+        beside = probe.entries.get(METADATA)
+        others = [name for name in probe.entries if _COMPANION.fullmatch(name) and name.endswith(_LOADABLE)]
+        return open_ranks(probe.path, files, None if beside is None else beside.path, others)
+
+    def open_unit(self, unit: Unit) -> Checkpoint:
+        from ckpttool.formats.torch.ranks import open_ranks
+
+        directory = os.path.dirname(unit.path)
+        files = [file for name in unit.parts if (file := ranked(os.path.join(directory, name))) is not None]
+        return open_ranks(unit.path, files) if files else super().open_unit(unit)
+
+    def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
+        for stem, files in _by_stem(_ranked_in(entries)).items():
+            if _has_at_an_end(files[0].path, _SHARDED):
+                yield Unit(os.path.join(directory, stem), tuple(file.name for file in files), self)
+
+
+def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
+    """Return what the processes kept of each model and each optimizer that Accelerate saved."""
+    files = (file for file in _ranked_in(entries) if FSDP.fullmatch(file.name))
+    return [
+        Unit(os.path.join(directory, stem), tuple(file.name for file in own), RankFiles())
+        for stem, own in _by_stem(files).items()
+    ]
+
+
+def own_files(entries: Entries) -> list[RankFile]:
+    """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
+    files = [file for entry in entries.values() if (file := _of_a_world(entry.path)) is not None]
+    if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
+        numbered = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
+        files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in numbered if match]
+    own = {METADATA, *(file.name for file in files)}
+    others = (name for name in entries if name.endswith(_LOADABLE) and name not in own)
+    if any(not _COMPANION.fullmatch(name) and entries[name].is_file() for name in others):
+        return []
+    return sorted(files, key=_order)
+
+
+def ranked(path: str) -> RankFile | None:
+    """Return what a name that ends in the number of a rank says; None of any other."""
+    match = RANKED.fullmatch(os.path.basename(path))
+    if match is None:
+        return None
+    of_a_world = _of_a_world(path)
+    return RankFile(path, match["stem"], int(match["rank"]), of_a_world.world if of_a_world else 0)
+
+
+def _ranked_in(entries: Entries) -> Iterator[RankFile]:
+    return (file for entry in entries.values() if (file := ranked(entry.path)) is not None)
+
+
+def _files_at(probe: Probe) -> list[RankFile]:
+    """Return the files of ranks that a path stands for: a directory, or what their names begin with."""
+    if probe.is_directory:
+        return own_files(probe.entries)
+    if os.path.lexists(probe.path):
+        return []
+    found = [file for path in ranked_paths(probe.path) if (file := ranked(path)) is not None]
+    return sorted(found, key=_order)
+
+
+def _of_a_world(path: str) -> RankFile | None:
+    match = _OF_A_WORLD.fullmatch(os.path.basename(path))
+    return match and RankFile(path, match["stem"], int(match["rank"]), int(match["world"]))
+
+
+def _order(file: RankFile) -> tuple[bool, object, int]:
+    return file.stem != "model", natural(file.stem), file.rank
+
+
+def _by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
+    """Return files by what their names have in common, in the order of ranks; no rank is there twice."""
+    found: dict[str, list[RankFile]] = defaultdict(list)
+    for file in sorted(files, key=_order):
+        found[file.stem].append(file)
+    return {stem: own for stem, own in found.items() if len({file.rank for file in own}) == len(own)}
+
+
+def _has_at_an_end(path: str, pattern: re.Pattern[bytes]) -> bool:
+    try:
+        with Source(path) as source:
+            length = min(source.size, _SEARCHED)
+            ends = source.read(0, length) + source.read(source.size - length, length)
+    except CheckpointError:  # whoever opens it says why
+        return False
+    return pattern.search(ends) is not None
