@@ -50,11 +50,11 @@ def laid_out(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Con
     notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + about_norms(rules)
     if not any(old is not new for old, new, _ in ends):
         return content, [f"all tensors lie as --layout {layout} wants them"]
-    content = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
+    made = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
     if layout == "keras":
         layers = {new.name: _CLASSES[rule] for _, new, rule in ends if rule in _CLASSES}
-        content = replace(content, conventions="keras", layers=layers)
-    return content, notes + left_behind(content, checkpoint)
+        made = replace(made, conventions="keras", layers=layers)
+    return made, notes + left_behind(content, checkpoint)
 
 
 def _require_weights(content: Content) -> None:

@@ -92,7 +92,7 @@ def _constant_matrices(
         if one.name not in repeated or one.name in adapters or not _is_matrix(one) or not _is_telling(one):
             continue
         value = _number(one, repeated[one.name])
-        if value and _is_norm(one, shapes):
+        if value != value or (value and _is_norm(one, shapes)):  # of NaN the check of values tells
             continue
         yield warning("weights-constant", f"all {one.size:,} values are {value:g}", one.name)
 
@@ -102,8 +102,13 @@ def _is_matrix(tensor: Tensor) -> bool:
 
 
 def _is_telling(tensor: Tensor) -> bool:
-    """Tell whether a weight that repeats one value can't do its work, as far as its name says."""
+    """Tell whether a weight that repeats one value can't do its work, as far as its name says.
+
+    Of a layer's weights that have numbers, as Keras's, only the first is no bias for sure.
+    """
     last = str(tensor.path[-1]).rpartition(".")[2].rpartition("/")[2]
+    if last.isdecimal() and int(last) > 0:
+        return False
     return tensor.size > 1 and _MAY_REPEAT.search(last.lower()) is None
 
 

@@ -83,7 +83,7 @@ def test_sharded_weights(predict_apart) -> None:
     [
         ("shallow", [("not-consumed", TAKEN, "last.0"), ("not-consumed", TAKEN, "last.1")]),
         ("deep", [("missing-key", GIVEN, "more.0"), ("missing-key", GIVEN, "more.1")]),
-        ("fails", [("load-failed", "RuntimeError: no such luck", "keras_nets.py:60")]),
+        ("fails", [("load-failed", "RuntimeError: no such luck", "keras_nets.py:75")]),
     ],
 )
 def test_other_models_are_told_by_name(predict_apart, factory, findings) -> None:
