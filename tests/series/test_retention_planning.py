@@ -162,11 +162,29 @@ def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> N
 
 
 def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
-    planned = _planned(series, policy=Policy(keep_last=3, max_size=1))
+    planned = _planned(series, policy=Policy(max_size=1))
     size = (series / "model_epoch_10.pth").stat().st_size
     assert len(_removed(planned)) == 9
     (problem,) = planned.problems
-    assert problem.message == f"{_size(size)} always stay of it, more than --max-size 1 byte"
+    told = f"{_size(size)} stay of it, {_size(size - 1)} more than --max-size 1 byte"
+    assert problem.message == told
+
+
+def test_what_rules_keep_passes_the_limit_and_is_told_where_it_alone_does(series: Path) -> None:
+    size = (series / "model_epoch_10.pth").stat().st_size
+    for names, count in ((("*_1.pth",), 0), (("*_1.pth", "*_2.pth"), 1)):
+        planned = _planned(series, policy=Policy(keep_names=names, max_size=2 * size + 99))
+        assert len(_removed(planned)) == 8 - len(names)
+        (one,) = planned.plan.groups
+        assert one.excess is not None
+        assert len(planned.problems) == count
+
+
+def test_all_series_may_take_more_than_the_limit_of_all(series: Path) -> None:
+    planned = _planned(series, policy=Policy(max_total_size=1))
+    (problem,) = planned.problems
+    assert problem.path.endswith(series.name)
+    assert problem.message.endswith(" more than --max-total-size 1 byte")
 
 
 def _size(number: int) -> str:
@@ -507,17 +525,20 @@ def _day(seconds: float) -> tuple[str, str]:
     return (same if local.tm_yday == last.tm_yday else other), week
 
 
-def test_why_the_size_takes_what_a_rule_keeps(entry) -> None:
+def test_why_something_does_not_fit(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
-    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_size=200) == (
+    assert _explained(entries, "m_epoch_1.pt", max_size=200) == (
         False,
         ("3rd newest of 3",),
-        ("last 3",),
+        (),
         ("--max-size 200 bytes: the oldest go until the rest fits",),
     )
-    told = {"keep_last": 3, "keep_names": ("*_1.pt",), "max_size": 100}
-    assert _explained(entries, "m_epoch_1.pt", **told)[3] == (
-        "--max-size 100 bytes: it doesn't fit, though all else goes first",
+    entries = [entry(f"m_epoch_{epoch}.pt", saved_at=1_767_225_600.0 + epoch) for epoch in (1, 2, 3)]
+    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_total_size=200) == (
+        True,
+        ("3rd newest of 3",),
+        ("last 3",),
+        ("--max-total-size 200 bytes: the oldest of all series go until the rest fits",),
     )
 
 

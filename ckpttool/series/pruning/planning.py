@@ -288,9 +288,12 @@ def _is_there(entry: Entry) -> bool:
 def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
     for error in found.errors:
         yield Problem(shown(error.path), error.reason)
+    for excess in made.excess:
+        if excess.is_inevitable:
+            yield Problem(shown(found.root), str(excess))
     for one in made.groups:
-        if one.excess is not None:
-            yield Problem(one.key, one.excess)
+        if one.excess is not None and one.excess.is_inevitable:
+            yield Problem(one.key, str(one.excess))
         if one.skipped not in (None, NO_RULE):
             yield Problem(one.key, f"left alone: {one.skipped}")
         for kept in one.keep:
