@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckpttool.errors import UsageError
@@ -178,6 +179,21 @@ def test_what_rules_keep_passes_the_limit_and_is_told_where_it_alone_does(series
         (one,) = planned.plan.groups
         assert one.excess is not None
         assert len(planned.problems) == count
+
+
+def test_what_was_saved_together_leaves_the_total_together(tmp_path: Path) -> None:
+    for epoch in range(1, 6):
+        for name, count in (("model", 4), ("optim", 400)):
+            path = tmp_path / f"{name}_{epoch}.npz"
+            np.savez(path, **{f"{name}.w": np.zeros(count)})
+            when = 1_760_000_000 + epoch * 86_400 + (name == "optim")
+            os.utime(path, (when, when))
+    each = sum((tmp_path / f"{name}_1.npz").stat().st_size for name in ("model", "optim"))
+    for over in (0, 10, each - 10):  # where there is room for one of them alone, too
+        planned = _planned(tmp_path, policy=Policy(max_total_size=2 * each + over))
+        kept = {f"{name}_{epoch}.npz" for name in ("model", "optim") for epoch in (4, 5)}
+        assert {one.entry.name for group in planned.plan.groups for one in group.keep} == kept
+        assert planned.problems == ()
 
 
 def test_all_series_may_take_more_than_the_limit_of_all(series: Path) -> None:

@@ -33,7 +33,7 @@ from ckpttool.series.pointers.protection import WRITING, Pointed, follow
 from ckpttool.series.pointers.unseen import unseen_above
 from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.inside import passed_over, told_inside
-from ckpttool.series.retention.companions import belonging, doubts_of, followers
+from ckpttool.series.retention.companions import belonging, doubts_of, followers, saved_together
 from ckpttool.series.retention.failed import Failures, failures
 from ckpttool.series.retention.lacking import remarks, unnamed
 from ckpttool.series.retention.named_best import best_of_many, protecting
@@ -131,6 +131,7 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     if faults:
         pointed = follow(root, found.groups, faults, recursive=request.recursive)
     following = followers([(one, wanted.of(one)) for one in found.groups])
+    together = saved_together(found.groups)
     while True:
         protections = replace(
             _protections(request, found, pointed, faults),
@@ -138,6 +139,7 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
             finite=failed.finite,
             removes_failed=request.failed == "remove",
             followers=following,
+            together=together,
         )
         try:
             made, protections = _with_companions(found, wanted, protections, now)

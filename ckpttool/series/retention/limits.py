@@ -6,7 +6,7 @@ What other rules keep has no say in this: it stays beside what fits, and may tak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckpttool.amounts import size
@@ -71,18 +71,27 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
     return Excess(rule, limit, taken, taken_bytes(required))
 
 
-def unfitting(series: Sequence[Bounded]) -> dict[str, str]:
-    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
+def unfitting(series: Sequence[Bounded], together: Mapping[str, Hashable]) -> dict[str, str]:
+    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total.
+
+    Args:
+        series: All of them.
+        together: What is equal for those that were saved together, by path: they leave the total as one.
+    """
     found: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
             why = f"{option('max_size')} {size(limit)}: the oldest go until the rest fits"
-            found.update(dict.fromkeys(_dropped(one.staying, one.held, limit), why))
+            found.update(dict.fromkeys(_dropped([[entry] for entry in one.staying], one.held, limit), why))
     limit = total_limit(one.policy for one in series)
     if limit is not None:
         why = f"{option('max_total_size')} {size(limit)}: the oldest of all series go until the rest fits"
         rest = [entry for one in series for entry in one.staying if entry.path not in found]
-        found.update(dict.fromkeys(_dropped(sorted(rest, key=saved), _held_of(series), limit), why))
+        saves: dict[Hashable, list[Entry]] = defaultdict(list)
+        for entry in rest:
+            saves[together.get(entry.path, entry.path)].append(entry)
+        in_turn = sorted(saves.values(), key=lambda entries: max(map(saved, entries)))
+        found.update(dict.fromkeys(_dropped(in_turn, _held_of(series), limit), why))
     return found
 
 
@@ -100,20 +109,21 @@ def _held_of(series: Sequence[Bounded]) -> set[str]:
     return held
 
 
-def _dropped(in_turn: Sequence[Entry], held: Collection[str], limit: int) -> list[str]:
-    """Return the paths of what goes, one in turn, until the rest takes no more than a limit."""
-    names, sizes = _files(in_turn)
+def _dropped(in_turn: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
+    """Return the paths of what goes, one save in turn, until the rest takes no more than a limit."""
+    names, sizes = _files(entry for entries in in_turn for entry in entries)
     total = sum(sizes.values())
     dropped = []
-    for entry in in_turn:
+    for entries in in_turn:
         if total <= limit:
             break
-        if entry.path not in held:
-            dropped.append(entry.path)
-            for file in entry.contents.files:
-                key = file.device, file.inode
-                names[key] -= 1
-                total -= 0 if names[key] else sizes[key]
+        if any(entry.path in held for entry in entries):
+            continue
+        dropped += [entry.path for entry in entries]
+        for file in (file for entry in entries for file in entry.contents.files):
+            key = file.device, file.inode
+            names[key] -= 1
+            total -= 0 if names[key] else sizes[key]
     return dropped
 
 

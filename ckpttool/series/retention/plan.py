@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -39,6 +39,7 @@ class Protections:
         removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
         finite: The newest of such a series that is intact and finite, by its key: it stays, too.
         followers: Paths of those for which the metric of what belongs with them counts.
+        together: What is equal for checkpoints of several series that were saved together, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: The directory that all lies in.
     """
@@ -51,6 +52,7 @@ class Protections:
     removes_failed: bool = False
     finite: Mapping[str, str] = field(default_factory=dict)
     followers: Collection[str] = frozenset()
+    together: Mapping[str, Hashable] = field(default_factory=dict)
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
 
@@ -144,7 +146,7 @@ def plan(
     chosen = [(one, policies.of(one)) for one in groups]
     require_metrics(chosen)
     drafts = [_draft(one, policy, protections, now) for one, policy in chosen]
-    too_large = unfitting([made.bounded for made in drafts])
+    too_large = unfitting([made.bounded for made in drafts], protections.together)
     planned = tuple(
         _planned(one, made, too_large, protections) for one, made in zip(groups, drafts, strict=True)
     )
