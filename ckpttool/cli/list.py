@@ -138,6 +138,7 @@ def list_(
     older_than: rules.OlderThan = None,
     keep_names: rules.KeepName = [],
     max_size: rules.MaxSize = None,
+    max_total_size: rules.MaxTotalSize = None,
     incomplete: rules.Incomplete = None,
     config: Config = None,
 ) -> int:

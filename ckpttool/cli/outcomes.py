@@ -20,7 +20,11 @@ def together(outcomes: Sequence[Pruned]) -> Pruned:
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
-    plan = replace(first.plan, groups=tuple(group for one in outcomes for group in one.plan.groups))
+    plan = replace(
+        first.plan,
+        groups=tuple(group for one in outcomes for group in one.plan.groups),
+        excess=tuple(excess for one in outcomes for excess in one.plan.excess),
+    )
     origins = [rule.origin for rule in plan.policies.rules]
     freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
     return replace(

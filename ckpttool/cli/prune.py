@@ -27,6 +27,7 @@ def prune(
     older_than: options.OlderThan = None,
     keep_names: options.KeepName = [],
     max_size: options.MaxSize = None,
+    max_total_size: options.MaxTotalSize = None,
     incomplete: options.Incomplete = None,
     failed: options.Failed = None,
     recursive: Recursive = False,

@@ -21,6 +21,7 @@ _NOT_OF_TRASH = ("failed", "trash", "explain", "max_delete", "min_age", "metrics
 _READ: Mapping[str, Callable[[str], Any]] = {
     "keep_within": within,
     "max_size": nbytes,
+    "max_total_size": nbytes,
     "min_age": seconds,
     "older_than": within,
     "max_delete": lambda text: delete_limit(text) and text,

@@ -62,6 +62,7 @@ RULES: Mapping[str, Reader] = {
     "older-than": partial(_parsed, within),
     "keep-name": texts,
     "max-size": partial(_parsed, nbytes),
+    "max-total-size": partial(_parsed, nbytes),
     "incomplete": _one_of(*get_args(Incomplete)),
 }
 """What says which checkpoints stay, in ``[retention]`` and in its rules."""
@@ -124,7 +125,10 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
         said["metrics"] = tuple(_log(one, here) for one in said["metrics"])
     names = {_attribute(key) for key in RULES}
     rules = {name: said.pop(name) for name in names & said.keys()}
-    default = _policy(document, "retention", rules) if rules else None
+    try:
+        default = Policy(**rules) if rules else None
+    except UsageError as failure:
+        raise document.wrong("retention", str(failure)) from failure
     listed = tuple(_rules(document, told.get("rule", [])))
     policies = Policies(default, listed, here or os.curdir) if default or listed else None
     return Retention(path, said, policies)
@@ -149,7 +153,10 @@ def _rules(document: Document, told: object) -> Iterator[PathRule]:
             raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
         glob = said.pop("path")
         origin = f"{document.path}[{document.prefix}{place}]"
-        yield PathRule(glob, _policy(document, place, said), origin)
+        try:
+            yield PathRule(glob, Policy(**said), origin)
+        except UsageError as failure:
+            raise document.wrong(place, str(failure)) from failure
 
 
 def _series_glob(value: object) -> str:
@@ -187,10 +194,3 @@ def read_table(
 
 def _attribute(key: str) -> str:
     return _ATTRIBUTES.get(key, key.replace("-", "_"))
-
-
-def _policy(document: Document, place: str, rules: Mapping[str, Any]) -> Policy:
-    try:
-        return Policy(**rules)
-    except UsageError as failure:
-        raise document.wrong(place, str(failure)) from failure

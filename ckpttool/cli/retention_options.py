@@ -82,7 +82,11 @@ OlderThan = Annotated[
 KeepName = Annotated[list[str], _rule("--keep-name", "Keep what is named so. May be repeated.", "GLOB")]
 MaxSize = Annotated[
     str | None,
-    _rule("--max-size", "Then drop the oldest until a series fits (200GB); alone, keep what fits.", "SIZE"),
+    _rule("--max-size", "Keep the newest of each series that fit into SIZE (200GB).", "SIZE"),
+]
+MaxTotalSize = Annotated[
+    str | None,
+    _rule("--max-total-size", "Keep the newest of all series that fit into SIZE together.", "SIZE"),
 ]
 Incomplete = Annotated[
     Fate | None,

@@ -25,6 +25,7 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
         "freed_bytes": pruned.freed_bytes,
         "trash": pruned.trash or None,
         "trashed_bytes": pruned.trashed_bytes,
+        "excess_bytes": sum(one.nbytes for one in pruned.plan.excess),
         "groups": [_group(one) for one in pruned.plan.groups],
         "errors": [_problem(one) for one in pruned.problems],
         "settled": {"finished": list(pruned.finished), "put_back": list(pruned.put_back)},
@@ -72,7 +73,8 @@ def _group(group: GroupPlan) -> dict[str, Any]:
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
-        "excess": group.excess,
+        "excess": None if group.excess is None else str(group.excess),
+        "excess_bytes": 0 if group.excess is None else group.excess.nbytes,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import groupby
 from shlex import quote
 from typing import NamedTuple
@@ -88,7 +87,11 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     yield printable(group.key)
     is_listed = group.policy is None and not group.remove  # a failed run, which nobody wants to remove
     skipped = None if is_listed else group.skipped
-    told = {"left alone": skipped, "failed": group.failed, "too large": group.excess}
+    told = {
+        "left alone": skipped,
+        "failed": group.failed,
+        "too large": None if group.excess is None else str(group.excess),
+    }
     for word, why in told.items():
         if why is not None:
             yield from _wrapped(f"  {word}: ", printable(why), width)
@@ -150,16 +153,12 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
         told = ", ".join(reasons)
         rows += _folded("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    for (unfitting, has_strangers), going in groupby(group.remove, partial(_alike, group)):
+    for has_strangers, going in groupby(group.remove, lambda entry: bool(strangers(entry))):
         gone = list(going)
-        facts = [(file_size(one.contents.nbytes), unfitting, _strangers(one), *_unsafe(one)) for one in gone]
+        facts = [(file_size(one.contents.nbytes), _strangers(one), *_unsafe(one)) for one in gone]
         said = [", ".join(filter(None, one)) for one in facts]
         rows += _folded("remove", gone, said, is_long and not has_strangers, is_spread)
     return rows
-
-
-def _alike(group: GroupPlan, entry: Entry) -> tuple[str, bool]:
-    return group.unfitting.get(entry.path, ""), bool(strangers(entry))
 
 
 def _strangers(entry: Entry) -> str:
@@ -196,7 +195,12 @@ def _folded(
 
 
 def total_line(pruned: Pruned) -> str:
-    """Return what a prune came to, in one line."""
+    """Return what a prune came to, in one line; a further one says how much too large all is together."""
+    over = () if pruned.declined or pruned.failed else pruned.plan.excess
+    return "\n".join([_total(pruned), *(f"too large: {excess}" for excess in over)])
+
+
+def _total(pruned: Pruned) -> str:
     removed = sum(entry.path not in pruned.failed for entry in pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")

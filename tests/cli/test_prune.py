@@ -84,12 +84,13 @@ def test_json(run, series: Path) -> None:
         "freed_bytes": 4065,
         "trash": None,
         "trashed_bytes": 0,
+        "excess_bytes": 0,
         "groups": document["groups"],
         "errors": [],
         "settled": {"finished": [], "put_back": []},
     }
     (group,) = document["groups"]
-    assert list(group) == ["key", "keep", "remove", "skipped", "policy", "failed", "excess"]
+    assert list(group) == ["key", "keep", "remove", "skipped", "policy", "failed", "excess", "excess_bytes"]
     assert (group["policy"], group["failed"], group["excess"]) == ({"keep_last": 9}, None, None)
     assert group["key"] == "run/model_epoch_*.pth"
     assert group["keep"][:2] == [

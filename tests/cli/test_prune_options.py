@@ -102,7 +102,9 @@ LOSSES = "epoch,val_loss\n" + "".join(f"{epoch},{abs(epoch - 4)}\n" for epoch in
         ("--keep-name *_3*", [3, 10]),
         ("--keep-name *_3* --keep-name *_5*", [3, 5, 10]),
         ("--max-size 10kB", [9, 10]),
-        ("--keep 8 --max-size 13kB", [8, 9, 10]),
+        ("--max-total-size 10kB", [9, 10]),
+        ("--keep 2 --max-size 13kB", [8, 9, 10]),
+        ("--keep-name *_3* --max-total-size 10kB", [3, 9, 10]),
         ("--keep 1 --keep-name *_2.pth --keep-every-epochs 5", [1, 2, 5, 10]),
         ("--keep 1 --exclude *_4.pth", [4, 10]),
         ("--keep 1 --series model_*", [10]),
@@ -141,6 +143,7 @@ def test_older_incomplete_ones(run, series: Path, fate: str | None, left: list[i
 def test_the_document_has_the_rules(run, series: Path) -> None:
     rules = (
         "--keep 3 --keep-best 2 --metric loss --mode min --keep-within 7d --keep-name final* --max-size 1GB"
+        " --max-total-size 1.5TB"
     )
     document = json.loads(run("prune", series, *rules.split(), "-n", "--json").out)
     assert document["policy"] == {
@@ -151,6 +154,7 @@ def test_the_document_has_the_rules(run, series: Path) -> None:
         "keep_within": 7 * 86_400,
         "keep_names": ["final*"],
         "max_size": 10**9,
+        "max_total_size": 15 * 10**11,
     }
     assert document["groups"][0]["policy"] == document["policy"]
 
@@ -165,6 +169,7 @@ def test_the_document_has_the_rules(run, series: Path) -> None:
         ),
         ("--keep-within 3m", "--keep-within: '3m' could be minutes or months (say min or mo)"),
         ("--max-size plenty", "--max-size: no size: 'plenty' (such as"),
+        ("--max-total-size 2", "--max-total-size: "),
         ("--keep 2 --max-delete 101%", "--max-delete 101%: no limit (such as"),
         ("--keep-daily 0", "--keep-daily 0 would keep nothing (at least 1)"),
         ("--keep 1 --incomplete maybe", "Invalid value for '--incomplete': 'maybe' is not one of"),

@@ -83,17 +83,24 @@ def test_how_many_more_there_are_widens_no_column(run, tmp_path: Path) -> None:
     assert lines[7].startswith("  remove  … 33 more, ")
 
 
-def test_what_a_rule_keeps_and_does_not_fit_is_told(run, series: Path) -> None:
-    rules = ["--keep-best", 2, "--metric", "loss", "--mode", "max", "--max-size", "9kB"]
-    lines = run("prune", series, *rules, "-n").out.splitlines()
-    (told,) = (line for line in lines if "model_epoch_2.pth" in line)
-    assert re.fullmatch(
-        r"  remove  model_epoch_2\.pth   4\.1 kB, best 2 by loss \(.*\), doesn't fit 9 kB", told
-    )
-    removed = json.loads(run("prune", series, *rules, "-n", "--json").out)["groups"][0]["remove"]
-    told = {Path(one["path"]).stem: one["unfitting"] for one in removed}
-    assert told.pop("model_epoch_2").endswith(", doesn't fit 9 kB")
-    assert set(told.values()) == {None}
+def test_what_a_rule_keeps_beside_what_fits_is_told(run, series: Path) -> None:
+    rules = ["--keep-best", 1, "--metric", "loss", "--mode", "max", "--max-size", "9kB"]
+    status, out, err = run("prune", series, *rules, "-n")
+    assert (status, err) == (0, "")  # there would be room for it
+    told = re.sub(r"[\d,]+ bytes|0\.\d+", "N", out).splitlines()[1:5]
+    assert told == [
+        "  too large: N stay of it, N more than --max-size 9 kB",
+        "  keep    model_epoch_10.pth  newest",
+        "  keep    model_epoch_9.pth   fits 9 kB",
+        "  keep    model_epoch_1.pth   best 1 by loss (N)",
+    ]
+    document = json.loads(run("prune", series, *rules, "-n", "--json").out)
+    (one,) = document["groups"]
+    sizes = [os.path.getsize(kept["path"]) for kept in one["keep"]]
+    assert (one["excess_bytes"], document["excess_bytes"]) == (sum(sizes) - 9000, 0)
+    assert {gone["unfitting"] for gone in one["remove"]} == {
+        "--max-size 9 kB: the oldest go until the rest fits"
+    }
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 140])
@@ -198,13 +205,24 @@ def test_a_failed_run_without_anything_good_goes_whole(run, search: Path) -> Non
 # Limits ---------------------------------------------------------------------------------------------
 
 
-def test_a_size_that_can_not_be_held_is_told(run, series: Path) -> None:
-    status, out, err = run("prune", series, "--keep", 2, "--max-size", "1kB", "-n")
+def test_a_size_that_can_not_be_met_is_told(run, series: Path) -> None:
+    status, out, err = run("prune", series, "--keep", 1, "--max-size", "1kB", "-n")
+    told = "4,079 bytes stay of it, 3,079 bytes more than --max-size 1 kB"
     assert status == 1
-    assert "\n  too large: 4,079 bytes always stay of it, more than --max-size 1 kB\n" in out
-    assert err == (
-        "ckpttool: error: run/model_epoch_*.pth: 4,079 bytes always stay of it, more than --max-size 1 kB\n"
-    )
+    assert f"\n  too large: {told}\n" in out
+    assert err == f"ckpttool: error: run/model_epoch_*.pth: {told}\n"
+
+
+def test_a_size_of_all_that_can_not_be_met_is_told(run, series: Path) -> None:
+    for epoch in range(1, 11):
+        when = 1_760_000_000 + epoch * 3600
+        os.utime(series / f"model_epoch_{epoch}.pth", (when, when))
+    status, out, err = run("prune", series, "--max-total-size", "1kB", "-n")
+    told = "4,079 bytes stay in all, 3,079 bytes more than --max-total-size 1 kB"
+    assert (status, err) == (1, f"ckpttool: error: run: {told}\n")
+    assert out.endswith(f" and free 37 kB\ntoo large: {told}\n")
+    document = json.loads(run("prune", series, "--max-total-size", "1kB", "-n", "--json").out)
+    assert (document["excess_bytes"], document["groups"][0]["excess_bytes"]) == (3079, 0)
 
 
 @pytest.mark.parametrize("limit", ["6", "60%"])

@@ -49,6 +49,7 @@ def test_every_key() -> None:
         keep-within = "7d12h"
         keep-name = ["final*"]
         max-size = "200GB"
+        max-total-size = "1.5TiB"
         incomplete = "remove"
         failed = "list"
         recursive = true
@@ -96,6 +97,7 @@ def test_every_key() -> None:
         keep_within=(7 * 24 + 12) * 3600,
         keep_names=("final*",),
         max_size=200 * 10**9,
+        max_total_size=3 * 2**39,
         incomplete="remove",
     )
     assert found.policies == Policies(policy, (), ".")
@@ -204,6 +206,10 @@ def test_a_file_may_say_nothing_of_it() -> None:
         (
             "[[retention.rule]]\npath = '/a'\nkeep-last = 1",
             "ckpttool.toml[retention.rule 1]: path is '/a' (a glob below the directory of this file)",
+        ),
+        (
+            "[[retention.rule]]\npath = 'a'\nmax-total-size = '1GB'",
+            "ckpttool.toml[retention.rule 1]: --max-total-size is of all series, and no rule for some of",
         ),
         (
             "[[retention.rule]]\npath = 'a'\nkeep-last = 1\n[[retention.rule]]\npath = 'b'\nyes = true",

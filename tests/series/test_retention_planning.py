@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckpttool.errors import UsageError
@@ -178,11 +179,44 @@ def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> N
 
 
 def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
-    planned = _planned(series, policy=Policy(keep_last=3, max_size=1))
+    planned = _planned(series, policy=Policy(max_size=1))
     size = (series / "model_epoch_10.pth").stat().st_size
     assert len(_removed(planned)) == 9
     (problem,) = planned.problems
-    assert problem.message == f"{_size(size)} always stay of it, more than --max-size 1 byte"
+    told = f"{_size(size)} stay of it, {_size(size - 1)} more than --max-size 1 byte"
+    assert problem.message == told
+
+
+def test_what_rules_keep_passes_the_limit_and_is_told_where_it_alone_does(series: Path) -> None:
+    size = (series / "model_epoch_10.pth").stat().st_size
+    for names, count in ((("*_1.pth",), 0), (("*_1.pth", "*_2.pth"), 1)):
+        planned = _planned(series, policy=Policy(keep_names=names, max_size=2 * size + 99))
+        assert len(_removed(planned)) == 8 - len(names)
+        (one,) = planned.plan.groups
+        assert one.excess is not None
+        assert len(planned.problems) == count
+
+
+def test_what_was_saved_together_leaves_the_total_together(tmp_path: Path) -> None:
+    for epoch in range(1, 6):
+        for name, count in (("model", 4), ("optim", 400)):
+            path = tmp_path / f"{name}_{epoch}.npz"
+            np.savez(path, **{f"{name}.w": np.zeros(count)})
+            when = 1_760_000_000 + epoch * 86_400 + (name == "optim")
+            os.utime(path, (when, when))
+    each = sum((tmp_path / f"{name}_1.npz").stat().st_size for name in ("model", "optim"))
+    for over in (0, 10, each - 10):  # where there is room for one of them alone, too
+        planned = _planned(tmp_path, policy=Policy(max_total_size=2 * each + over))
+        kept = {f"{name}_{epoch}.npz" for name in ("model", "optim") for epoch in (4, 5)}
+        assert {one.entry.name for group in planned.plan.groups for one in group.keep} == kept
+        assert planned.problems == ()
+
+
+def test_all_series_may_take_more_than_the_limit_of_all(series: Path) -> None:
+    planned = _planned(series, policy=Policy(max_total_size=1))
+    (problem,) = planned.problems
+    assert problem.path.endswith(series.name)
+    assert problem.message.endswith(" more than --max-total-size 1 byte")
 
 
 def _size(number: int) -> str:
@@ -523,17 +557,20 @@ def _day(seconds: float) -> tuple[str, str]:
     return (same if local.tm_yday == last.tm_yday else other), week
 
 
-def test_why_the_size_takes_what_a_rule_keeps(entry) -> None:
+def test_why_something_does_not_fit(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3)]
-    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_size=200) == (
+    assert _explained(entries, "m_epoch_1.pt", max_size=200) == (
         False,
         ("3rd newest of 3",),
-        ("last 3",),
+        (),
         ("--max-size 200 bytes: the oldest go until the rest fits",),
     )
-    told = {"keep_last": 3, "keep_names": ("*_1.pt",), "max_size": 100}
-    assert _explained(entries, "m_epoch_1.pt", **told)[3] == (
-        "--max-size 100 bytes: it doesn't fit, though all else goes first",
+    entries = [entry(f"m_epoch_{epoch}.pt", saved_at=1_767_225_600.0 + epoch) for epoch in (1, 2, 3)]
+    assert _explained(entries, "m_epoch_1.pt", keep_last=3, max_total_size=200) == (
+        True,
+        ("3rd newest of 3",),
+        ("last 3",),
+        ("--max-total-size 200 bytes: the oldest of all series go until the rest fits",),
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ckpttool.amounts import size
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
@@ -18,7 +17,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group, in_order
 from ckpttool.series.retention import plan as retention
 from ckpttool.series.retention.plan import FINITE, GroupPlan, Plan, Protections, plan
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.policy import LIMITS, Policy
 
 NOW = 1_790_000_000.0
 DAY = 86_400
@@ -87,6 +86,7 @@ _OTHERS = st.fixed_dictionaries(
         "keep_within": st.integers(1, 900 * DAY),
         "keep_names": st.sampled_from([("a*",), ("*_1*", "*3.pth")]),
         "max_size": st.integers(1, 1500),
+        "max_total_size": st.integers(1, 3000),
         "incomplete": st.sampled_from(["keep", "remove"]),
     },
 )
@@ -176,7 +176,7 @@ def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> N
     written = max(one.modified_ns for one in intact)
     kept = [one.modified_ns for one in intact if one.path not in gone]
     assert written - max(kept) <= 60 * 10**9
-    if told.keys().isdisjoint({"max_size", "incomplete"}):
+    if told.keys().isdisjoint({*LIMITS, "incomplete"}):
         assert gone == _gone(_planned(intact, told))
 
 
@@ -202,7 +202,7 @@ COUNTED = [
 @settings(deadline=None, max_examples=60)
 @given(_entries(), _POLICIES, st.sampled_from([*COUNTED, "keep_within"]), st.integers(1, 10), st.data())
 def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> None:
-    told = {key: value for key, value in told.items() if key != "max_size"}
+    told = {key: value for key, value in told.items() if key not in LIMITS}
     if name == "keep_best":
         told |= {"metric": "m", "mode": told.get("mode", "min")}
     protected = data.draw(_protections(entries))
@@ -212,9 +212,10 @@ def test_a_larger_number_keeps_a_superset(entries, told, name, count, data) -> N
 
 
 @settings(deadline=None, max_examples=60)
-@given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 500))
-def test_a_larger_limit_keeps_a_superset(entries, told, limit, more) -> None:
-    tight, wide = (_gone(_planned(entries, told | {"max_size": n})) for n in (limit, limit + more))
+@given(_entries(), _POLICIES, st.sampled_from(LIMITS), st.integers(1, 1500), st.integers(1, 500))
+def test_a_larger_limit_keeps_a_superset(entries, told, name, limit, more) -> None:
+    told = {key: value for key, value in told.items() if key not in LIMITS}
+    tight, wide = (_gone(_planned(entries, told | {name: n})) for n in (limit, limit + more))
     assert wide <= tight
 
 
@@ -238,7 +239,7 @@ def test_no_order_matters(entries, told, data, order: random.Random) -> None:
 @given(_entries(), _POLICIES, st.data())
 def test_what_is_damaged_does_not_count(entries, told, data) -> None:
     """The intact ones fare as if the damaged ones had never been there."""
-    told = {key: value for key, value in told.items() if key not in ("max_size", "incomplete")}
+    told = {key: value for key, value in told.items() if key not in (*LIMITS, "incomplete")}
     assume(told)
     protected = data.draw(_protections(entries))
     protected = replace(protected, reasons={})
@@ -248,38 +249,32 @@ def test_what_is_damaged_does_not_count(entries, told, data) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(_entries(), _POLICIES, st.integers(1, 1500), st.data())
-def test_the_size_is_never_passed_but_by_what_always_stays(entries, told, limit, data) -> None:
+@given(_entries(), st.sampled_from(LIMITS), st.integers(1, 1500), st.data())
+def test_the_size_is_never_passed_but_by_what_always_stays(entries, name, limit, data) -> None:
     protected = data.draw(_protections(entries))
-    made = _planned(entries, told | {"max_size": limit}, protected)
-    without = _planned(
-        entries, {**{k: v for k, v in told.items() if k != "max_size"}, "keep_last": 10**6}, protected
-    )
-    for one, all_of_it in zip(made.groups, without.groups, strict=True):
-        if _nbytes(one) > limit:
-            assert one.excess is not None
-            for kept in one.keep:
-                fault = kept.entry.fault or protected.faults.get(kept.entry.path)
-                assert fault is not None or _ALWAYS & set(kept.reasons)
-        else:
-            assert one.excess is None
-        assert len(all_of_it.keep) >= len(one.keep)
+    made = _planned(entries, {name: limit}, protected)
+    parts = [[one] for one in made.groups] if name == "max_size" else [list(made.groups)]
+    excesses = [one.excess for one in made.groups] if name == "max_size" else [*made.excess, None][:1]
+    for part, excess in zip(parts, excesses, strict=True):
+        over = _nbytes(part) - limit
+        assert (excess is None) == (over <= 0)
+        for kept in [kept for one in part for kept in one.keep] if excess is not None else ():
+            fault = kept.entry.fault or protected.faults.get(kept.entry.path)
+            is_undated = name == "max_total_size" and "date" in "".join(kept.reasons)
+            assert fault is not None or is_undated or _ALWAYS & set(kept.reasons)
+            assert (excess.nbytes, excess.is_inevitable) == (over, True)
 
 
 @settings(deadline=None, max_examples=60)
-@given(_entries(), _BEST, _COUNTS, st.integers(1, 1500))
-def test_what_somebody_asks_for_is_the_last_to_go_for_want_of_room(entries, best, count, limit) -> None:
-    told = {**best, "keep_last": count, "keep_names": ("*_1*",), "max_size": limit}
-    for one in _planned(entries, told).groups:
-        free = {kept.reasons for kept in one.keep if kept.entry.is_sound and not set(kept.reasons) & _ALWAYS}
-        if any(_is_asked_for(why) for why in one.unfitting.values()):
-            assert all(_is_asked_for(", ".join(reasons)) for reasons in free)
-        assert all(why.endswith(f"doesn't fit {size(limit)}") for why in one.unfitting.values())
-        assert one.unfitting.keys() <= {entry.path for entry in one.remove}
-
-
-def _is_asked_for(why: str) -> bool:
-    return "best " in why or "name " in why
+@given(_entries(), _POLICIES, st.integers(1, 1500), st.integers(1, 3000), st.data())
+def test_limits_and_rules_together_keep_what_each_alone_keeps(entries, told, limit, total, data) -> None:
+    protected = data.draw(_protections(entries))
+    rules = {key: value for key, value in told.items() if key not in (*LIMITS, "incomplete")}
+    assume(rules)
+    ruled = _gone(_planned(entries, rules, protected))
+    for limits in ({"max_size": limit}, {"max_total_size": total}):
+        limited = _gone(_planned(entries, limits, protected))
+        assert _gone(_planned(entries, rules | limits, protected)) == ruled & limited
 
 
 @settings(deadline=None, max_examples=60)
@@ -304,7 +299,7 @@ def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_pr
     for one in made.groups:
         if one.key not in failed:
             assert {entry.path for entry in one.remove} <= without
-    if "max_size" not in told:
+    if told.keys().isdisjoint(LIMITS):
         always = _ALWAYS | {"no rule", FINITE}
         for one in _planned(entries, told, protected).groups:
             ruled = {
@@ -316,9 +311,10 @@ def test_a_failed_run_keeps_its_newest_finite_one_what_rules_keep_and_what_is_pr
             assert not gone & ruled
 
 
-def _nbytes(one: GroupPlan) -> int:
+def _nbytes(groups: Sequence[GroupPlan]) -> int:
     """Return the bytes of all files, of which two may have one inode."""
-    files = {file.inode: file.size for kept in one.keep for file in kept.entry.contents.files}
+    kept = [kept.entry for one in groups for kept in one.keep]
+    files = {file.inode: file.size for entry in kept for file in entry.contents.files}
     return sum(files.values())
 
 

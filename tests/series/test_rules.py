@@ -15,7 +15,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
 from ckpttool.series.retention.lacking import remarks
 from ckpttool.series.retention.plan import GroupPlan, Protections, plan
-from ckpttool.series.retention.policy import Policy
+from ckpttool.series.retention.policy import PathRule, Policies, Policy
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()
 DAY = 86_400
@@ -318,44 +318,127 @@ def test_names_that_nothing_has_are_refused_where_something_would_go(entry) -> N
 def test_the_size_alone_keeps_the_newest_that_fit(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4)]  # 100 bytes each
     assert _kept(_plan(entries, max_size=250)) == {
-        "m_epoch_4.pt": "newest, fits 250 bytes",
+        "m_epoch_4.pt": "newest",
         "m_epoch_3.pt": "fits 250 bytes",
     }
     assert not _plan(entries, max_size=400).remove
 
 
-def test_the_size_limits_what_rules_keep_and_nothing_that_is_protected(entry) -> None:
+def test_what_is_protected_stays_though_there_is_no_room(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4, 5)]
     protections = Protections({"run/m_epoch_1.pt": ["pinned"]}, faults={"run/m_epoch_2.pt": "damaged: crc"})
-    made = _plan(entries, keep_last=9, max_size=400, protections=protections)
+    made = _plan(entries, max_size=400, protections=protections)
     assert _kept(made) == {
-        "m_epoch_5.pt": "newest, last 9",
-        "m_epoch_4.pt": "last 9",
+        "m_epoch_5.pt": "newest",
+        "m_epoch_4.pt": "fits 400 bytes",
         "m_epoch_2.pt": "damaged: crc",
-        "m_epoch_1.pt": "last 9, pinned",
+        "m_epoch_1.pt": "pinned",
     }
     assert made.excess is None
-    made = _plan(entries, keep_last=9, max_size=299, protections=protections)
+    made = _plan(entries, max_size=299, protections=protections)
     assert sorted(_kept(made)) == ["m_epoch_1.pt", "m_epoch_2.pt", "m_epoch_5.pt"]
-    assert made.excess == "300 bytes always stay of it, more than --max-size 299 bytes"
+    assert str(made.excess) == "300 bytes stay of it, 1 byte more than --max-size 299 bytes"
+    assert made.excess.is_inevitable
 
 
-def test_what_somebody_asks_for_goes_last_for_want_of_room_and_is_told(entry) -> None:
-    values = (0.5, 0.1, 0.2, 0.9, 0.8, 0.7)
-    entries = [entry(f"m_epoch_{at}.pt", metrics={"loss": one}) for at, one in enumerate(values, 1)]
-    told = {"keep_last": 4, "keep_best": 2, "metric": "loss", "mode": "min", "keep_names": ("*_1.pt",)}
-    left = {400: [6, 3, 2, 1], 300: [6, 2, 1], 200: [6, 1], 100: [6]}
-    for limit, epochs in left.items():
-        made = _plan(entries, max_size=limit, **told)
-        assert [one.entry.fields.epoch for one in made.keep] == epochs
-    assert made.unfitting == {
-        "run/m_epoch_1.pt": "name *_1.pt, doesn't fit 100 bytes",
-        "run/m_epoch_2.pt": "best 2 by loss (0.1), doesn't fit 100 bytes",
-        "run/m_epoch_3.pt": "last 4, best 2 by loss (0.2), doesn't fit 100 bytes",
-        "run/m_epoch_4.pt": "last 4, doesn't fit 100 bytes",
-        "run/m_epoch_5.pt": "last 4, doesn't fit 100 bytes",
+def test_what_other_rules_keep_stays_beside_what_fits(entry) -> None:
+    entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2, 3, 4)]
+    made = _plan(entries, max_size=200, keep_names=("*_1.pt", "*_3.pt"))
+    assert _kept(made) == {
+        "m_epoch_4.pt": "newest",
+        "m_epoch_3.pt": "name *_3.pt, fits 200 bytes",
+        "m_epoch_1.pt": "name *_1.pt",
     }
-    assert _plan(entries, max_size=100).unfitting == {}
+    assert str(made.excess) == "300 bytes stay of it, 100 bytes more than --max-size 200 bytes"
+    assert made.excess.is_inevitable
+    assert not _plan(entries, max_size=200, keep_names=("*_1.pt",)).excess.is_inevitable  # 4 and 1 fit alone
+    assert list(_kept(_plan(entries, max_size=200, keep_names=("best*",)))) == [
+        "m_epoch_4.pt",
+        "m_epoch_3.pt",
+    ]
+
+
+def _of_two_runs(entry, a: list[float], b: list[float]) -> list[Entry]:
+    """Return the checkpoints of two series, 100 bytes each, that were saved at some days before now."""
+    return [
+        entry(f"{run}_epoch_{epoch}.pt", saved_at=NOW - day * DAY)
+        for run, days in (("a", a), ("b", b))
+        for epoch, day in enumerate(days, 1)
+    ]
+
+
+def _kept_of_all(entries: list[Entry], protections: Protections | None = None, **told: object):
+    made = plan(group(entries), Policy(**told), protections or Protections(), now=NOW)
+    return {kept.entry.name.removesuffix(".pt") for one in made.groups for kept in one.keep}, made.excess
+
+
+def test_the_oldest_of_all_series_go_first(entry) -> None:
+    entries = _of_two_runs(entry, [9, 7, 1], [8, 6, 5])
+    newest = {"a_epoch_3", "b_epoch_3"}
+    assert _kept_of_all(entries, max_total_size=600)[0] == {one.name[:-3] for one in entries}
+    assert _kept_of_all(entries, max_total_size=599) == (
+        {one.name[:-3] for one in entries} - {"a_epoch_1"},
+        (),
+    )
+    assert _kept_of_all(entries, max_total_size=399)[0] == newest | {"b_epoch_2"}
+    kept, (excess,) = _kept_of_all(entries, max_total_size=199)
+    assert kept == newest
+    assert str(excess) == "200 bytes stay in all, 1 byte more than --max-total-size 199 bytes"
+    assert excess.is_inevitable
+
+
+def test_a_run_that_is_long_over_keeps_its_newest_alone(entry) -> None:
+    entries = _of_two_runs(entry, [99, 98, 97], [3, 2, 1])
+    assert _kept_of_all(entries, max_total_size=400)[0] == {f"b_epoch_{n}" for n in (1, 2, 3)} | {"a_epoch_3"}
+
+
+def test_what_is_protected_or_kept_by_rules_counts_in_the_total(entry) -> None:
+    entries = _of_two_runs(entry, [9, 7, 1], [8, 6, 5])
+    pinned = Protections({"run/a_epoch_1.pt": ["pinned"]})
+    assert _kept_of_all(entries, pinned, max_total_size=400)[0] == {
+        *("a_epoch_1", "a_epoch_3", "b_epoch_2", "b_epoch_3")
+    }
+    kept, (excess,) = _kept_of_all(entries, max_total_size=300, keep_names=("a*_1.pt",))
+    assert kept == {"a_epoch_1", "a_epoch_3", "b_epoch_2", "b_epoch_3"}
+    assert (excess.nbytes, excess.is_inevitable) == (100, False)
+
+
+def test_a_series_that_is_left_alone_counts_in_the_total(entry) -> None:
+    entries = _of_two_runs(entry, [9, 8], [3, 2])
+    key = group(entries)[0].key
+    kept, (excess,) = _kept_of_all(entries, Protections(skipped={key: "why"}), max_total_size=200)
+    assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
+    assert (excess.nbytes, excess.is_inevitable) == (100, True)
+
+
+def test_both_limits_hold(entry) -> None:
+    entries = _of_two_runs(entry, [9, 8, 7, 6], [5, 4, 3, 2])
+    assert _kept_of_all(entries, max_size=300, max_total_size=400) == (
+        {"a_epoch_4", "b_epoch_2", "b_epoch_3", "b_epoch_4"},
+        (),
+    )
+    assert _kept_of_all(entries, max_size=200, max_total_size=9999)[0] == {
+        *("a_epoch_3", "a_epoch_4", "b_epoch_3", "b_epoch_4")
+    }
+
+
+def test_what_has_no_date_is_not_older_than_others(entry) -> None:
+    entries = _of_two_runs(entry, [9, 1], [8, 7])
+    entries[0] = entry("a_epoch_1.pt", saved_at=NOW + DAY)
+    kept, (excess,) = _kept_of_all(entries, max_total_size=100)
+    assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
+    assert excess.is_inevitable
+    (told,) = remarks([(one, Policy(max_total_size=1)) for one in group(entries)], NOW)
+    assert told == "1 of 4 checkpoints has no date that can be believed; it is kept"
+
+
+def test_a_rule_for_some_series_alone_decides_about_them_and_they_count(entry) -> None:
+    entries = _of_two_runs(entry, [9, 8, 7], [3, 2, 1])
+    whole = PathRule("run/a_*", Policy(keep_names=("*",)))
+    made = plan(group(entries), Policies(Policy(max_total_size=400), (whole,)), Protections(), now=NOW)
+    assert [one.name for one in made.removals] == ["b_epoch_2.pt", "b_epoch_1.pt"]
+    with pytest.raises(UsageError, match="--max-total-size is of all series"):
+        PathRule("run/a_*", Policy(max_total_size=400))
 
 
 def test_bytes_with_two_names_count_once(entry) -> None:

@@ -142,6 +142,23 @@ def test_an_index_alone_is_recognised_though_compressed(
     assert "there is no such file" in answer.out
 
 
+def test_a_compressed_index_without_its_data_is_no_damage_of_the_index(
+    raw: ModuleType, files: Path, tmp_path: Path, run: Run
+) -> None:
+    sources = {path.name: path for path in files.rglob("*.index")}  # those of a SavedModel, too
+    assert "variables.index" in sources
+    for source in sources.values():
+        place = tmp_path / source.stem
+        place.mkdir()
+        written(place / source.name, compressed(raw, source))
+        (told,) = json.loads(run("verify", place / source.name, "--json").out)["checkpoints"]
+        assert {finding["code"] for finding in told["findings"]} == {"shard-missing"}, source
+        with open_checkpoint(source) as whole, open_checkpoint(place / source.name) as alone:
+            shapes = [sorted(one.shape for one in opened.tensors) for opened in (whole, alone)]
+            assert shapes[0] == shapes[1], source
+            assert not alone.complete
+
+
 def test_snappy_that_is_no_snappy(raw: ModuleType, tmp_path: Path) -> None:
     path = written(tmp_path / "t", _typed(raw, b"\xff" * 9, 1))
     with pytest.raises(DamagedCheckpoint):

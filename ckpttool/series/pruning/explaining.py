@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 
-from ckpttool.amounts import duration, size
+from ckpttool.amounts import duration
 from ckpttool.errors import UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.pruning.planning import Planned
 from ckpttool.series.retention.moments import PERIODS, saved
-from ckpttool.series.retention.plan import GroupPlan, drafted, fault_of, history_of
+from ckpttool.series.retention.plan import GroupPlan, fault_of, history_of
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.retention.rules import (
     RULES,
@@ -28,7 +28,6 @@ from ckpttool.series.retention.rules import (
     number,
     ranked,
     stretches,
-    wished,
 )
 
 
@@ -69,9 +68,7 @@ def explain(planned: Planned, path: str) -> Explanation:
     stays = any(kept.entry is entry for kept in made.keep)
     said = next((kept.reasons for kept in made.keep if kept.entry is entry), ())
     history = history_of(group, planned.protections, planned.now)
-    against = list(_against(planned, group, made, entry, history))
-    if not stays and made.policy is not None and not _went_whole(planned, made):
-        said = tuple(drafted(group, made.policy, planned.protections, planned.now).reasons[entry.path])
+    against = list(_against(planned, made, entry, history))
     reasons = [_with_holder(planned, entry, reason) for reason in said]
     if made.skipped is not None:
         reasons.insert(0, f"its series is left alone: {made.skipped}")
@@ -134,9 +131,7 @@ def _ordinal(place: int, superlative: str) -> str:
     return f"{place:,}{ending} {superlative}"
 
 
-def _against(
-    planned: Planned, group: Group, made: GroupPlan, entry: Entry, history: History
-) -> Iterator[str]:
+def _against(planned: Planned, made: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
     if _went_whole(planned, made):
         yield f"its series failed: {made.failed}"
         return
@@ -152,12 +147,8 @@ def _against(
     for name in RULES:
         if name in policy.rules and name in AGAINST and not _keeps(name, policy, history, entry):
             yield AGAINST[name](policy, history, entry)
-    if entry.path in drafted(group, policy, planned.protections, planned.now).dropped:
-        is_wished = any(one.path == entry.path for one in wished(policy, history))
-        told = (
-            "it doesn't fit, though all else goes first" if is_wished else "the oldest go until the rest fits"
-        )
-        yield f"--max-size {size(policy.max_size or 0)}: {told}"
+    if entry.path in made.unfitting:
+        yield made.unfitting[entry.path]
 
 
 def _keeps(name: str, policy: Policy, history: History, entry: Entry) -> bool:

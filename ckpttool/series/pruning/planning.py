@@ -35,7 +35,7 @@ from ckpttool.series.pointers.protection import WRITING, Pointed, follow
 from ckpttool.series.pointers.unseen import unseen_above
 from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.inside import passed_over, told_inside
-from ckpttool.series.retention.companions import belonging, doubts_of, followers
+from ckpttool.series.retention.companions import belonging, doubts_of, followers, saved_together
 from ckpttool.series.retention.failed import Failures, failures
 from ckpttool.series.retention.lacking import remarks, unnamed
 from ckpttool.series.retention.lookalikes import lookalikes
@@ -134,6 +134,7 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
     if faults:
         pointed = follow(root, found.groups, faults, recursive=request.recursive)
     following = followers([(one, wanted.of(one)) for one in found.groups])
+    together = saved_together(found.groups)
     while True:
         protections = replace(
             _protections(request, found, pointed, faults),
@@ -141,6 +142,7 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
             finite=failed.finite,
             removes_failed=request.failed == "remove",
             followers=following,
+            together=together,
         )
         try:
             made, protections = _with_companions(found, wanted, protections, now)
@@ -303,9 +305,12 @@ def _is_there(entry: Entry) -> bool:
 def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
     for error in found.errors:
         yield Problem(shown(error.path), error.reason)
+    for excess in made.excess:
+        if excess.is_inevitable:
+            yield Problem(shown(found.root), str(excess))
     for one in made.groups:
-        if one.excess is not None:
-            yield Problem(one.key, one.excess)
+        if one.excess is not None and one.excess.is_inevitable:
+            yield Problem(one.key, str(one.excess))
         if one.skipped not in (None, NO_RULE):
             yield Problem(one.key, f"left alone: {one.skipped}")
         for kept in one.keep:

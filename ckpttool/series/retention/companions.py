@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from ckpttool.series.members.choice import AVERAGED
@@ -124,6 +124,17 @@ def _measured(series: Sequence[tuple[int, Group]], metric: str) -> Mapping[Place
             if entry.is_sound and len(place) < 2 and measured(entry, metric) is not None:
                 place.add(number)
     return found
+
+
+def saved_together(groups: Sequence[Group]) -> dict[str, Hashable]:
+    """Return what is equal for those with the same numbers in series that belong together, by path."""
+    return {
+        entry.path: (family[0], entry.fields.position)
+        for members, family in _families([one.entries for one in groups])
+        for number in members
+        for entry in groups[number].entries
+        if any(_numbers(entry))
+    }
 
 
 def with_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:

@@ -47,7 +47,7 @@ def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) 
         yield from _told([getattr(entry, count) is None for entry in sound], f"no {count}")
     lacking = [
         entry.path in doubts
-        for one in _groups(chosen, {*PERIODS, "keep_within", "older_than"})
+        for one in _groups(chosen, {*PERIODS, "keep_within", "older_than", "max_total_size"})
         for doubts in [undated(_sound_of(one), now)]
         for entry in _sound_of(one)
     ]

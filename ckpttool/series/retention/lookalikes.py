@@ -14,7 +14,7 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, in_order
 from ckpttool.series.paths import shown
-from ckpttool.series.retention.plan import Protections, drafted
+from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
 
 _FEWEST_NUMBERS = 2
@@ -46,10 +46,9 @@ def lookalikes(
 
 def _would_go(group: Group, policy: Policy, protections: Protections, now: float) -> bool:
     try:
-        made = drafted(group, policy, protections, now)
+        return bool(plan([group], policy, protections, now=now).removals)
     except UsageError:
         return False
-    return any(made.goes(entry) for entry in group.entries)
 
 
 def _shape(name: str) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from ckpttool.amounts import size
@@ -17,8 +18,9 @@ from ckpttool.series.members.counts import newest_otherwise
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, in_order
 from ckpttool.series.retention.lacking import require_metrics
+from ckpttool.series.retention.limits import Bounded, Excess, excess, total_limit, unfitting
 from ckpttool.series.retention.policy import Policies, Policy
-from ckpttool.series.retention.rules import RULES, History, wished
+from ckpttool.series.retention.rules import RULES, History
 
 NO_RULE = "no rule of the configuration is for it"
 FINITE = "newest of a failed run that is intact and finite"
@@ -37,6 +39,7 @@ class Protections:
         removes_failed: Whether such a series goes, but for what a rule keeps, and what has a reason here.
         finite: The newest of such a series that is intact and finite, by its key: it stays, too.
         followers: Paths of those for which the metric of what belongs with them counts.
+        together: What is equal for checkpoints of several series that were saved together, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: The directory that all lies in.
     """
@@ -49,6 +52,7 @@ class Protections:
     removes_failed: bool = False
     finite: Mapping[str, str] = field(default_factory=dict)
     followers: Collection[str] = frozenset()
+    together: Mapping[str, Hashable] = field(default_factory=dict)
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
 
@@ -72,8 +76,8 @@ class GroupPlan:
         skipped: Why it is left alone.
         policy: What it was planned by; None where there is no rule for it.
         failed: Why it is a failed run, where these are looked for.
-        excess: Why it takes more than its limit of size.
-        unfitting: Of what goes for want of room alone, which rules keep it, and what it doesn't fit; by path.
+        excess: By how much it takes more than its limit of size.
+        unfitting: Which limit of size leaves no room for some, by path; other rules may keep them.
     """
 
     key: str
@@ -82,17 +86,25 @@ class GroupPlan:
     skipped: str | None = None
     policy: Policy | None = None
     failed: str | None = None
-    excess: str | None = None
+    excess: Excess | None = None
     unfitting: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of all series."""
+    """What becomes of all series.
+
+    Attributes:
+        policies: What it was made by.
+        groups: What becomes of each.
+        removes_failed: Whether those that failed go.
+        excess: By how much they take more than the limit of all of them together.
+    """
 
     policies: Policies
     groups: tuple[GroupPlan, ...]
     removes_failed: bool = False
+    excess: tuple[Excess, ...] = ()
 
     @property
     def policy(self) -> Policy | None:
@@ -133,53 +145,77 @@ def plan(
     policies = wanted if isinstance(wanted, Policies) else Policies(wanted)
     chosen = [(one, policies.of(one)) for one in groups]
     require_metrics(chosen)
-    planned = tuple(_planned(one, policy, protections, now) for one, policy in chosen)
-    return Plan(policies, planned, protections.removes_failed)
+    drafts = [_draft(one, policy, protections, now) for one, policy in chosen]
+    too_large = unfitting([made.bounded for made in drafts], protections.together)
+    planned = tuple(
+        _planned(one, made, too_large, protections) for one, made in zip(groups, drafts, strict=True)
+    )
+    return Plan(policies, planned, protections.removes_failed, _excess_of_all(planned, drafts))
 
 
-def _planned(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> GroupPlan:
-    failed = protections.failed.get(group.key)
-    if policy is None and not (failed is not None and protections.removes_failed):
-        made = Draft({entry.path: [NO_RULE] for entry in group.entries})
-    else:
-        made = drafted(group, policy, protections, now)
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What becomes of a series but for its limits of size.
+
+    Attributes:
+        reasons: Why each checkpoint stays, by its path; one without a reason goes.
+        bounded: What is left of it for the limits to keep.
+    """
+
+    reasons: Mapping[str, Sequence[str]]
+    bounded: Bounded
+
+    def reasons_with(self, too_large: Collection[str]) -> dict[str, list[str]]:
+        """Return why each checkpoint stays, by its path, where some don't fit."""
+        found = {path: list(reasons) for path, reasons in self.reasons.items()}
+        policy = self.bounded.policy
+        if policy is not None and policy.has_limit:
+            for entry in self.bounded.staying:
+                if entry.path not in too_large and entry.path not in self.bounded.held:
+                    more = _fits(policy, self.bounded.undated.get(entry.path))
+                    found[entry.path] = _listed(found[entry.path], more)
+        return found
+
+
+def _fits(policy: Policy, undated: str | None) -> Iterator[str]:
+    """Yield in which limits something fits; nobody knows that it is old where it has no date."""
+    if policy.max_size is not None:
+        yield f"fits {size(policy.max_size)}"
+    if policy.max_total_size is not None:
+        yield f"fits {size(policy.max_total_size)} in all" if undated is None else undated
+
+
+def _planned(group: Group, made: _Draft, too_large: Mapping[str, str], protections: Protections) -> GroupPlan:
+    policy, failed = made.bounded.policy, protections.failed.get(group.key)
+    reasons = made.reasons_with(too_large)
     newest_first = group.entries[::-1]
-    remove = tuple(entry for entry in newest_first if made.goes(entry))
+    remove = tuple(entry for entry in newest_first if not reasons[entry.path])
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if remove else None)
     if skipped is None and policy is None and not remove:
         skipped = NO_RULE
     if skipped is not None:
         remove = ()
-    kept = newest_first if not remove else (entry for entry in newest_first if not made.goes(entry))
-    keep = tuple(Kept(entry, tuple(made.reasons[entry.path])) for entry in kept)
-    excess, unfitting = (made.excess, made.unfitting(policy)) if skipped is None else (None, {})
-    return GroupPlan(group.key, keep, remove, skipped, policy, failed, excess, unfitting)
+    stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
+    keep = tuple(Kept(entry, tuple(reasons[entry.path])) for entry in stays)
+    if skipped is not None or policy is None:
+        return GroupPlan(group.key, keep, remove, skipped, policy, failed)
+    over = excess("max_size", policy.max_size, stays, [one for one in stays if made.reasons[one.path]])
+    told = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
+    return GroupPlan(group.key, keep, remove, None, policy, failed, over, told)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a policy says of a series, whether it is left alone or not.
-
-    Attributes:
-        reasons: Why each checkpoint stays, by its path; one without a reason goes.
-        dropped: Paths of what rules keep and the limit of size doesn't.
-        excess: What to say where the limit is passed by what always stays alone.
-    """
-
-    reasons: Mapping[str, Sequence[str]]
-    dropped: frozenset[str] = frozenset()
-    excess: str | None = None
-
-    def goes(self, entry: Entry) -> bool:
-        """Tell whether a checkpoint goes."""
-        return entry.path in self.dropped or not self.reasons[entry.path]
-
-    def unfitting(self, policy: Policy | None) -> dict[str, str]:
-        """Return which rules keep what the limit of size doesn't, by path, unless it is the only rule."""
-        if policy is None or policy.max_size is None or policy.limits_alone:
-            return {}
-        told = f"doesn't fit {size(policy.max_size)}"
-        return {path: ", ".join([*self.reasons[path], told]) for path in sorted(self.dropped)}
+def _excess_of_all(planned: Sequence[GroupPlan], drafts: Sequence[_Draft]) -> tuple[Excess, ...]:
+    """Return by how much all series take more than they may together."""
+    limit = total_limit(made.bounded.policy for made in drafts)
+    kept = [kept.entry for one in planned for kept in one.keep]
+    required = [
+        kept.entry
+        for one, made in zip(planned, drafts, strict=True)
+        for kept in one.keep
+        if one.skipped or made.reasons[kept.entry.path] or kept.entry.path in made.bounded.undated
+    ]
+    over = excess("max_total_size", limit, kept, required)
+    return () if over is None else (over,)
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -193,21 +229,24 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     return History(ordered[::-1], now, protections.followers, protections.root)
 
 
-def drafted(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> Draft:
-    """Return what a policy says of a series; no policy keeps nothing but what always stays.
+def _draft(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> _Draft:
+    """Return what a policy says of a series; where a failed one goes, there may be none.
 
     Raises:
         UsageError: No rule would keep anything of it.
     """
+    goes_whole = protections.removes_failed and group.key in protections.failed
+    if policy is None and not goes_whole:
+        reasons = {entry.path: [NO_RULE] for entry in group.entries}
+        return _Draft(reasons, Bounded(None, group.entries, reasons.keys()))
     newest_first = group.entries[::-1]
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     history = history_of(group, protections, now)
     intact = history.intact
-    goes_whole = protections.removes_failed and group.key in protections.failed
     always = _finite_of(group, protections) if goes_whole else newest_of(newest_first, history)
     ruled = {} if policy is None else _ruled(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
-    kept_faults = {} if goes_whole else {path: fault for path, fault in faults.items() if fault is not None}
+    kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
     if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
         for path in _left_behind(newest_first, intact[0]) - protected:
             del kept_faults[path]
@@ -216,20 +255,31 @@ def drafted(group: Group, policy: Policy | None, protections: Protections, now: 
             always.get(entry.path, ()),
             ruled.get(entry.path, ()),
             protections.reasons.get(entry.path, ()),
-            kept_faults.get(entry.path),
+            kept_faults.get(entry.path, ()),
         )
         for entry in newest_first
     }
+    has_limit = policy is not None and policy.has_limit
     follows = any(path in protections.followers for path in faults)
-    if intact and not (ruled or goes_whole or follows) and not all(reasons.values()):
+    if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
-    if policy is None or policy.max_size is None:
-        return Draft(reasons)
     held = {*always, *kept_faults, *protected}
-    staying = {entry.path: entry for entry in reversed(newest_first) if reasons[entry.path]}
-    last = [entry.path for entry in wished(policy, history)]
-    in_turn = [*(path for path in staying if path not in last), *last]
-    return Draft(reasons, *_fitted([staying[path] for path in in_turn], held, policy.max_size))
+    return _Draft(reasons, _bounded(group, policy, history, reasons, held))
+
+
+def _bounded(
+    group: Group,
+    policy: Policy | None,
+    history: History,
+    reasons: Mapping[str, Sequence[str]],
+    held: Collection[str],
+) -> Bounded:
+    """Return what limits of size see of a series; one without any brings what stays of it."""
+    if policy is None or not policy.has_limit:
+        return Bounded(policy, [entry for entry in group.entries if reasons[entry.path]], held)
+    may_stay = {*held, *(entry.path for entry in history.intact)}
+    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
+    return Bounded(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
 
 
 def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
@@ -237,10 +287,8 @@ def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
     return {} if path is None else {path: [FINITE]}
 
 
-def _listed(
-    always: Sequence[str], ruled: Sequence[str], protected: Sequence[str], fault: str | None
-) -> list[str]:
-    return list(dict.fromkeys((*always, *ruled, *protected, *(() if fault is None else (fault,)))))
+def _listed(*reasons: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(chain(*reasons)))
 
 
 def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
@@ -276,28 +324,6 @@ def _left_behind(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
         for entry in older
         if (entry.fault or "").startswith("incomplete") and entry.modified_ns <= newest.modified_ns
     }
-
-
-def _fitted(staying: Sequence[Entry], held: Collection[str], limit: int) -> tuple[frozenset[str], str | None]:
-    """Return what goes, one in turn, until the rest takes no more than a limit; or why it can't."""
-    names: dict[tuple[int, int], int] = defaultdict(int)
-    for file in (file for entry in staying for file in entry.contents.files):
-        names[file.device, file.inode] += 1
-    sizes = {(file.device, file.inode): file.size for entry in staying for file in entry.contents.files}
-    total = sum(sizes.values())
-    dropped = set()
-    for entry in staying:
-        if total <= limit:
-            break
-        if entry.path not in held:
-            dropped.add(entry.path)
-            for file in entry.contents.files:
-                key = file.device, file.inode
-                names[key] -= 1
-                total -= 0 if names[key] else sizes[key]
-    if total <= limit:
-        return frozenset(dropped), None
-    return frozenset(dropped), f"{size(total)} always stay of it, more than --max-size {size(limit)}"
 
 
 def _newest(newest_first: Sequence[Entry], intact: Sequence[Entry]) -> Entry | None:

@@ -27,6 +27,8 @@ COUNTED = (
     *("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"),
 )
 """The rules that have a number of at least 1."""
+LIMITS = ("max_size", "max_total_size")
+"""The rules that keep what is newest, as far as it fits into so many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +44,9 @@ class Policy:
         keep_within: What is at most so many seconds older than the newest of its series stays.
         older_than: What was saved less than so many seconds ago stays: only what is older goes.
         keep_names: Globs of names that stay.
-        max_size: A limit in bytes for all that stays of a series. The oldest that only rules keep go until
-            the rest fits; what ``keep_best`` or ``keep_names`` asks for goes last. Without another rule, the
-            newest that fit stay.
+        max_size: Of each series, the newest that fit into so many bytes stay, and no older ones but for
+            other rules.
+        max_total_size: Likewise of all series together: the oldest of any go first.
         incomplete: Whether incomplete ones go that are older than the newest intact one.
     """
 
@@ -63,11 +65,12 @@ class Policy:
     older_than: int | None = None
     keep_names: tuple[str, ...] = ()
     max_size: int | None = None
+    max_total_size: int | None = None
     incomplete: Incomplete = "keep"
 
     def __post_init__(self) -> None:
         self._require_best()
-        for name in (*COUNTED, "keep_within", "older_than", "max_size"):
+        for name in (*COUNTED, "keep_within", "older_than", *LIMITS):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{option(name)} {value} would keep nothing (at least 1)")
@@ -94,9 +97,9 @@ class Policy:
         return dict(_given(self))
 
     @property
-    def limits_alone(self) -> bool:
-        """Tell whether the limit of size is the only rule."""
-        return self.rules.keys() - {"incomplete"} == {"max_size"}
+    def has_limit(self) -> bool:
+        """Tell whether there is a limit of size, which keeps what fits."""
+        return any(name in self.rules for name in LIMITS)
 
 
 @lru_cache
@@ -118,6 +121,10 @@ class PathRule:
     glob: str
     policy: Policy
     origin: str = ""
+
+    def __post_init__(self) -> None:
+        if self.policy.max_total_size is not None:
+            raise UsageError(f"{option('max_total_size')} is of all series, and no rule for some of them")
 
 
 @dataclass(frozen=True, slots=True)

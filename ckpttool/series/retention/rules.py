@@ -17,7 +17,7 @@ from itertools import chain, islice, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from ckpttool.amounts import duration, size
+from ckpttool.amounts import duration
 from ckpttool.formats.globs import Globs
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import written_last
@@ -105,13 +105,6 @@ def _best(policy: Policy, history: History) -> Told:
             entry.path in history.followers and measured(entry, metric) is None
         ):
             yield entry, unmeasured
-
-
-def wished(policy: Policy, history: History) -> list[Entry]:
-    """Return what ``keep_best`` and ``keep_names`` ask for, what one would least miss first."""
-    named = {entry.path: entry for entry, _ in reversed(list(_names(policy, history)))}
-    best = ranked(policy, history)[: policy.keep_best] if policy.keep_best else []
-    return [*(entry for entry in reversed(best) if entry.path not in named), *named.values()]
 
 
 def ranked(policy: Policy, history: History) -> list[Entry]:
@@ -241,13 +234,6 @@ def _names(policy: Policy, history: History) -> Told:
             yield entry, f"name {glob}"
 
 
-def _size(policy: Policy, history: History) -> Told:
-    """Keep all, where the size alone limits how many: what doesn't fit goes afterwards."""
-    if policy.limits_alone:
-        for entry in history.intact:
-            yield entry, f"fits {size(policy.max_size or 0)}"
-
-
 RULES: Mapping[str, Rule] = {
     "keep_last": _last,
     "keep_best": _best,
@@ -257,5 +243,4 @@ RULES: Mapping[str, Rule] = {
     "keep_within": _within,
     "older_than": _younger,
     "keep_names": _names,
-    "max_size": _size,
 }
