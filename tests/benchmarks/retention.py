@@ -57,11 +57,14 @@ def retention(folder: Path, scale: Scale) -> Group:
 
 
 def growth(folder: Path, scale: Scale) -> Group:
-    """Measure commands over many runs beside ``list``, which looks at each checkpoint once."""
+    """Measure commands over many runs beside ``list``, which looks at each once, or over half of them."""
     runs, epochs = (200, 20) if scale.times is not None else (10, 10)
     tree, trashed, emptied = folder / "runs", folder / "trashed", folder / "emptied"
+    half, renamed, half_renamed = folder / "half-runs", folder / "renamed", folder / "half-renamed"
     _write_runs(tree, runs, epochs)
+    _write_runs(half, runs // 2, epochs)
     ckpttool = (PYTHON, "-m", "ckpttool")
+    rename = (*ckpttool, "rename", "-r", "--template", "{run}-e{epoch:04d}", "--yes", "-q")
     commands = (
         Command("list", (*ckpttool, "list", str(tree))),
         Command("latest -r", (*ckpttool, "latest", "-r", str(tree))),
@@ -71,9 +74,14 @@ def growth(folder: Path, scale: Scale) -> Group:
             (*ckpttool, "prune", str(emptied), "-r", "--empty-trash", "--yes"),
             partial(_trash, tree, emptied),
         ),
+        Command("rename half", (*rename, str(half_renamed)), partial(data.copy_series, half, half_renamed)),
+        Command("rename -r", (*rename, str(renamed)), partial(data.copy_series, tree, renamed)),
     )
-    job = f"{runs * epochs:,} checkpoints in {runs} runs instead of list"
-    claims = (Claim(f"{one.name} of {job}", one.name, "list", ratio=2) for one in commands[1:])
+    job = f"{runs * epochs:,} checkpoints in {runs} runs"
+    claims = [
+        Claim(f"{one.name} of {job} instead of list", one.name, "list", ratio=2) for one in commands[1:4]
+    ]
+    claims.append(Claim(f"rename -r of {job} instead of {runs // 2}", "rename -r", "rename half", ratio=2.2))
     return Group(commands, tuple(claims))
 
 

@@ -18,6 +18,7 @@ from ckpttool.series.pointers.meaning import Index, Meaning
 from ckpttool.series.pointers.protection import follow
 from ckpttool.series.renaming.new_paths import Moved
 from ckpttool.series.renaming.noting import Notes, data_text
+from ckpttool.series.renaming.scene import Noted, Scene
 from ckpttool.series.surveying.scope import Scope
 from ckpttool.series.surveying.survey import survey
 from ckpttool.series.undoing.undo import undo
@@ -228,7 +229,7 @@ def test_names_are_all_that_changes_in_a_note(
 ) -> None:
     text = "".join(words)
     new = {"m_1.pt": "q-1.pt", "m_2.pt": "q-2.pt"}
-    notes = Notes([entry(old) for old in new], Moved({"run": new}))
+    notes = Notes(Scene("run", tuple(map(entry, new)), {}), Moved({"run": new}))
     try:
         told = notes.reworded(text, "run", name)
     except ValueError:
@@ -239,7 +240,7 @@ def test_names_are_all_that_changes_in_a_note(
     meant = {one.name for one in before.of(text, "run", name)}
     still = {one.name.replace("q-", "m_") for one in after.of(told, "run", name)}
     assert still <= meant
-    assert set(notes.lost(text, told, "run", name)) == meant - still
+    assert set(notes.lost(Noted("run", name, text, told))) == meant - still
 
 
 def test_a_note_where_nobody_may_write_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

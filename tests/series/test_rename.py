@@ -6,7 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+from collections import Counter
+from datetime import datetime
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -302,3 +307,47 @@ def test_every_format_stays_valid_and_comes_back(files: Path, tmp_path: Path, ki
         assert unit is not None and verify(unit, only=["structure", "checksum"]).is_valid, new
     assert undo(str(run), recursive=True).problems == ()
     assert content(run) == before
+
+
+def test_paths_into_a_run_that_was_renamed_before_follow_its_own_names(files: Path, tmp_path: Path) -> None:
+    for run, day in (("a", "20240131"), ("b", "20240229")):
+        (tmp_path / run).mkdir()
+        for epoch in (1, 2):
+            path = tmp_path / run / f"model_epoch_{epoch}.pth"
+            shutil.copy(files / "series" / path.name, path)
+            seconds = datetime.strptime(day, "%Y%m%d").timestamp()
+            os.utime(path, (seconds, seconds))
+    (tmp_path / "b" / "from.json").write_text('{"init": "../a/model_epoch_1.pth"}')
+    done = renamed(tmp_path, "{name}-{date}", recursive=True)
+    assert done.failed == done.stale == {}
+    (first,) = (new for old, new in done.renames if old == f"{tmp_path}/a/model_epoch_1.pth")
+    text = (tmp_path / "b" / "from.json").read_text()
+    assert text == json.dumps({"init": f"../a/{os.path.basename(first)}"})
+
+
+def test_twice_as_many_runs_are_twice_the_work(files: Path, tmp_path: Path) -> None:
+    def calls(runs: int) -> Counter[str]:
+        tree = tmp_path / str(runs)
+        for number in range(runs):
+            run = tree / f"{number:02}"
+            run.mkdir(parents=True)
+            shutil.copy(files / "series" / "model_epoch_1.pth", run)
+            (run / "best.txt").write_text("model_epoch_1.pth")
+            (run / "last.pth").symlink_to("model_epoch_1.pth")
+        made: Counter[str] = Counter()
+
+        def count(_: FrameType, event: str, function: Any) -> None:
+            made[function.__name__ if event == "c_call" else event] += 1
+
+        sys.setprofile(count)
+        try:
+            done = renamed(tree, recursive=True)
+        finally:
+            sys.setprofile(None)
+        assert len(done.renames) == runs
+        return made
+
+    calls(1)  # imports, and what is kept from then on
+    few, many = calls(6), calls(12)
+    ratios = {name: many[name] / few[name] for name in ("call", "scandir", "lstat", "stat", "readlink")}
+    assert {name: ratio for name, ratio in ratios.items() if ratio > 2.1} == {}

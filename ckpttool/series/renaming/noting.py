@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ckpttool.series.members.entry import Entry
@@ -16,6 +17,7 @@ from ckpttool.series.pointers.protection import directories_below
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.renaming.new_paths import Moved
 from ckpttool.series.renaming.rewording import NewName
+from ckpttool.series.renaming.scene import Noted, Scene
 
 _DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
 """Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""
@@ -33,11 +35,14 @@ _MARK = "\ufeff"
 class Notes:
     """The notes around checkpoints that get other names: what each means before, and afterwards."""
 
-    def __init__(self, entries: Sequence[Entry], moved: Moved) -> None:
+    def __init__(self, scene: Scene, moved: Moved) -> None:
         """Take the checkpoints under the names that notes have, and the new names."""
+        self._scene = scene
         self._moved = moved
-        self._before = Meaning(Index(entries))
-        self._after = Meaning(Index([self._renamed(one) for one in entries]))
+
+    @cached_property
+    def _after(self) -> Meaning:
+        return Meaning(Index([self._renamed(one) for one in self._scene.entries]))
 
     def _renamed(self, entry: Entry) -> Entry:
         new = self._moved.at(entry.directory)
@@ -70,7 +75,7 @@ class Notes:
         def new(word: str) -> str | None:
             if "://" in word:  # what lies elsewhere has kept its name
                 return None
-            known, meant = self._before.word(word, directory, own)
+            known, meant = self._scene.meaning.word(word, directory, own)
             told = {self._new_name(known, entry) for entry in meant}
             if len(told) != 1 or (name := told.pop()) == known:
                 return None
@@ -91,27 +96,20 @@ class Notes:
         name = new.get(entry.name, entry.name)
         return name.removesuffix(suffix) if name.endswith(suffix) else known
 
-    def lost(self, before: str, after: str, directory: str, own: str) -> Iterator[str]:
-        """Yield the names of the checkpoints that a note means, and will not mean once they have new names.
-
-        Args:
-            before: What it says.
-            after: What it will say.
-            directory: Where it lies.
-            own: The name of its file.
-        """
-        meant = {one.path: one for one in self._meant(self._before, before, directory, own)}
+    def lost(self, note: Noted) -> Iterator[str]:
+        """Yield the names of the checkpoints that a note means, and won't mean once they have new names."""
+        meant = {one.path: one for one in self._meant(self._scene.meaning, note.before, note)}
         if not meant:
             return
-        still = {one.path for one in self._meant(self._after, after, directory, own)}
+        still = {one.path for one in self._meant(self._after, note.after, note)}
         for path, one in meant.items():
             if path not in still:
                 yield one.name
 
     @staticmethod
-    def _meant(meaning: Meaning, text: str, directory: str, own: str) -> Iterator[Entry]:
+    def _meant(meaning: Meaning, text: str, note: Noted) -> Iterator[Entry]:
         plain = decoded(text.encode("utf-8", "surrogateescape"))
-        return iter(()) if plain is None else meaning.of(plain, directory, own)
+        return iter(()) if plain is None else meaning.of(plain, note.directory, note.name)
 
 
 def _leads_to(front: str, directory: str, place: str) -> bool:

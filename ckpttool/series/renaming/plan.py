@@ -21,7 +21,7 @@ from ckpttool.series.renaming.dictated import best_inside, counted_in, looked_fo
 from ckpttool.series.renaming.doubts import doubts
 from ckpttool.series.renaming.names import RenamePlan, plan_names
 from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.noting import noted_below
+from ckpttool.series.renaming.noting import Notes, noted_below
 from ckpttool.series.renaming.repointing import following, holders
 from ckpttool.series.renaming.scene import Following, Scene, links_around
 from ckpttool.series.renaming.steps import Step, steps
@@ -92,11 +92,11 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
                 left.setdefault(path, reason)
     _require_known(template, [entry for entry in entries if entry.path not in left])
     scene = Scene(root, entries, links_around(root), noted_below(root, entries))
-    plan, follows = _planned(template, scene, standing, left)
+    plan, moved, follows = _planned(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in found.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
     if not plan.refused:
-        problems += _stale(follows)
+        problems += _stale(follows, Notes(scene, moved))
     warnings = [
         f"{shown(path)}: it can't be changed, and may have old names: {why}"
         for path, why in follows.faults.items()
@@ -111,12 +111,16 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
 
 
-def _stale(follows: Following) -> Iterator[Problem]:
+def _stale(follows: Following, notes: Notes) -> Iterator[Problem]:
     """Yield the notes that will name checkpoints by names that these don't have any more."""
-    for path, names in follows.stale.items():
+    for one in follows.notes:
+        names = list(notes.lost(one))
+        if not names:
+            continue
         more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
         lost = f"isn't changed: prune won't keep {those} for it any more"
-        yield Problem(shown(path), f"{os.path.basename(path)} names {names[0]}{more} and {lost}")
+        path = shown(os.path.join(one.directory, one.name))
+        yield Problem(path, f"{one.name} names {names[0]}{more} and {lost}")
 
 
 def _require_known(template: Template, entries: Sequence[Entry]) -> None:
@@ -151,8 +155,8 @@ def _known(entries: Sequence[Entry]) -> set[str]:
 
 def _planned(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
-) -> tuple[RenamePlan, Following]:
-    """Return a plan, and what has to follow it; what can't follow leaves alone what it names."""
+) -> tuple[RenamePlan, Moved, Following]:
+    """Return a plan, its names, and what has to follow it; what can't follow leaves alone what it names."""
     counted = {directory: counted_in(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, counted)
@@ -160,7 +164,7 @@ def _planned(
         follows = following(scene, moved)
         reasons = dict(_unfollowed(plan, scene, moved, follows))
         if not reasons:
-            return plan, follows
+            return plan, moved, follows
         left |= reasons
 
 
@@ -171,12 +175,14 @@ def _unfollowed(
     paths = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
     for place in holders(scene, paths, moved):
         yield paths[place].path, "a symlink in it leads to a checkpoint that gets another name"
+    beside: dict[str, list[Entry]] = defaultdict(list)
+    for entry in paths.values():
+        beside[entry.directory].append(entry)
     for path, why in follows.faults.items():
         directory, name = os.path.split(path)
-        for entry in paths.values():
+        for entry in beside[directory or os.curdir]:
             is_meant = name == PINS or (name == tf_state.NAME and entry.format == "tensorflow")
-            is_own = name in entry.unit.members
-            if entry.directory == (directory or os.curdir) and (is_meant or is_own):
+            if is_meant or name in entry.unit.members:
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 
 

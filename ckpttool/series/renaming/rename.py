@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.changing.lock import locked
@@ -21,7 +22,7 @@ from ckpttool.series.problem import Problem
 from ckpttool.series.renaming.new_paths import Moved
 from ckpttool.series.renaming.plan import Names, PlannedNames, RenameRequest, names_of, plan_rename
 from ckpttool.series.renaming.repointing import following
-from ckpttool.series.renaming.scene import Following, links_around
+from ckpttool.series.renaming.scene import Following, Scene, links_around
 from ckpttool.series.renaming.steps import Step, after, next_wave, onwards, refreshed, steps
 from ckpttool.series.renaming.template import parse_template
 
@@ -86,18 +87,20 @@ def rename(
     root = require_directory(request.directory)
     parse_template(request.template)
     with ExitStack() as stack:
-        held: dict[str, Settled] = {}
+        held: dict[tuple[int, int], _Held] = {}
         if os.access(root, os.W_OK):
             _hold(stack, held, root)
         planned = plan_rename(request)
         places = _places(planned)
         for directory in places:
             _hold(stack, held, directory)
-        if any(one.finished or one.put_back for one in held.values()) or len(held) > 1:
+        settled = tuple(one.settled for one in held.values())
+        if any(one.finished or one.put_back for one in settled) or len(held) > 1:
             planned = plan_rename(request)
-            if set(_places(planned)) - {os.path.realpath(one) for one in held} - set(places):
+            known = {*places, *(os.path.realpath(one.directory) for one in held.values())}
+            if not known.issuperset(_places(planned)):
                 raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
-        result = Renamed(planned, settled=tuple(held.values()))
+        result = Renamed(planned, settled=settled)
         if not planned.plan.renamings or planned.plan.refused:
             return result
         if not confirm(planned):
@@ -113,15 +116,24 @@ def _places(planned: PlannedNames) -> list[str]:
     return list(dict.fromkeys((*names, *following(planned.scene, Moved(names)).homes)))
 
 
-def _hold(stack: ExitStack, held: dict[str, Settled], directory: str) -> None:
+class _Held(NamedTuple):
+    """A directory that is locked, and what was interrupted in it."""
+
+    directory: str
+    settled: Settled
+
+
+def _hold(stack: ExitStack, held: dict[tuple[int, int], _Held], directory: str) -> None:
     """Lock a directory, and settle what was interrupted there.
 
     Raises:
         CheckpointError: It can't be.
     """
-    if not any(os.path.samefile(directory, one) for one in held):
+    status = os.stat(directory)
+    identity = status.st_dev, status.st_ino
+    if identity not in held:
         stack.enter_context(locked(directory))
-        held[directory] = settle_all(directory)
+        held[identity] = _Held(directory, settle_all(directory))
 
 
 class _Course:
@@ -130,6 +142,10 @@ class _Course:
     def __init__(self, planned: PlannedNames) -> None:
         self._identity = new_identity()
         self._scene = planned.scene
+        self._entries = list(planned.scene.entries)
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        for number, entry in enumerate(planned.scene.entries):
+            self._numbers[entry.directory].append(number)
         self._waiting: dict[str, list[Step]] = defaultdict(list)
         for step in steps(planned.plan.renamings):
             self._waiting[step.entry.directory].append(step)
@@ -151,9 +167,10 @@ class _Course:
             self._rows = {directory: stack.enter_context(Row(directory)) for directory in self._waiting}
             while any(self._waiting.values()):
                 done: list[Step] = []
-                before = self._scene.entries
+                before = self._scene
                 for directory in list(self._waiting):
                     done += self._directory(directory)
+                self._look_again()
                 self._elsewhere(names_of(done), before)
         order = {one.entry.path: number for number, one in enumerate(result.planned.plan.renamings)}
         self._renames.sort(key=lambda pair: order[pair[0]])
@@ -167,7 +184,7 @@ class _Course:
         )
         if not wave:
             return []
-        follows = following(self._scene, Moved(names_of(wave)))
+        follows = following(self._scene, Moved(names_of(wave)), home=directory)
         has_more = len(wave) < len(waiting) or not all(step.is_last for step in wave)
         is_row = has_more or self._rows[directory].is_begun
         try:
@@ -182,10 +199,9 @@ class _Course:
             return []
         done = [step for step in wave if step.wish.entry.path not in failed]
         if not failed:
-            entries = self._renewed(done)
-            rest = [
-                step for step in waiting if step.wish.entry.path not in {one.wish.entry.path for one in wave}
-            ]
+            entries = self._renewed(directory, done)
+            made = {step.wish.entry.path for step in wave}
+            rest = [step for step in waiting if step.wish.entry.path not in made]
             rest = [replace(step, entry=entries.get(step.entry.path, step.entry)) for step in rest]
             rest += [onwards(step, entries[step.entry.path]) for step in done if not step.is_last]
             if rest:
@@ -211,42 +227,40 @@ class _Course:
 
     def _return(self, directory: str) -> None:
         """Note of all checkpoints of a directory that they have their old names again, since one failed."""
-        paths = [step.wish.entry.path for step in self._all[directory]]
+        paths = dict.fromkeys(step.wish.entry.path for step in self._all[directory])
         culprit = next(path for path in paths if path in self._failed)
         why = f"{os.path.basename(culprit)}: {self._failed[culprit]}; all of them are renamed, or none"
         for path in paths:
             self._failed.setdefault(path, why)
         self._renames = [pair for pair in self._renames if pair[0] not in paths]
-        before, back = self._scene.entries, dict[str, str]()
-        entries = list(before)
-        for number, (now, first) in enumerate(zip(before, self._first, strict=True)):
-            if first.directory == directory:
-                back |= dict(
-                    zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True)
-                )
-                entries[number] = _as_it_is(first)
-        self._scene = replace(self._scene, entries=tuple(entries), links=links_around(self._scene.root))
+        before, back = self._scene, dict[str, str]()
+        for number in self._numbers[directory]:
+            now, first = self._entries[number], self._first[number]
+            back |= dict(zip((*now.unit.members, now.name), (*first.unit.members, first.name), strict=True))
+            self._entries[number] = _as_it_is(first)
         changed = {now: old for now, old in back.items() if now != old}
         if changed:
+            self._look_again()
             self._elsewhere({directory: changed}, before, kind="restore")
 
-    def _renewed(self, done: Sequence[Step]) -> dict[str, Entry]:
-        """Return all checkpoints of the scene as they are now, by the paths that they had before."""
+    def _renewed(self, directory: str, done: Sequence[Step]) -> dict[str, Entry]:
+        """Return the checkpoints of a directory as they are now, by the paths that they had before."""
         made = {step.entry.path: step for step in done}
         entries: dict[str, Entry] = {}
-        for entry in self._scene.entries:
-            step = made.get(entry.path)
-            entries[entry.path] = _as_it_is(entry, step)
-        self._scene = replace(
-            self._scene, entries=tuple(entries.values()), links=links_around(self._scene.root)
-        )
+        for number in self._numbers[directory]:
+            entry = self._entries[number]
+            entries[entry.path] = self._entries[number] = _as_it_is(entry, made.get(entry.path))
         return entries
 
-    def _elsewhere(self, names: Names, before: Sequence[Entry], kind: Kind = "rename") -> None:
+    def _look_again(self) -> None:
+        """Take the scene as it is once each directory has had its turn."""
+        self._scene = replace(self._scene, entries=tuple(self._entries), links=links_around(self._scene.root))
+
+    def _elsewhere(self, names: Names, before: Scene, kind: Kind = "rename") -> None:
         """Change what names checkpoints from other directories than their own; failing is told."""
         if not names:
             return
-        follows = following(self._scene, Moved(names), before)
+        follows = following(self._scene, Moved(names), before=before)
         for home in follows.homes:
             moves = Moves(
                 kind=kind,
@@ -264,7 +278,7 @@ class _Course:
         if not follows.homes:
             return
         self._scene = replace(self._scene, links=links_around(self._scene.root))
-        for home in following(self._scene, Moved(names), before).homes:
+        for home in following(self._scene, Moved(names), before=before).homes:
             self._stale.setdefault(home, "it has changed since the plan was made")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import shard_index
@@ -27,7 +27,7 @@ from ckpttool.series.pointers.readers import PINS, Names, names_in, noted_name
 from ckpttool.series.renaming import rewording
 from ckpttool.series.renaming.new_paths import Moved, exists
 from ckpttool.series.renaming.noting import Notes
-from ckpttool.series.renaming.scene import Following, Scene, outwards
+from ckpttool.series.renaming.scene import Following, Noted, Scene
 
 STATE = "trainer_state.json"
 
@@ -35,7 +35,9 @@ MAX_SUMS = 1 << 24
 """Bytes; a longer list of digests isn't of checkpoints."""
 
 
-def following(scene: Scene, moved: Moved, before: Sequence[Entry] | None = None) -> Following:
+def following(
+    scene: Scene, moved: Moved, *, home: str | None = None, before: Scene | None = None
+) -> Following:
     """Return all that has to follow some new names, as it stands on the disk now.
 
     What lies in a checkpoint's directory that gets a new name is told with that.
@@ -43,27 +45,30 @@ def following(scene: Scene, moved: Moved, before: Sequence[Entry] | None = None)
     Args:
         scene: Where everything lies.
         moved: The new names.
-        before: The checkpoints under the names that notes have, where they have new ones already.
+        home: The directory of checkpoints whose journal alone is asked for.
+        before: Where everything lay under the names that notes have, if it has new ones already.
     """
     found = Following()
-    notes = Notes(scene.entries if before is None else before, moved)
-    members = {(entry.directory, name) for entry in scene.entries for name in entry.unit.members}
+    part = scene.whole if home is None else scene.part(home)
+    notes = Notes(scene if before is None else before, moved)
+    members = {(entry.directory, name) for entry in part.entries for name in entry.unit.members}
     edits: dict[str, dict[str, rewording.Changed]] = defaultdict(dict)
-    for entry in scene.entries:
+    for entry in part.entries:
         if entry.contents.directories:
             edits[entry.directory] |= _inside(found, entry, moved)
-    for directory in scene.directories:
+    for directory in part.directories:
         names = {name: one for name, one in names_in(directory).items() if (directory, name) not in members}
         _beside(found, scene, directory, names, moved, edits[directory], notes)
-    _above(found, scene, moved, notes)
-    for directory in set(scene.noted).difference(scene.directories):
+    if home is None:
+        _above(found, scene, moved, notes)
+    for directory in part.noted:
         for file in names_in(directory).values():
             _note(found, scene, directory, file, moved, notes)
-    for entry in scene.entries:
+    for entry in part.entries:
         if entry.name in moved.at(entry.directory) or edits[entry.directory]:
             for name in entry.unit.members:
                 _member(found, entry, name, moved, edits[entry.directory])
-    for link, target in scene.links.items():
+    for link, target in part.links.items():
         _link(found, scene, link, target, moved)
     return found
 
@@ -131,7 +136,7 @@ def _note(
         return notes.reworded(text, directory, file.name) if told == text and is_note(file.name) else told
 
     real = os.path.realpath(directory)
-    home = next((one for one in outwards(scene, real) if one is not None), directory)
+    home = scene.home(directory) or directory
     inner = Following()
     can_change = os.access(directory, os.W_OK) and os.access(home, os.W_OK)
     told = _reworded(inner, directory, file.name, reword) if can_change else None
@@ -140,8 +145,7 @@ def _note(
         found.rewrites[home].append(Rewrite(name, told.before, told.after))
     if is_note(file.name):
         after = text if told is None or told.after is None else told.after
-        if stale := list(notes.lost(text, after, directory, file.name)):
-            found.stale[os.path.join(directory, file.name)] = stale
+        found.notes.append(Noted(directory, file.name, text, after))
     return told
 
 
@@ -284,11 +288,11 @@ def _link(found: Following, scene: Scene, link: str, target: str, moved: Moved) 
     new = moved.told(target, around or os.curdir)
     if new is None:
         return
-    real = os.path.realpath(around or os.curdir)
-    home = next((one for one in outwards(scene, real) if one is not None), None)
+    home = scene.home(around or os.curdir)
     if home is None:
         found.relinks[around or os.curdir].append(Relink(os.path.basename(link), target, new))
         return
+    real = os.path.realpath(around or os.curdir)
     path = os.path.relpath(os.path.join(real, os.path.basename(link)), os.path.realpath(home))
     found.relinks[home].append(Relink(path, target, new))
 

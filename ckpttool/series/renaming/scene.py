@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.pointers.meaning import Index, Meaning
 from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A note: where it lies, what it says, and what it is to say."""
+
+    directory: str
+    name: str
+    before: str
+    after: str
 
 
 @dataclass(slots=True)
@@ -21,13 +33,13 @@ class Following:
         rewrites: Texts that are to say something else.
         relinks: Symlinks that are to lead elsewhere.
         faults: Why something can't be changed, by its path.
-        stale: Which checkpoints a note names by names that they will not have any more, by its path.
+        notes: All notes around them, those that say the same afterwards included.
     """
 
     rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
     relinks: dict[str, list[Relink]] = field(default_factory=lambda: defaultdict(list))
     faults: dict[str, str] = field(default_factory=dict)
-    stale: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[Noted] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -43,6 +55,23 @@ class Following:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Directories of checkpoints, with what in them and below them may have to follow new names.
+
+    Attributes:
+        directories: Where pointers are looked for.
+        entries: The checkpoints in them.
+        noted: The other directories in which notes name checkpoints.
+        links: The symlinks, with what they lead to.
+    """
+
+    directories: Sequence[str]
+    entries: Sequence[Entry]
+    noted: Sequence[str]
+    links: Mapping[str, str]
+
+
+@dataclass(frozen=True)  # without slots, for what it keeps once it was asked for
 class Scene:
     """Where checkpoints and what names them lie.
 
@@ -58,10 +87,61 @@ class Scene:
     links: Mapping[str, str]
     noted: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def directories(self) -> list[str]:
         """Return the directories in which pointers are looked for."""
         return sorted({self.root, *(entry.directory for entry in self.entries)})
+
+    @cached_property
+    def meaning(self) -> Meaning:
+        """Return what finds the checkpoints that a text names."""
+        return Meaning(Index(self.entries))
+
+    @property
+    def whole(self) -> Part:
+        """Return all of it."""
+        known = set(self.directories)
+        noted = [directory for directory in self.noted if directory not in known]
+        return Part(self.directories, self.entries, noted, self.links)
+
+    def part(self, home: str) -> Part:
+        """Return what goes into the journal of one of its directories."""
+        return Part([home], self._entries[home], self._noted[home], self._links[home])
+
+    def home(self, directory: str) -> str | None:
+        """Return the directory of checkpoints that another is or lies below, the nearest one."""
+        real = os.path.realpath(directory)
+        while real not in self._homes:
+            above = os.path.dirname(real)
+            if above == real:
+                return None
+            real = above
+        return self._homes[real]
+
+    @cached_property
+    def _homes(self) -> dict[str, str]:
+        return {os.path.realpath(directory): directory for directory in self.directories}
+
+    @cached_property
+    def _entries(self) -> dict[str, list[Entry]]:
+        found: dict[str, list[Entry]] = defaultdict(list)
+        for entry in self.entries:
+            found[entry.directory].append(entry)
+        return found
+
+    @cached_property
+    def _noted(self) -> dict[str | None, list[str]]:
+        found: dict[str | None, list[str]] = defaultdict(list)
+        for directory in self.whole.noted:
+            found[self.home(directory)].append(directory)
+        return found
+
+    @cached_property
+    def _links(self) -> dict[str | None, dict[str, str]]:
+        found: dict[str | None, dict[str, str]] = defaultdict(dict)
+        for link, target in self.links.items():
+            found[self.home(os.path.dirname(link) or os.curdir)][link] = target
+        return found
 
 
 def links_around(root: str) -> dict[str, str]:
@@ -75,14 +155,3 @@ def links_around(root: str) -> dict[str, str]:
         except OSError:  # it has just gone
             continue
     return found
-
-
-def outwards(scene: Scene, real: str) -> Iterator[str | None]:
-    """Yield the directory of checkpoints that a real path lies in or below, the nearest first."""
-    known = {os.path.realpath(directory): directory for directory in scene.directories}
-    while True:
-        yield known.get(real)
-        above = os.path.dirname(real)
-        if above == real:
-            return
-        real = above
