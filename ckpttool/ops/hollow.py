@@ -26,10 +26,11 @@ _ADAPTER = re.compile(r"(^|[._])(lora_B|lora_up|lora_embedding_A)([._]|$)")
 _NEEDED = re.compile(r"(^|.*[._/])(weight|kernel|embeddings?|bias|w|b|gamma|beta)(_\d+)?")
 _NORM = re.compile(r"norm|(^|[._/])(ln|bn|gn)(\d|[._/]|$)", re.IGNORECASE)
 _MAY_REPEAT = re.compile(
-    r"(?<![a-z])(absmax|anchors?|avg|b|beta|bias(es)?|buffer|cache|cell|counts?|grid|hidden|mask(ed|s)?|mean|memory|"
+    r"(?<![a-z])(absmax|alphas?|anchors?|avg|b|beta|bias(es)?|buffer|cache|cell|counts?|grid|hidden|mask(ed|s)?|mean|memory|"
     r"moving|noise|ones|queue|running|scal(e|es|ing)|shifts?|states?|stats?|std|var(iance)?|window|zeros?|zp)(?![a-z])"
 )
 """Words in the last part of a name that say it is none of those that multiply what comes in."""
+_HAVE_KERNELS = frozenset({"Dense", "Conv1D", "Conv2D", "Conv3D", "Embedding"})
 _SHOWN = 3
 
 
@@ -55,7 +56,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
             f"a LoRA adapter that changes nothing yet: all {len(starts):,} of its second factors are zero"
         )
         yield warning("adapter-untrained", message, _places(starts))
-    yield from _constant_matrices(filled, repeated, set(starts))
+    yield from _constant_matrices(checkpoint, filled, repeated, set(starts))
 
 
 def _nothing_held(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -85,11 +86,13 @@ def _of_no_element(weights: Sequence[Tensor]) -> Iterator[Finding]:
 
 
 def _constant_matrices(
-    weights: Sequence[Tensor], repeated: Mapping[str, bytes], adapters: set[str]
+    checkpoint: Checkpoint, weights: Sequence[Tensor], repeated: Mapping[str, bytes], adapters: set[str]
 ) -> Iterator[Finding]:
     shapes = {one.name: one.shape for one in weights}
     for one in weights:
         if one.name not in repeated or one.name in adapters or not _is_matrix(one) or not _is_telling(one):
+            continue
+        if str(one.path[-1]).isdecimal() and not _is_kernel(one, checkpoint.layers):
             continue
         value = _number(one, repeated[one.name])
         if value != value or (value and _is_norm(one, shapes)):  # of NaN the check of values tells
@@ -102,14 +105,15 @@ def _is_matrix(tensor: Tensor) -> bool:
 
 
 def _is_telling(tensor: Tensor) -> bool:
-    """Tell whether a weight that repeats one value can't do its work, as far as its name says.
-
-    Of a layer's weights that have numbers, as Keras's, only the first is no bias for sure.
-    """
+    """Tell whether a weight that repeats one value can't do its work, as far as its name says."""
     last = str(tensor.path[-1]).rpartition(".")[2].rpartition("/")[2]
-    if last.isdecimal() and int(last) > 0:
-        return False
     return tensor.size > 1 and _MAY_REPEAT.search(last.lower()) is None
+
+
+def _is_kernel(tensor: Tensor, layers: Mapping[str, str]) -> bool:
+    """Tell of a weight that has a number for a name, as Keras's, whether it is the kernel of its layer."""
+    is_first = tensor.path[-1] in (0, "0") and "activation" not in tensor.path  # a layer's own PReLU
+    return is_first and layers.get(tensor.name, "").partition(" ")[0] in _HAVE_KERNELS
 
 
 def _is_norm(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
