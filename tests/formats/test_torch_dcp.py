@@ -183,6 +183,10 @@ def outside(state: Any) -> None:
     state["state_dict_metadata"]["model.weight"].state["chunks"][1].state["offsets"].args = ((5, 0),)
 
 
+def without_chunks(state: Any) -> None:
+    state["state_dict_metadata"]["model.weight"].state["chunks"].clear()
+
+
 def doubled(state: Any) -> None:
     state["state_dict_metadata"]["model.weight"].state["chunks"][1].state["offsets"].args = ((1, 0),)
 
@@ -201,6 +205,7 @@ def unplaced(state: Any) -> None:
         (same_place, "item-mismatch"),
         (grown, "chunks-wrong"),
         (outside, "chunks-wrong"),
+        (without_chunks, "chunks-wrong"),
         (doubled, "chunks-wrong"),
         (unplaced, "part-missing"),
         (unplaced, "items-gap"),

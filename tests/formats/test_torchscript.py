@@ -117,6 +117,7 @@ def test_a_damaged_pickle_without_tensors_is_a_finding(traced: Path, changed) ->
     path = changed(traced, **{"traced_inputs.pkl": b"\x80\2}("})
     with open_checkpoint(path) as checkpoint:
         assert [finding.code for finding in checkpoint.findings] == ["truncated"]
+        assert {finding.code for finding in checkpoint.safety} == {"not-scanned"}
 
 
 def test_pickles_behind_the_first(traced: Path, changed) -> None:

@@ -107,6 +107,8 @@ def put_together(
         if stored is None or part.dtype.bits < 8:
             return None
         pieces.append(Piece(start, stored))
+    if not pieces:
+        return None
     storages = tuple(part.storage for part in parts if part.storage is not None)
     known = storages if len(storages) == len(parts) else ()
     return Chunked(shape, parts[0].dtype.itemsize, tuple(pieces), known)

@@ -27,7 +27,7 @@ from ckpttool.formats.torch.records import Records, StorageRecords
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import definitions_of, told_code, without_mangles
 from ckpttool.formats.torch.torchscript_tokens import judge_byte_code, judge_text
-from ckpttool.report import Finding, error
+from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.judgement import Judged, judge
 from ckpttool.wire.pickled import Call, Global, Pickle
@@ -118,7 +118,8 @@ class _Pickles:
                 try:
                     self._judged(name)
                 except DamagedCheckpoint as failure:
-                    self.found |= dict.fromkeys(failure.safety)
+                    rest = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
+                    self.found |= dict.fromkeys((*failure.safety, rest))
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
                 except CheckpointError as failure:
                     self.findings.append(error(failure.code, failure.reason, failure.where or member.name))
