@@ -307,7 +307,7 @@ class _TarObjects(TorchObjects):
         super().__init__(path, _no_storage)
         self._contents = contents
 
-    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
         if module_fields(node.id) is not None:
             return None
         key = int(node.id) if isinstance(node.id, str) and node.id[:20].isdecimal() else node.id
