@@ -103,7 +103,7 @@ class _PickleObjects(TorchObjects):
         found = "a tensor whose values are not in the file"
         raise DamagedCheckpoint(self._path, found, where=str(plain(persistent_id)), code="storage-missing")
 
-    def _bare_storage(self, node: Persistent) -> Leaf[TensorParts] | None:
+    def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
         return None
 
     def _storage(self, node: object) -> Storage:
