@@ -32,6 +32,8 @@ from random import Random
 from typing import Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
+import numpy as np
+
 from ckpttool import verify
 from ckpttool.cli import run
 from ckpttool.errors import CheckpointError, UsageError
@@ -185,7 +187,9 @@ class Fuzzer:
             self.rooms.setdefault(one.checkpoint.parent.name, []).append(one)
         self.shares = [SHARES.get(room, 1) for room in self.rooms]
         self.pickles = [data for one in self.seedlings for data in pickles_of(one.file)]
-        self.honest = {name for data in self.pickles for name in witnessed(data).imports}
+        generators = (np.random.default_rng(0), np.random.RandomState(0))
+        honest = (*self.pickles, *map(pickle.dumps, generators))
+        self.honest = {name for data in honest for name in witnessed(data).imports}
 
     def write(self, number: int) -> tuple[Seedling, Path, Path]:
         """Write a mutation; return its seed, the changed file, and the checkpoint."""
