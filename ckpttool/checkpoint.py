@@ -80,7 +80,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         safety: What loading it with its framework could run.
         judged: Absolute paths of the files by themselves that ``safety`` speaks of.
         complete: False where a part is missing.
-        keeps_metadata: Whether the metadata can be told once it is closed.
+        derives_metadata: Whether its metadata is worked out of a model's program: that takes its time, can be
+            done once it is closed, and says nothing of a training.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         judged: frozenset[str] = frozenset(),
         conventions: str | None = None,
         complete: bool = True,
-        keeps_metadata: bool = False,
+        derives_metadata: bool = False,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = path
@@ -118,7 +119,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.safety = safety
         self.judged = judged
         self.complete = complete
-        self.keeps_metadata = keeps_metadata
+        self.derives_metadata = derives_metadata
         self.spans = spans
         """Iterate over every byte range worth scanning, in file order."""
         self.close = close
@@ -155,7 +156,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
             "judged": self.judged,
             "conventions": self.conventions,
             "complete": self.complete,
-            "keeps_metadata": self.keeps_metadata and "metadata" not in changes,
+            "derives_metadata": self.derives_metadata and "metadata" not in changes,
             "close": self.close,
         }
         return Checkpoint(**{**same, **changes})

@@ -30,6 +30,7 @@ SOURCES = {
     "pytorch, legacy": "pytorch-legacy/guide_legacy.pth",
     "pytorch, sharded": "pytorch/pytorch-sharded",
     "pytorch, DeepSpeed": "deepspeed/zero-2/global_step2",
+    "pytorch, ranks": "ranks/old-fsdp-4",
     "pickle": "pickle/protocol4.pkl",
     "torchscript": "torchscript/scripted.pt",
     "torch-export": "torch-export/program.pt2",

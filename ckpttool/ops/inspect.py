@@ -74,7 +74,7 @@ def inspection(checkpoint: Checkpoint, *, filter: str | None = None, stats: bool
     """Return what an open checkpoint is; see ``inspect``."""
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
     # What a closed file can't tell any more is asked now.
-    _ = checkpoint.training, checkpoint.keeps_metadata or checkpoint.metadata
+    _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata
     statistics = {t.name: statistics_of(t) for t in tensors if _is_numeric(t)} if stats else None
     return Inspection(checkpoint, tensors, statistics)
 

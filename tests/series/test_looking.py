@@ -11,6 +11,7 @@ from ckpttool import children
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats import discovery
 from ckpttool.formats.interface import Probe
+from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.series.members import look as looks
 from ckpttool.series.surveying import looking
 from ckpttool.series.surveying.survey import Survey, survey
@@ -162,3 +163,13 @@ def test_what_is_replaced_after_it_was_found_is_noticed(tree: Path, monkeypatch:
     _, entry = looks.look_for(str(path))
     assert entry is not None
     assert [file.inode for file in entry.contents.files] == [before] != [path.stat().st_ino]
+
+
+def test_a_graph_is_not_digested_to_list_it(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told of a graph takes its time, and nothing of it is listed."""
+    shutil.copytree(files / "savedmodel" / "plain", tmp_path / "run" / "model")
+    monkeypatch.setattr(MetaGraph, "computes", lambda self: pytest.fail("digested"))
+    (one,) = survey(tmp_path / "run").entries
+    assert (one.format, one.fault) == ("savedmodel", None)

@@ -260,15 +260,40 @@ def test_a_full_disk_takes_only_what_is_unchanged(series: Path, monkeypatch: pyt
     assert (len(result.plan.removals), list(result.failed)) == (7, [str(path)])
 
 
-def test_a_full_disk_of_directories_is_told(trainer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["trainer", "sharded"])
+def test_a_full_disk_gets_room_from_directories(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be written until a file of the first that goes is gone."""
+    directory: Path = request.getfixturevalue(kind)
+    kept, before, written = _kept(directory), _digests(directory), []
+
+    def write_within(*arguments: object) -> None:
+        if _digests(directory) == before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(arguments)
+        write(*arguments)
+
+    write = removal.write_within
+    monkeypatch.setattr(removal, "write_within", write_within)
+    result = _prune(directory)
+    assert (result.problems, _digests(directory), len(written)) == ((), kept, 1)
+    assert result.freed_bytes == sum(entry.nbytes for entry in result.plan.removals)
+    assert _leftovers(directory) == []
+
+
+def test_a_directory_that_changed_stays_on_a_full_disk(
+    trainer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = _digests(trainer)
     monkeypatch.setattr(removal, "write_within", refuse)
-    with pytest.raises(AccessDenied, match="nothing was removed"):
-        _prune(trainer)
-    assert _digests(trainer) == before
+    first = _prune(trainer, dry_run=True).plan.removals[0].path
+    result = _prune(trainer, confirm=_meanwhile(lambda: Path(first, "notes.txt").write_text("mine")))
+    assert list(result.failed) == [first]
+    assert Path(first, "notes.txt").read_text() == "mine"
+    assert all(not Path(entry.path).exists() for entry in result.plan.removals if entry.path != first)
 
 
 def test_an_interrupt_leaves_nothing_half_done(short: Path, tmp_path: Path, fault) -> None:

@@ -99,7 +99,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             findings=tuple(parts.findings),
             safety=tuple(_safety(model, directory, entries)),
             complete=parts.complete,
-            keeps_metadata=True,  # digests of all that a graph computes take their time
+            derives_metadata=True,  # digests of all that a graph computes take their time
             close=parts.keep(),
         )
         return _restored(checkpoint, directory)

@@ -21,8 +21,10 @@ from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
 from ckpttool.series.changing.lock import FULL
 from ckpttool.series.changing.owned import MAX_BYTES, opened_own
-from ckpttool.series.changing.stage import Changed, Gone, Stage, Stranded, places, unlink_file
+from ckpttool.series.changing.removable import require_removable
+from ckpttool.series.changing.stage import Changed, Gone, Stage, Stranded, places, status_of, unlink_all
 from ckpttool.series.files import opened
+from ckpttool.series.paths import shown
 from ckpttool.wire.atomic import sync_directory, write_within
 from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
@@ -68,12 +70,12 @@ def remove(directory: str, journal: Journal) -> Outcome:
                 continue
         except NoRoom as failure:
             refusal = failure
-        single = next(filter(_IS_SINGLE, journal.removals), None)
-        if single is None or journal.rewrites:  # pointers are rewritten before anything goes
+        first = next(filter(_IS_SINGLE, journal.removals), next(iter(journal.removals), None))
+        if first is None or journal.rewrites:  # pointers are rewritten before anything goes
             _give_up(journal, outcome, refusal)
             break
-        _unlink_at_once(directory, single, outcome)
-        journal = Journal(tuple(one for one in journal.removals if one is not single))
+        _unlink_at_once(directory, first, outcome)
+        journal = Journal(tuple(one for one in journal.removals if one is not first))
     return outcome
 
 
@@ -146,11 +148,18 @@ def _crowded(directory: str, journal: Journal, outcome: Outcome) -> tuple[Remova
 
 
 def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
-    """Unlink a checkpoint that is a single file. That needs no journal: nothing can be left half-done."""
+    """Unlink a checkpoint without a journal, so that there is room for one.
+
+    A kill leaves nothing half-done of a single file; of others it leaves a part.
+    """
 
     def unlink() -> None:
         with opened(directory) as home:
-            outcome.freed += unlink_file(home, removal.contents.files[0])
+            if not any(status_of(name, home) for name in removal.members):
+                raise Gone
+            require_removable(home, removal.contents)
+            for freed in unlink_all(home, removal, shown(directory)):
+                outcome.freed += freed
 
     if _tried(outcome, removal, unlink):
         outcome.removed.append(removal.path)

@@ -96,14 +96,14 @@ class Stage:
             return
         if not any(status_of(name, self.home) for name in removal.members):
             raise Gone
-        self._check(self.home, removal)
+        _require_unchanged(self.home, removal)
         require_removable(self.home, removal.contents)
         place = make_directory(str(number), 0o700, self.inner)
         try:
             for name in removal.members:
                 persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
             # Only what was renamed is known to be what was checked: another could have come between.
-            self._check(place, removal)
+            _require_unchanged(place, removal)
         except (OSError, Changed):
             self.restore(number, removal)
             raise
@@ -129,15 +129,6 @@ class Stage:
         if number not in self.shared:
             self.shared[number] = make_directory(str(number), 0o700, self.inner)
         return self.shared[number]
-
-    def _check(self, place: int, removal: Removal) -> None:
-        try:
-            found = contents(place, removal.members)
-            require_unmounted(place, removal.members, found)
-        except FileNotFoundError as error:
-            raise Changed("it has vanished, or a part of it, since the plan was made") from error
-        if not found.is_same_as(removal.contents):
-            raise Changed("it has changed since the plan was made")
 
     def put_back(self, number: int, removal: Removal) -> None:
         """Rename a checkpoint to where it was, its index last.
@@ -174,20 +165,12 @@ class Stage:
         if number in self.shared and removal.is_single:
             yield unlink_here(self.shared[number], removal.contents.files[0])
             return
-        has_begun = False
+        with opened(str(number), self.inner) as place:
+            yield from unlink_all(place, removal, self._place(number))
         try:
-            with opened(str(number), self.inner) as place:
-                self._check(place, removal)
-                for freed in _unlink_files(place, removal.contents):
-                    has_begun = True
-                    yield freed
-                remove_directories(place, removal.contents)
             persist(partial(os.rmdir, str(number), dir_fd=self.inner))
-        except (Changed, OSError) as failure:
-            if not has_begun:
-                raise
-            rest = f"the rest lies in {self._place(number)}"
-            raise Stranded(f"partly removed: {_reason(failure)}; {rest}") from failure
+        except OSError as failure:
+            raise _left(failure, self._place(number)) from failure
 
     def _place(self, number: int) -> str:
         return shown(os.path.join(self.path, str(number)))
@@ -197,6 +180,46 @@ def _reason(failure: Exception) -> str:
     if isinstance(failure, OSError):
         return (failure.strerror or str(failure)).lower()
     return str(failure)
+
+
+def unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]:
+    """Unlink all files and directories of a checkpoint; yield the bytes that each file frees.
+
+    Args:
+        place: Descriptor of the directory that its members lie in.
+        removal: The checkpoint.
+        shown_place: What the user is told of where the rest lies.
+
+    Raises:
+        Changed: It isn't what it was; nothing of it was unlinked.
+        OSError: It can't be unlinked; nothing of it was.
+        Stranded: The rest of it can't be unlinked.
+    """
+    has_begun = False
+    try:
+        _require_unchanged(place, removal)
+        for freed in _unlink_files(place, removal.contents):
+            has_begun = True
+            yield freed
+        remove_directories(place, removal.contents)
+    except (Changed, OSError) as failure:
+        if not has_begun:
+            raise
+        raise _left(failure, shown_place) from failure
+
+
+def _left(failure: Exception, shown_place: str) -> Stranded:
+    return Stranded(f"partly removed: {_reason(failure)}; the rest lies in {shown_place}")
+
+
+def _require_unchanged(place: int, removal: Removal) -> None:
+    try:
+        found = contents(place, removal.members)
+        require_unmounted(place, removal.members, found)
+    except FileNotFoundError as error:
+        raise Changed("it has vanished, or a part of it, since the plan was made") from error
+    if not found.is_same_as(removal.contents):
+        raise Changed("it has changed since the plan was made")
 
 
 def _require_same(file: Fingerprint, status: os.stat_result | None) -> None:

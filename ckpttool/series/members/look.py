@@ -207,10 +207,11 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
     ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
     """
-    batches: object = checkpoint.metadata
+    told = _told_by_training(checkpoint)
+    batches: object = told
     for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
         batches = batches.get(key) if isinstance(batches, Mapping) else None
-    steps, optimizers = checkpoint.metadata.get("global_step"), checkpoint.metadata.get("optimizer_states")
+    steps, optimizers = told.get("global_step"), told.get("optimizer_states")
     if not isinstance(batches, int) or not isinstance(optimizers, list) or not optimizers:
         return None
     return {batches: batches - 1, batches + 1: batches}.get(_quotient(steps, len(optimizers)))
@@ -252,11 +253,15 @@ def signature(checkpoint: Checkpoint) -> str:
 
 def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
-    callbacks = checkpoint.metadata.get("callbacks")
+    callbacks = _told_by_training(checkpoint).get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
         best = state.get("best_model_path") if isinstance(state, Mapping) else None
         if isinstance(best, str) and best:
             yield best
+
+
+def _told_by_training(checkpoint: Checkpoint) -> Mapping[str, object]:
+    return {} if checkpoint.derives_metadata else checkpoint.metadata
 
 
 def _seconds(when: str | None) -> float | None:
