@@ -119,6 +119,8 @@ class Inert:
     def __call__(self, *args: object, **kwargs: object) -> Inert:
         self.calls.add(self.name)
         self.calls.update(arg.name for arg in args if isinstance(arg, Inert) and not arg.name.endswith("()"))
+        if self.name in LOOKUPS and len(args) == 2 and isinstance(args[0], Inert):
+            return Inert(f"{args[0].name}.{args[1]}", self.calls)
         return Inert(f"{self.name.removesuffix('()')}()", self.calls)
 
     def __setstate__(self, state: object) -> None:
@@ -131,6 +133,10 @@ class Inert:
 
     def __setitem__(self, key: object, value: object) -> None:
         pass
+
+
+LOOKUPS = ("__builtin__ getattr", "builtins getattr")
+"""What gives what it finds a name that no opcode has: an enumeration's member, a class within another."""
 
 
 class Witness(pickle._Unpickler):  # type: ignore[name-defined,misc]
@@ -189,7 +195,8 @@ class Fuzzer:
         self.pickles = [data for one in self.seedlings for data in pickles_of(one.file)]
         generators = (np.random.default_rng(0), np.random.RandomState(0))
         honest = (*self.pickles, *map(pickle.dumps, generators))
-        self.honest = {name for data in honest for name in witnessed(data).imports}
+        seen = list(map(witnessed, honest))
+        self.honest = {name for one in seen for name in one.imports | one.calls}
 
     def write(self, number: int) -> tuple[Seedling, Path, Path]:
         """Write a mutation; return its seed, the changed file, and the checkpoint."""
