@@ -6,13 +6,15 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ckpttool.tensor import Role, Span, Tensor
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from typing_extensions import Required, Unpack
 
     from ckpttool.report import Finding
 
@@ -60,105 +62,102 @@ class FileEntry:
     nbytes: int
 
 
-class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
-    """One opened checkpoint: a mapping from names to lazy tensors.
-
-    Its structure was checked when it was opened; no value was read. Close it, or use it as a context
-    manager, to give the open files back. A name that two tensors would have goes to the first; the
-    others are in ``tensors``, which has them all by path.
+class CheckpointParts(TypedDict, total=False):
+    """What a checkpoint is made of. What takes its time is a function, called when it is first asked for.
 
     Attributes:
         path: The file, directory or prefix, as the user gave it.
         format: Name of the format, as the documentation lists them.
         variant: Which kind of the format, or None.
-        conventions: Name of the format whose names and layouts the tensors have: the one that it was
-            converted from, if the file says it; otherwise its own.
         tensors: All tensors, in the order of the file.
         files: All files that belong to it.
+        spans: Iterates over every byte range worth scanning, in file order.
+        metadata: What is not a tensor, as plain data that JSON can hold.
+        training: Epoch, step, loss and the like, with where each came from.
+        layers: The type of the layer of each weight whose layer the files tell, as its framework calls it.
+            Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
+            flattened counts, with ``(*, 4)`` where only its channels are told, ``Dense of unknown wiring``
+            where nothing says what stands before it, and ``Dense unlike PyTorch's:`` with the reason where
+            its weights may be in an order that PyTorch hasn't got; Paddle's have that of the operator or of
+            the parameter: ``linear``, ``conv2d``.
+        own_names: What variables were called when they were made, where the files say it, by tensor.
+            TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
+        tree: All that the checkpoint holds as nested objects; None: the tensors by name are all. It consists
+            of plain Python containers and values, of the tensors themselves, and of the nodes of
+            ``ckpttool.wire.pickled`` for what plain Python has no type for. What can't be carried is
+            ``Opaque``.
+        native: What serves the format alone and is needed to write it again, by the format and a name:
+            ``tensorflow.object_graph``, ``keras.config``; nothing that a tensor or the metadata tells.
         producer: What wrote it.
         findings: What is wrong or remarkable in its structure.
         safety: What loading it with its framework could run.
         judged: Absolute paths of the files by themselves that ``safety`` speaks of.
+        conventions: Name of the format whose names and layouts the tensors have: the one that it was
+            converted from, if the file says it; otherwise its own.
         complete: False where a part is missing.
         derives_metadata: Whether its metadata is worked out of a model's program: that takes its time, can be
             done once it is closed, and says nothing of a training.
+        close: Gives the open files back; tensors can't be read any more.
     """
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        format: str,
-        variant: str | None,
-        tensors: tuple[Tensor, ...],
-        files: tuple[FileEntry, ...],
-        spans: Callable[[], Iterator[Span]],
-        metadata: Callable[[], Mapping[str, object]] = dict,
-        training: Callable[[], TrainingState] = TrainingState,
-        layers: Callable[[], Mapping[str, str]] = dict,
-        own_names: Callable[[], Mapping[str, str]] = dict,
-        tree: Callable[[], object] = lambda: None,
-        native: Callable[[], Mapping[str, bytes]] = dict,
-        producer: Producer = Producer(),
-        findings: tuple[Finding, ...] = (),
-        safety: tuple[Finding, ...] = (),
-        judged: frozenset[str] = frozenset(),
-        conventions: str | None = None,
-        complete: bool = True,
-        derives_metadata: bool = False,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.path = path
-        self.format = format
-        self.variant = variant
-        self.conventions = conventions or format
-        self.tensors = tensors
-        self.files = files
-        self.producer = producer
-        self.findings = findings
-        self.safety = safety
-        self.judged = judged
-        self.complete = complete
-        self.derives_metadata = derives_metadata
-        self.spans = spans
-        """Iterate over every byte range worth scanning, in file order."""
-        self.close = close
-        """Give the open files back; tensors can't be read any more."""
-        self._metadata = metadata
-        self._training = training
-        self._layers = layers
-        self._own_names = own_names
-        self._tree = tree
-        self._native = native
+    path: Required[str]
+    format: Required[str]
+    variant: Required[str | None]
+    tensors: Required[tuple[Tensor, ...]]
+    files: Required[tuple[FileEntry, ...]]
+    spans: Required[Callable[[], Iterator[Span]]]
+    metadata: Callable[[], Mapping[str, object]]
+    training: Callable[[], TrainingState]
+    layers: Callable[[], Mapping[str, str]]
+    own_names: Callable[[], Mapping[str, str]]
+    tree: Callable[[], object]
+    native: Callable[[], Mapping[str, bytes]]
+    producer: Producer
+    findings: tuple[Finding, ...]
+    safety: tuple[Finding, ...]
+    judged: frozenset[str]
+    conventions: str
+    complete: bool
+    derives_metadata: bool
+    close: Callable[[], None]
+
+
+_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "native"})
+"""CheckpointParts that are functions when they are given, and their results when they are read."""
+
+
+class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
+    """One opened checkpoint: a mapping from names to lazy tensors.
+
+    Its structure was checked when it was opened; no value was read. Close it, or use it as a context
+    manager, to give the open files back. A name that two tensors would have goes to the first; the
+    others are in ``tensors``, which has them all by path. ``CheckpointParts`` says what each attribute is.
+    """
+
+    def __init__(self, **parts: Unpack[CheckpointParts]) -> None:
+        self._parts = parts
+        self.path = parts["path"]
+        self.format = parts["format"]
+        self.variant = parts["variant"]
+        self.tensors = parts["tensors"]
+        self.files = parts["files"]
+        self.spans = parts["spans"]
+        self.producer = parts.get("producer", Producer())
+        self.findings = parts.get("findings", ())
+        self.safety = parts.get("safety", ())
+        self.judged = parts.get("judged", frozenset())
+        self.conventions = parts.get("conventions") or self.format
+        self.complete = parts.get("complete", True)
+        self.derives_metadata = parts.get("derives_metadata", False)
+        self.close = parts.get("close", lambda: None)
 
     def but(self, **changes: Any) -> Checkpoint:
-        """Return a checkpoint of the same files in which some things are others; only it is to be closed.
-
-        Args:
-            changes: Arguments of the constructor.
-        """
+        """Return a checkpoint of the same files in which some parts are others; close only that one."""
         same: dict[str, Any] = {
-            "path": self.path,
-            "format": self.format,
-            "variant": self.variant,
-            "tensors": self.tensors,
-            "files": self.files,
-            "spans": self.spans,
-            "metadata": lambda: self.metadata,
-            "training": lambda: self.training,
-            "layers": lambda: self.layers,
-            "own_names": lambda: self.own_names,
-            "tree": lambda: self.tree,
-            "native": lambda: self.native,
-            "producer": self.producer,
-            "findings": self.findings,
-            "safety": self.safety,
-            "judged": self.judged,
-            "conventions": self.conventions,
-            "complete": self.complete,
-            "derives_metadata": self.derives_metadata and "metadata" not in changes,
-            "close": self.close,
+            name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
+            for name in CheckpointParts.__annotations__
         }
+        same["derives_metadata"] &= "metadata" not in changes
         return Checkpoint(**{**same, **changes})
 
     @cached_property
@@ -185,51 +184,33 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     @cached_property
     def metadata(self) -> Mapping[str, object]:
         """Return what is not a tensor, as plain data that JSON can hold."""
-        return self._metadata()
+        return self._parts.get("metadata", dict)()
 
     @cached_property
     def training(self) -> TrainingState:
         """Return epoch, step, loss and the like, with where each came from."""
-        return self._training()
+        return self._parts.get("training", TrainingState)()
 
     @cached_property
     def layers(self) -> Mapping[str, str]:
-        """Return the type of the layer of each weight whose layer the files tell, as its framework calls it.
-
-        Keras's have the name of the class, ``Dense``, and ``Dense after Flatten (4, 3, 4)`` where what is
-        flattened counts, with ``(*, 4)`` where only its channels are told, ``Dense of unknown wiring`` where
-        nothing says what stands before it, and ``Dense unlike PyTorch's:`` with the reason where its weights
-        may be in an order that PyTorch hasn't got; Paddle's have that of
-        the operator or of the parameter: ``linear``, ``conv2d``.
-        """
-        return self._layers()
+        """Return the type of the layer of each weight whose layer the files tell."""
+        return self._parts.get("layers", dict)()
 
     @cached_property
     def own_names(self) -> Mapping[str, str]:
-        """Return what variables were called when they were made, where the files say it, by tensor.
-
-        TensorFlow keeps it beside the path through the objects, which is what a tensor is named by.
-        """
-        return self._own_names()
+        """Return what variables were called when they were made, where the files say it, by tensor."""
+        return self._parts.get("own_names", dict)()
 
     @cached_property
     def tree(self) -> object:
-        """Return all that the checkpoint holds as nested objects; None: the tensors by name are all.
-
-        It consists of plain Python containers and values, of the tensors themselves, and of the nodes of
-        ``ckpttool.wire.pickled`` for what plain Python has no type for. What can't be carried is ``Opaque``.
-        """
-        made = self._tree()
-        self._tree = lambda: made  # what it was made of is needed no more
-        return made
+        """Return all that the checkpoint holds as nested objects; None: the tensors by name are all."""
+        # What the tree is made of may be large, and is needed no more.
+        return self._parts.pop("tree", lambda: None)()
 
     @cached_property
     def native(self) -> Mapping[str, bytes]:
-        """Return what serves the format alone and is needed to write it again, by the format and a name.
-
-        ``tensorflow.object_graph``, ``keras.config``: nothing that a tensor or the metadata tells.
-        """
-        return self._native()
+        """Return what serves the format alone and is needed to write it again, by the format and a name."""
+        return self._parts.get("native", dict)()
 
     @property
     def nbytes(self) -> int:

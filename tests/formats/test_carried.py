@@ -137,7 +137,7 @@ def test_conventions_that_are_none_are_refused(told: dict[str, object]) -> None:
 
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
     opened = checkpoint("a")
-    opened._tree = lambda: {"a": opened["a"]}
+    opened = opened.but(tree=lambda: {"a": opened["a"]})
     document = json.loads(written({"native": {}}))
     del document["tensors"]
     found = restored(opened, json.dumps(document), "here")
@@ -148,7 +148,7 @@ def test_a_format_that_holds_the_tree_keeps_it() -> None:
 
 def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
     opened = checkpoint("a", "b")
-    opened._tree = lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]}
+    opened = opened.but(tree=lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]})
     document = written({"training": {"learning_rate": 0.5}}, tensors=None, roles={"a": "optimizer"})
     found = restored(opened, document, "here")
     assert found.findings == ()
