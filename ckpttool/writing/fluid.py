@@ -1,40 +1,61 @@
-"""Paddle Fluid's directories: one serial in a directory of its own, each variable a file.
+"""Writes Paddle Fluid's directories: one serial in a directory of its own, each variable a file.
 
 Source: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``save_checkpoint``.
 """
 
 from __future__ import annotations
 
-import math
+import os
 import time
-from collections.abc import Iterator, Mapping
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from ckpttool.checkpoint import TrainingState
+from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.paddle.fluid_native import HEIGHTS, LEVELS
-from ckpttool.formats.paddle.fluid_parts import COUNTERS, MARKER, MODEL, TRAINER
+from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.paddle.fluid_native import HEIGHTS, LEVELS, heights_of
+from ckpttool.formats.paddle.fluid_parts import (
+    COUNTERS,
+    MARKER,
+    MAX_SLASHES,
+    MODEL,
+    TABLES,
+    TRAINER,
+    unlike_parameters,
+)
+from ckpttool.formats.paddle.fluid_tables import SHARD
 from ckpttool.formats.paddle.fluid_trainers import MAX_ARGUMENT
-from ckpttool.wire.lodtensor_writing import NUMBERS, lod_tensor_header, rows_header, values_header
+from ckpttool.tensor import Path, Tensor
+from ckpttool.training import training_state
+from ckpttool.wire.lodtensor import MAX_AXES, lod_bytes, read_lod_tensor
+from ckpttool.wire.lodtensor_writing import NO_LEVELS, NUMBERS, lod_tensor_header, rows_header, values_header
 from ckpttool.wire.sink import Sink
+from ckpttool.wire.source import Buffer
 from ckpttool.wire.staged import Staged
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
-from ckpttool.writing.fluid_variables import Variable, name_refusal, refusals, variables
 from ckpttool.writing.interface import WriteOptions, Writer
-from ckpttool.writing.progress import progress
 from ckpttool.writing.shards import Files
 
 _NOT_LOADED = frozenset({"uint64", "float8_e4m3fn", "float8_e5m2"})
 """Types that have a number, and that Paddle 2.6 does not load."""
-_OWN = frozenset({"serial", "trainers", "lookup_tables"})
+_SAID_BY_READER = frozenset({"serial", "trainers", "lookup_tables"})
 """What the reader says of a serial by itself."""
 _SERIAL_DIGITS = 18
-_MOST = 1 << 63
+_LIMIT = 1 << 63
 """Above any count."""
+_MAX_NAME = 255
+"""The most bytes of a file's name, on every file system in use."""
+_SKIPPED = ("@GRAD", ".trainer_", ".block")
+"""What a variable has in its name that Paddle neither saves nor loads."""
+_DEEPEST = 6
+"""How many levels of containers are searched for progress: it lies in the first three."""
 
 Trainers = Mapping[str, Mapping[str, object]]
+"""The arguments of each trainer by name, by the trainer's number."""
 
 
 class Fluid(Writer):
@@ -46,25 +67,59 @@ class Fluid(Writer):
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         found = [*variables(content)]
-        if not any(one.directory == MODEL for one in found):
+        if not any(variable.directory == MODEL for variable in found):
             yield "there is no tensor in it, and a Fluid checkpoint has variables"
-        yield from refusals(found, slashes=_was_fluid(content))
+        yield from _file_refusals(found, slashes=_was_fluid(content))
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
-        serial = f"checkpoint_{_serial(content)}"
+        number = content.metadata.get("serial") if _was_fluid(content) else None
+        is_number = type(number) is int and 0 <= number < 10**_SERIAL_DIGITS
+        serial = f"checkpoint_{number if is_number else 0}"
         files = Files(target)
         for variable in variables(content):
             _write_variable(files.create(f"{serial}/{variable.place}"), variable)
-        for number, arguments in _trainers(content).items():
+        for trainer, arguments in _trainers(content).items():
             for name, value in arguments.items():
-                files.create(f"{serial}/trainer_{number}/{name}").write(str(value).encode())
-            _write_marker(files.create(f"{serial}/trainer_{number}/{MARKER}"))
+                files.create(f"{serial}/trainer_{trainer}/{name}").write(str(value).encode())
+            _write_marker(files.create(f"{serial}/trainer_{trainer}/{MARKER}"))
         if (entry := _entry(content)) is not None:
             files.create(f"{serial}/{ENTRY}").write(entry)
         _write_marker(files.create(f"{serial}/{MODEL}/{MARKER}"))
 
 
-def _write_variable(sink: Sink, variable: Variable) -> None:
+class FluidVariable(NamedTuple):
+    """A variable on its way to its file.
+
+    Attributes:
+        directory: Which of the serial's it lies in.
+        name: As Paddle calls it.
+        values: Its elements.
+        rows: The numbers of the rows that they are, of a SelectedRows.
+        height: How many rows there are in all.
+        levels: The sequences of a LoDTensor, as they are stored.
+    """
+
+    directory: str
+    name: str
+    values: Tensor
+    rows: Tensor | None = None
+    height: int = 0
+    levels: bytes = NO_LEVELS
+
+    @property
+    def place(self) -> str:
+        """Return the path of its file in the serial."""
+        return f"{self.directory}/{self.name}"
+
+    @property
+    def placed_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors whose paths a reader tells from this place: of SelectedRows, and of tables."""
+        if self.rows is not None:
+            return self.values, self.rows
+        return (self.values,) if self.directory == TABLES[0] else ()
+
+
+def _write_variable(sink: Sink, variable: FluidVariable) -> None:
     values, rows = variable.values, variable.rows
     if rows is None:
         sink.write(lod_tensor_header(values.dtype, values.shape, variable.levels))
@@ -76,7 +131,7 @@ def _write_variable(sink: Sink, variable: Variable) -> None:
 
 
 def _write_marker(sink: Sink) -> None:
-    """Write what says that a save is whole: the time of it, as Paddle does."""
+    """Write the marker of a finished save: the time of it, as Paddle does."""
     sink.write(time.ctime().encode())
 
 
@@ -84,71 +139,207 @@ def _was_fluid(content: Content) -> bool:
     """Tell whether content was a Fluid checkpoint once, whatever format it was read from."""
     if content.source_format == Fluid.name:
         return True
-    told = _told_trainers(content) or {}
-    return any(name in arguments for arguments in told.values() for name in COUNTERS)
+    trainers = _source_trainers(content) or {}
+    return any(name in arguments for arguments in trainers.values() for name in COUNTERS)
 
 
-def _serial(content: Content) -> int:
-    told = content.metadata.get("serial") if _was_fluid(content) else None
-    return told if type(told) is int and 0 <= told < 10**_SERIAL_DIGITS else 0
+def _entry(content: Content) -> bytes | None:
+    """Return the entry, if the files don't tell all of the content by themselves."""
+    rest = content
+    if _was_fluid(content) and _source_trainers(content) is not None:
+        placed = {tensor.path for variable in variables(content) for tensor in variable.placed_tensors}
+        rest = replace(
+            content,
+            tensors=tuple(tensor for tensor in content.tensors if tensor.path not in placed),
+            metadata={key: value for key, value in content.metadata.items() if key not in _SAID_BY_READER},
+            native={
+                key: value
+                for key, value in content.native.items()
+                if key != HEIGHTS and not key.startswith(LEVELS)
+            },
+            training=TrainingState(),
+        )
+    entry = document(rest)
+    return document(content) if entry is not None and rest is not content else entry
+
+
+# Variables ------------------------------------------------------------------------------------------
+
+
+def variables(content: Content) -> Iterator[FluidVariable]:
+    """Yield the variables that the tensors of some content become; rows and their values are one."""
+    sparse = dict(_sparse(content))
+    of_rows = {rows.path for rows, _ in sparse.values()}
+    for tensor in content.owned:
+        if tensor.path in of_rows:
+            continue
+        if tensor.path in sparse:
+            rows, height = sparse[tensor.path]
+            yield FluidVariable(*_directory_and_name(tensor.path[:-1]), tensor, rows, height)
+        elif tensor.path[:1] == (TABLES[0],) and tensor.path[2:] == ("values",):
+            yield FluidVariable(*_directory_and_name(tensor.path[:-1]), tensor)
+        else:
+            levels = content.native.get(LEVELS + tensor.name, NO_LEVELS)
+            yield FluidVariable(MODEL, tensor.name, tensor, levels=levels)
+
+
+def _sparse(content: Content) -> Iterator[tuple[Path, tuple[Tensor, int]]]:
+    """Yield the rows and the height of each SelectedRows in the content, by the path of its values."""
+    heights = heights_of(content.native)
+    by_path = {tensor.path: tensor for tensor in content.owned} if heights else {}
+    for path, values in by_path.items():
+        rows, stem = by_path.get((*path[:-1], "rows")), path[:-1]
+        height = heights.get(".".join(map(str, stem)))
+        if path[-1:] != ("values",) or not stem or rows is None or height is None:
+            continue
+        is_of_rows = rows.dtype.name == "int64" and len(rows.shape) == 1
+        if is_of_rows and values.shape and values.shape[0] >= rows.size:
+            yield path, (rows, height)
+
+
+def _directory_and_name(stem: Path) -> tuple[str, str]:
+    """Return the directory and the name of a path's variable; shards of lookup tables have their own."""
+    name = ".".join(map(str, stem[1:]))
+    if stem[0] == TABLES[0] and SHARD.fullmatch(name):
+        return TABLES[0], name
+    return MODEL, ".".join(map(str, stem))
+
+
+def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterator[str]:
+    """Yield why variables can't be files, a sentence each.
+
+    Args:
+        wanted: The variables.
+        slashes: Whether a name may have them: what stands before one is a directory then, as Paddle does it.
+    """
+    files: dict[str, FluidVariable] = {}
+    directories: dict[str, FluidVariable] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for variable in wanted:
+        name = variable.values.name
+        parts = variable.name.split("/") if slashes else [variable.name]
+        if why := next(filter(None, map(_name_refusal, parts)), None) or _paddle_refusal(variable):
+            yield f"{name}: {why} (use --map)"
+            continue
+        if (other := files.setdefault(_casefolded(variable.place), variable)) is not variable:
+            yield f"{name}: some file systems take its name for that of {other.name} (use --map)"
+        for count in range(1, len(parts)):
+            directories[_casefolded(f"{variable.directory}/{'/'.join(parts[:count])}")] = variable
+        if not _are_levels(variable):
+            yield f"{name}: what is told of its sequences is nothing that Paddle reads"
+        if variable.directory == MODEL and variable.rows is None:
+            shapes[variable.name] = variable.values.shape
+    for place in files.keys() & directories.keys():
+        yield f"{files[place].values.name}: a file, and for {directories[place].name} a directory (use --map)"
+    for name, parameter in unlike_parameters(shapes):
+        yield (
+            f"{name}: its name says that it belongs to {parameter}'s optimizer, and its shape "
+            f"{list(shapes[name])} is not {list(shapes[parameter])} (use --map)"
+        )
+
+
+def _name_refusal(name: str) -> str | None:
+    """Return why nothing can be a file of this name, or None."""
+    try:
+        nbytes = len(os.fsencode(name))
+    except UnicodeEncodeError:
+        return "a Fluid variable is a file, and its name is no valid text"
+    for letter, shown in (("/", "'/'"), ("\0", "NUL")):
+        if letter in name:
+            return f"a Fluid variable is a file, and its name can't have {shown}"
+    if not name:
+        return "a Fluid variable is a file, and needs a name"
+    if nbytes > _MAX_NAME:
+        return f"a Fluid variable is a file, and its name has {nbytes:,} bytes (at most {_MAX_NAME})"
+    return "a file of this name is hidden, and no variable" if name.startswith(".") else None
+
+
+def _paddle_refusal(variable: FluidVariable) -> str | None:
+    """Return why Paddle, or a reader, would skip a variable, or None."""
+    if variable.name == MARKER:
+        return "Paddle has its marker under this name"
+    if variable.name.count("/") > MAX_SLASHES:
+        return f"its name has more than {MAX_SLASHES} slashes"
+    if len(variable.values.shape) > MAX_AXES:
+        return f"{len(variable.values.shape)} axes, and at most {MAX_AXES} are read"
+    found = next((part for part in _SKIPPED if part in variable.name), None)
+    return f"Paddle neither saves nor loads a variable with {found!r} in its name" if found else None
+
+
+def _are_levels(variable: FluidVariable) -> bool:
+    """Tell whether the sequences of a variable are read again as they were told."""
+    values, levels = variable.values, variable.levels
+    if levels == NO_LEVELS or values.dtype.name not in NUMBERS:
+        return True
+    header = Buffer("", lod_tensor_header(values.dtype, values.shape, levels))
+    try:
+        found = read_lod_tensor(header)
+        return found.offset == header.size and lod_bytes(header, found) == levels
+    except CheckpointError:
+        return False
+
+
+def _casefolded(place: str) -> str:
+    """Return what is equal of names that are one to a file system that ignores case."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", place).casefold())
+
+
+# Progress -------------------------------------------------------------------------------------------
 
 
 def _trainers(content: Content) -> Trainers:
     """Return what each trainer of a Fluid checkpoint kept; of others, what is known of their progress."""
-    if _was_fluid(content) and (told := _told_trainers(content)) is not None:
-        return told
-    state = progress(content)
-    counted = zip(COUNTERS, map(_whole, (state.epoch, state.step)), strict=True)
-    known = {name: value for name, value in counted if value is not None}
+    if _was_fluid(content) and (trainers := _source_trainers(content)) is not None:
+        return trainers
+    state = _progress(content)
+    counts = zip(COUNTERS, (state.epoch, state.step), strict=True)
+    # A trainer's file has an integer: a fraction of an epoch, an infinity or a NaN is none.
+    known = {
+        name: int(value)
+        for name, value in counts
+        if value is not None and -_LIMIT < value < _LIMIT and value == int(value)
+    }
     return {"0": known} if known else {}
 
 
-def _whole(value: float | None) -> int | None:
-    """Return a count as the integer that a trainer's file has, None where it is no such number."""
-    is_whole = value is not None and -_MOST < value < _MOST and value == int(value)
-    return int(value) if is_whole and value is not None else None
-
-
-def _told_trainers(content: Content) -> Trainers | None:
-    """Return the trainers of a Fluid checkpoint, None where their arguments can't be written as files."""
-    told = content.metadata.get("trainers", {})
-    if not isinstance(told, Mapping):
+def _source_trainers(content: Content) -> Trainers | None:
+    """Return the trainers that the source had, or None if their arguments can't be written as files."""
+    trainers = content.metadata.get("trainers", {})
+    if not isinstance(trainers, Mapping):
         return None
-    for number, arguments in told.items():
+    for number, arguments in trainers.items():
         if not TRAINER.fullmatch(f"trainer_{number}") or not isinstance(arguments, Mapping):
             return None
         if any(not _is_argument(name, value) for name, value in arguments.items()):
             return None
-    return told
+    return trainers
 
 
 def _is_argument(name: object, value: object) -> bool:
-    is_name = isinstance(name, str) and not name_refusal(name) and name != MARKER
-    if isinstance(value, str):
-        return is_name and value == value.strip() and _length(value) <= MAX_ARGUMENT
-    return is_name and type(value) is int and -_MOST < value < _MOST
-
-
-def _length(text: str) -> float:
-    """Return how many bytes a text has; no number is as large where it is no valid one."""
+    is_name = isinstance(name, str) and not _name_refusal(name) and name != MARKER
+    if not isinstance(value, str):
+        return is_name and type(value) is int and -_LIMIT < value < _LIMIT
     try:
-        return len(text.encode())
+        return is_name and value == value.strip() and len(value.encode()) <= MAX_ARGUMENT
     except UnicodeEncodeError:
-        return math.inf
+        return False
 
 
-def _entry(content: Content) -> bytes | None:
-    """Return the entry, where the files don't tell all of the content by themselves."""
-    rest = content
-    if _was_fluid(content) and _told_trainers(content) is not None:
-        metadata = {key: value for key, value in content.metadata.items() if key not in _OWN}
-        native = {
-            key: value
-            for key, value in content.native.items()
-            if key != HEIGHTS and not key.startswith(LEVELS)
-        }
-        held = {one.path for variable in variables(content) for one in variable.apart}
-        left = tuple(tensor for tensor in content.tensors if tensor.path not in held)
-        rest = replace(content, tensors=left, metadata=metadata, native=native, training=TrainingState())
-    entry = document(rest)
-    return document(content) if entry is not None and rest is not content else entry
+def _progress(content: Content) -> TrainingState:
+    """Return epoch, step and the like: what the source said, or else what its keys and scalar tensors say."""
+    if content.training != TrainingState():
+        return content.training
+    known = _plain(content.tree, _DEEPEST) if content.tree is not None else content.metadata
+    scalars = {tensor.path: lazy_scalar(tensor) for tensor in content.tensors if tensor.size == 1}
+    return training_state(known if isinstance(known, dict) else dict(content.metadata), scalars)
+
+
+def _plain(node: object, depth: int) -> object:
+    """Return the plain values below a node of a tree, None for anything else."""
+    if isinstance(node, str | int | float):
+        return node
+    if isinstance(node, dict) and depth:
+        return {key: _plain(value, depth - 1) for key, value in node.items() if isinstance(key, str)}
+    if isinstance(node, list | tuple) and depth:
+        return [_plain(value, depth - 1) for value in node]
+    return None

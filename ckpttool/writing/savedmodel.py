@@ -21,7 +21,7 @@ from ckpttool.formats.tensorflow.objects import GRAPH_KEY, steps_of
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
 from ckpttool.wire.staged import Staged
-from ckpttool.writing.bundle import NUMBERS, shape_message, strange, write_bundle
+from ckpttool.writing.bundle import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -72,7 +72,7 @@ class SavedModel(Writer):
         yield from refused_names(content)
         yield from _refused_places(content)
         for tensor in content.tensors:
-            yield from strange(tensor)
+            yield from refused_type(tensor)
             yield from _refused_attributes(tensor)
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:

@@ -17,7 +17,7 @@ from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, rea
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, MAX_NODES
 from ckpttool.tensor import Tensor
 from ckpttool.wire.staged import Staged
-from ckpttool.writing.bundle import MAX_KEY, NUMBERS, strange, write_bundle
+from ckpttool.writing.bundle import MAX_KEY, NUMBERS, refused_type, write_bundle
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -42,7 +42,7 @@ class TensorFlow(Writer):
         if keyed_as_before(content) is None:
             yield from refused_names(content)
         for tensor in content.tensors:
-            yield from strange(tensor)
+            yield from refused_type(tensor)
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
         content = without_computation(content)

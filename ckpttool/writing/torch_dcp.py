@@ -1,12 +1,14 @@
-"""Distributed checkpoints as a single rank of ``torch.distributed.checkpoint`` writes them.
+"""Writes distributed checkpoints as a single rank of ``torch.distributed.checkpoint`` does.
 
-Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``, ``_traverse.py``.
+Source: PyTorch ``torch/distributed/checkpoint/filesystem.py``, ``default_planner.py``, ``_traverse.py``,
+``metadata.py``; CPython ``Lib/pickle.py``.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
@@ -14,32 +16,34 @@ from typing import ClassVar
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.telling import plain
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call
+from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global
 from ckpttool.wire.staged import Shape, Staged
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content
-from ckpttool.writing.dcp_metadata import Stored, write_metadata
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
-from ckpttool.writing.torch_archive import ANONYMOUS, WHOLE, name_refusals, write_archive
+from ckpttool.writing.pytorch import ANONYMOUS, WHOLE, name_refusals, write_archive
 
-_DATA, _METADATA = "__0_0.distcp", ".metadata"
+_DATA_FILE, _METADATA_FILE = "__0_0.distcp", ".metadata"
 _MOST_ENTRIES = 100_000
 """The most tensors and values: the metadata of more would be a longer pickle than any that is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One entry of a flattened state dict: a tensor, or any other object."""
-
-    path: Path
-    node: object
-    requires_grad: bool = False
-
-    @property
-    def fqn(self) -> str:
-        """Return the name under which it is saved."""
-        return ".".join(map(str, self.path))
+_MODULE = "torch.distributed.checkpoint.metadata"
+_METADATA, _INDEX = Global(_MODULE, "Metadata"), Global(_MODULE, "MetadataIndex")
+_TENSOR, _BYTES = Global(_MODULE, "TensorStorageMetadata"), Global(_MODULE, "BytesStorageMetadata")
+_PROPERTIES, _CHUNK = Global(_MODULE, "TensorProperties"), Global(_MODULE, "ChunkStorageMetadata")
+_PLACE = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
+_SIZE = Global("torch", "Size")
+_STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+_CONTIGUOUS = Call(Global(_MODULE, "_MEM_FORMAT_ENCODING"), (0,))
+_VERSION = "1.0.0"
+_SHARED = frozenset(
+    {_STRIDED, _CONTIGUOUS, "properties", "size", "chunks", "offsets", "sizes", "fqn", "index", "offset"}
+    | {"relative_path", "length"}
+)
+"""What is written once, beside the names of classes, and referred to where it is used again."""
+_BATCH = 1000
+"""How many pairs are set at once: a reader keeps them on its stack."""
+_WORDS = {None: b"N", True: b"\x88", False: b"\x89"}
 
 
 class TorchDcp(Writer):
@@ -50,7 +54,7 @@ class TorchDcp(Writer):
     shape: ClassVar[Shape] = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
-        found = list(islice(flattened(content), _MOST_ENTRIES + 1))
+        found = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
         if len(found) > _MOST_ENTRIES:
             yield f"more entries than one checkpoint can list (at most {_MOST_ENTRIES:,})"
             return
@@ -62,17 +66,17 @@ class TorchDcp(Writer):
         yield from name_refusals(names)
 
     def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
-        items = list(flattened(content))
+        items = list(flat_state_dict(content))
         stored = _write_items(items, target)
         entry = document(content)
         if entry is not None:
             target.create(ENTRY).write(entry)
-        write_metadata(target.create(_METADATA).write, stored)
+        write_metadata(target.create(_METADATA_FILE).write, stored)
 
 
-def _write_items(items: list[Item], target: Staged) -> list[Stored]:
+def _write_items(items: list[StateDictEntry], target: Staged) -> list[StoredEntry]:
     """Write everything into one file, ties once; return where it lies."""
-    sink = target.create(_DATA)
+    sink = target.create(_DATA_FILE)
     unsealed: list[TorchZip] = []
     places: dict[object, tuple[int, int]] = {}
     stored = []
@@ -88,14 +92,14 @@ def _write_items(items: list[Item], target: Staged) -> list[Stored]:
             place = start, sink.offset - start
             if owner is not None:
                 places[owner] = place
-        stored.append(Stored(item.fqn, item.path, tensor, item.requires_grad, _DATA, *place))
+        stored.append(StoredEntry(item.fqn, item.path, tensor, item.requires_grad, _DATA_FILE, *place))
     for archive in unsealed:
         archive.seal()
     return stored
 
 
 def _owner_of(node: object) -> object:
-    """Return what all have in common that are stored once; None where that is one alone."""
+    """Return a key that all have in common that are stored once; None for one that is stored alone."""
     if isinstance(node, Tensor):
         return node.shares_with or node.name
     if isinstance(node, Call) and node.function == NDARRAY:
@@ -106,13 +110,27 @@ def _owner_of(node: object) -> object:
 # The state dict, flattened as PyTorch does it -------------------------------------------------------
 
 
-def flattened(content: Content) -> Iterator[Item]:
+@dataclass(frozen=True, slots=True)
+class StateDictEntry:
+    """An entry of a flattened state dict: a tensor, or any other object."""
+
+    path: Path
+    node: object
+    requires_grad: bool = False
+
+    @property
+    def fqn(self) -> str:
+        """Return the name under which it is saved."""
+        return ".".join(map(str, self.path))
+
+
+def flat_state_dict(content: Content) -> Iterator[StateDictEntry]:
     """Yield the entries of a state dict: what is nested in dictionaries, and in lists that hold tensors.
 
     A tree that is no dictionary is no state dict; its tensors are taken by their names then.
     """
     if not isinstance(content.tree, dict):
-        yield from (Item((tensor.name,), tensor) for tensor in content.tensors)
+        yield from (StateDictEntry((tensor.name,), tensor) for tensor in content.tensors)
         return
     pending: list[tuple[Path, object]] = [((), content.tree)]
     known: dict[int, bool] = {}
@@ -123,21 +141,17 @@ def flattened(content: Content) -> Iterator[Item]:
             pending += [((*path, key), part) for key, part in reversed(parts)]
             continue
         found = _tensor_in(node)
-        yield Item(path, node) if found is None else Item(path, *found)
+        yield StateDictEntry(path, node) if found is None else StateDictEntry(path, *found)
 
 
 def _parts(node: object, known: dict[int, bool]) -> list[tuple[str | int, object]]:
-    """Return the parts of a container that has entries of its own; none where it is one entry."""
+    """Return the parts of a container that has entries of its own; none if it is one entry."""
     if isinstance(node, dict):
-        return [(_text(key), part) for key, part in node.items()]
-    return list(enumerate(node)) if isinstance(node, list) and _is_open(node, known) else []
+        return [(key if isinstance(key, str) else str(plain(key)), part) for key, part in node.items()]
+    return list(enumerate(node)) if isinstance(node, list) and _is_nested(node, known) else []
 
 
-def _text(key: object) -> str:
-    return key if isinstance(key, str) else str(plain(key))
-
-
-def _is_open(items: list[object], known: dict[int, bool]) -> bool:
+def _is_nested(items: list[object], known: dict[int, bool]) -> bool:
     """Tell whether a list holds tensors or dictionaries, at any depth of lists.
 
     Args:
@@ -160,7 +174,7 @@ def _is_open(items: list[object], known: dict[int, bool]) -> bool:
 
 
 def _tensor_in(node: object) -> tuple[Tensor, bool] | None:
-    """Return the tensor that a node is, and whether it requires gradients; None where it is none."""
+    """Return the tensor that a node is, and whether it requires gradients; None if it is none."""
     if isinstance(node, Tensor):
         return node, False
     if not isinstance(node, Call) or not node.args or not isinstance(node.args[0], Tensor):
@@ -170,3 +184,160 @@ def _tensor_in(node: object) -> tuple[Tensor, bool] | None:
     if node.is_of("torch._utils", "_rebuild_parameter") and len(node.args) > 1:
         return node.args[0], bool(node.args[1])
     return None
+
+
+# The pickle .metadata -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """What is saved under one name, and where.
+
+    Attributes:
+        fqn: The name: the keys of the path, joined by dots.
+        path: Where it lies in the state dict; integers are indexes of lists.
+        tensor: What it is; None for anything but a tensor.
+        requires_grad: Whether it is a parameter that is trained.
+        file: The name of the file.
+        offset: Where it begins in the file, in bytes.
+        nbytes: How many bytes it takes there.
+    """
+
+    fqn: str
+    path: Path
+    tensor: Tensor | None
+    requires_grad: bool
+    file: str
+    offset: int
+    nbytes: int
+
+
+def write_metadata(write: Callable[[bytes], object], stored: Sequence[StoredEntry]) -> None:
+    """Write the metadata of a checkpoint in which each tensor is one chunk."""
+    pickle = _MetadataPickler(write)
+    write(b"\x80\x02")
+    pickle.value(_METADATA)
+    write(b")\x81}")
+    for field, pairs in (
+        ("state_dict_metadata", ((one.fqn, _storage_metadata(one)) for one in stored)),
+        ("planner_data", ((one.fqn, one.path) for one in stored)),
+        ("storage_data", (_storage_info(one) for one in stored)),
+    ):
+        pickle.value(field)
+        pickle.mapping(pairs)
+        write(b"s")
+    for field, value in (("storage_meta", None), ("version", _VERSION)):
+        pickle.value(field)
+        pickle.value(value)
+        write(b"s")
+    write(b"b.")
+
+
+def _storage_metadata(one: StoredEntry) -> object:
+    if one.tensor is None:
+        return _PickledObject(_BYTES, {})
+    shape = one.tensor.shape
+    dtype = Global("torch", one.tensor.dtype.name)
+    properties = _PickledObject(_PROPERTIES, (dtype, _STRIDED, one.requires_grad, _CONTIGUOUS, False))
+    chunk = _PickledObject(_CHUNK, {"offsets": _size((0,) * len(shape)), "sizes": _size(shape)})
+    return _PickledObject(_TENSOR, {"properties": properties, "size": _size(shape), "chunks": [chunk]})
+
+
+def _storage_info(one: StoredEntry) -> tuple[object, object]:
+    index: dict[str, object] = {"fqn": one.fqn, "index": None}
+    if one.tensor is not None:
+        index |= {"offset": _size((0,) * len(one.tensor.shape)), "index": 0}
+    place = {"relative_path": one.file, "offset": one.offset, "length": one.nbytes}
+    return _PickledObject(_INDEX, index), _PickledObject(_PLACE, place)
+
+
+def _size(lengths: tuple[int, ...]) -> Call:
+    return Call(_SIZE, (lengths,))
+
+
+@dataclass(frozen=True, slots=True)
+class _PickledObject:
+    """An object that is made without arguments, and then given its state."""
+
+    kind: Global
+    state: object
+
+
+class _MetadataPickler:
+    """Writes values opcode by opcode."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self._known: dict[object, int] = {}
+
+    def value(self, value: object) -> None:
+        """Write the opcodes that put a value on a reader's stack."""
+        is_shared = isinstance(value, Global) or (isinstance(value, str | Call) and value in _SHARED)
+        known = self._known.get(value) if is_shared else None
+        if known is not None:
+            self._write(b"h" + bytes([known]))
+            return
+        self._write_opcodes(value)
+        if is_shared:
+            self._known[value] = len(self._known)
+            self._write(b"q" + bytes([self._known[value]]))
+
+    def _write_opcodes(self, value: object) -> None:
+        if value is None or isinstance(value, bool):
+            self._write(_WORDS[value])
+        elif isinstance(value, int):
+            self._write(_integer(value))
+        elif isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            self._write(b"X" + struct.pack("<I", len(text)) + text)
+        elif isinstance(value, Global):
+            self._write(f"c{value.module}\n{value.name}\n".encode())
+        elif isinstance(value, dict):
+            self.mapping(value.items())
+        elif isinstance(value, tuple | list):
+            self._sequence(value)
+        elif isinstance(value, Call):
+            self.value(value.function)
+            self.value(value.args)
+            self._write(b"R")
+        elif isinstance(value, _PickledObject):
+            self._instance(value)
+        else:
+            raise TypeError(f"no metadata holds a {type(value).__name__}")
+
+    def mapping(self, pairs: Iterable[tuple[object, object]]) -> None:
+        self._write(b"}")
+        count = 0
+        for key, value in pairs:
+            if count % _BATCH == 0:
+                self._write(b"u(" if count else b"(")
+            self.value(key)
+            self.value(value)
+            count += 1
+        if count:
+            self._write(b"u")
+
+    def _instance(self, made: _PickledObject) -> None:
+        self.value(made.kind)
+        self._write(b")\x81")
+        if made.state:
+            self.value(made.state)
+            self._write(b"b")
+
+    def _sequence(self, items: tuple[object, ...] | list[object]) -> None:
+        self._write(b"(" if isinstance(items, tuple) else b"](")
+        for item in items:
+            self.value(item)
+        self._write(b"t" if isinstance(items, tuple) else b"e")
+
+
+def _integer(value: int) -> bytes:
+    """Return the opcode of a number, as short as it can be."""
+    if 0 <= value < 1 << 8:
+        return b"K" + bytes([value])
+    if 0 <= value < 1 << 16:
+        return b"M" + struct.pack("<H", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    length = value.bit_length() // 8 + 1
+    return b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True)

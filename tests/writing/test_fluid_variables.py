@@ -12,7 +12,7 @@ import pytest
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.paddle.fluid_native import LEVELS
 from ckpttool.writing.content import Content
-from ckpttool.writing.fluid import Fluid, _told_trainers, _trainers
+from ckpttool.writing.fluid import Fluid, _source_trainers, _trainers
 from ckpttool.writing.interface import WriteOptions
 from tests.writing.contents import tensor
 
@@ -62,4 +62,4 @@ def test_counts_that_no_trainer_has_are_left_to_the_entry(count: float) -> None:
 )
 def test_arguments_that_are_no_files_are_left_to_the_entry(value: object) -> None:
     content = Content((ONE,), None, {"trainers": {"0": {"epoch_id": 1, "name": value}}})
-    assert _told_trainers(content) is None
+    assert _source_trainers(content) is None

@@ -26,7 +26,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Call, Global
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged import Staged
-from ckpttool.writing import pytorch, torch_archive
+from ckpttool.writing import pytorch
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
 from ckpttool.writing.pytorch import Pytorch
@@ -159,7 +159,7 @@ def test_ties_are_one_storage_and_views_keep_no_more_than_they_show(saved: Path,
     assert loaded["transposed"].is_contiguous()
 
 
-NAMES = sorted(torch_archive.WHOLE)
+NAMES = sorted(pytorch.WHOLE)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -206,7 +206,7 @@ def test_it_is_laid_out_byte_for_byte_as_pytorch_does(
         assert [storage_of(one) for one in tree.values()] == ["0", "1", "2", "3"]
         write(pickle)
 
-    monkeypatch.setattr(torch_archive, "pickle_into", pickle_into)
+    monkeypatch.setattr(pytorch, "pickle_into", pickle_into)
     with open_checkpoint(tmp_path / "same.pt") as opened:
         (tmp_path / "there").mkdir()
         target = write(content_of(opened), tmp_path / "there" / "same.pt")
@@ -230,7 +230,7 @@ def test_the_root_is_what_pytorch_calls_it(tmp_path: Path, name: str) -> None:
 
 def test_a_long_pickle_is_streamed(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rewritten(saved, tmp_path / "target.pth").read_bytes()
-    monkeypatch.setattr(torch_archive, "_KEPT", 10)
+    monkeypatch.setattr(pytorch, "_KEPT", 10)
     (tmp_path / "there").mkdir()
     assert rewritten(saved, tmp_path / "there" / "target.pth").read_bytes() == whole
 

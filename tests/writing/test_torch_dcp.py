@@ -24,9 +24,8 @@ from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged import Staged
 from ckpttool.writing import torch_dcp
 from ckpttool.writing.content import Content
-from ckpttool.writing.dcp_metadata import Stored, write_metadata
 from ckpttool.writing.interface import WriteOptions
-from ckpttool.writing.torch_dcp import TorchDcp, flattened
+from ckpttool.writing.torch_dcp import StoredEntry, TorchDcp, flat_state_dict, write_metadata
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -241,7 +240,7 @@ def test_lists_that_hold_each_other_often_are_asked_once() -> None:
     dicts: dict[str, Any] = {"a": 1}
     for _ in range(40):
         dicts = {"l": dicts, "r": dicts}
-    (item,) = flattened(Content((), {"x": numbers}))
+    (item,) = flat_state_dict(Content((), {"x": numbers}))
     assert (item.fqn, item.node) == ("x", numbers)
     assert [*TorchDcp().refusals(Content((), {"x": dicts}), WriteOptions())] == [
         "more entries than one checkpoint can list (at most 100,000)"
@@ -254,7 +253,7 @@ def test_deep_lists_are_no_recursion() -> None:
     full: list[Any] = [one]
     for _ in range(5000):
         bare, full = [bare], [full]
-    assert [len(item.path) for item in flattened(Content((one,), {"x": bare, "y": full}))] == [1, 5002]
+    assert [len(item.path) for item in flat_state_dict(Content((one,), {"x": bare, "y": full}))] == [1, 5002]
 
 
 def test_a_tensor_without_values_is_refused() -> None:
@@ -290,7 +289,9 @@ def test_numbers_of_any_size_are_written(tmp_path: Path) -> None:
     """What lies beyond 4 GiB has an offset that no opcode of a fixed size holds."""
     numbers = [0, 255, 256, 65_535, 65_536, (1 << 31) - 1, 1 << 31, (1 << 32) + 5, 1 << 40, (1 << 63) - 1]
     stored = [
-        Stored(f"t{at}", (f"t{at}",), Tensor(("t",), UINT8, (0, number)), False, "__0_0.distcp", number, 7)
+        StoredEntry(
+            f"t{at}", (f"t{at}",), Tensor(("t",), UINT8, (0, number)), False, "__0_0.distcp", number, 7
+        )
         for at, number in enumerate(numbers)
     ]
     data = bytearray()
