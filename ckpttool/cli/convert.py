@@ -37,12 +37,12 @@ def convert(
     """
     from ckpttool.cli.diffing import chosen
     from ckpttool.formats import open_checkpoint
-    from ckpttool.ops.planning import plan
+    from ckpttool.ops.conversion_plan import plan_conversion
 
     wanted = converting.wishes(context.params)
     with open_checkpoint(chosen(str(source))) as checkpoint:
         return converting.finish(
-            lambda following: plan(checkpoint, str(target), wanted, following),
+            lambda following: plan_conversion(checkpoint, str(target), wanted, following),
             str(target),
             wanted,
             json=json,

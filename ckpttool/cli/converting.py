@@ -15,7 +15,7 @@ from ckpttool.cli.output import has_colour, print_json, progress, say_error, say
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
     from ckpttool.ops.conversion import Converted, ConvertWishes
-    from ckpttool.ops.planning import Plan
+    from ckpttool.ops.conversion_plan import ConversionPlan
 
 
 class Layout(str, enum.Enum):
@@ -133,7 +133,12 @@ def _shard_size(text: str) -> int:
 
 
 def finish(
-    make: Callable[[Checkpoint | None], Plan], target: str, wishes: ConvertWishes, *, json: bool, quiet: bool
+    make: Callable[[Checkpoint | None], ConversionPlan],
+    target: str,
+    wishes: ConvertWishes,
+    *,
+    json: bool,
+    quiet: bool,
 ) -> int:
     """Carry out a plan, show what came of it, and return the exit status.
 
@@ -148,8 +153,8 @@ def finish(
         CheckpointError: The source or the model can't be read, or the target can't be written.
         UsageError: The wishes can't be followed, or the target can't hold what the source has.
     """
+    from ckpttool.ops.conversion_plan import model_of
     from ckpttool.ops.convert import carry_out
-    from ckpttool.ops.planning import model_of
 
     with model_of(wishes) as model:
         planned = make(model)

@@ -69,13 +69,13 @@ def compare_two(paths: Sequence[str], wishes: DiffWishes, shown: Shown) -> int:
         CheckpointError: One can't be opened or read, or a picture can't be written.
         UsageError: The map file or the wishes can't be followed.
     """
-    from ckpttool.ops.diff import diff_opened
+    from ckpttool.ops.diff import diff_checkpoints
 
     with (
         _opened(*paths) as (a, b),
         progress("comparing", a.nbytes + b.nbytes) as advance,
     ):
-        difference = diff_opened(a, b, wishes, advance=advance)
+        difference = diff_checkpoints(a, b, wishes, advance=advance)
     if shown.plot is not None:
         from ckpttool.render.plot import kind_of
         from ckpttool.render.plot_diff import difference_picture

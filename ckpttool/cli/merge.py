@@ -41,11 +41,10 @@ def merge(
     Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
     """
     from ckpttool.cli.diffing import chosen
-    from ckpttool.ops.merge import plan_merge
-    from ckpttool.ops.merging.gathered import gathered
+    from ckpttool.ops.merge import open_parts, plan_merge
 
     wanted = converting.wishes(context.params)
-    with gathered([chosen(str(path)) for path in sources]) as whole:
+    with open_parts([chosen(str(path)) for path in sources]) as whole:
         return converting.finish(
             lambda following: plan_merge(whole, str(target), wanted, following),
             str(target),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttool.amounts import nbytes
 from ckpttool.errors import UsageError
-from ckpttool.ops.ignoring import Ignore
+from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.predict.request import InputSpec, parse_input
 
 _UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.errors import UsageError
-from ckpttool.ops.ignoring import Ignore, is_used
+from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import Request
 from ckpttool.series.retention.globs import matches

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ckpttool.cli.config import Config
     from ckpttool.cli.verifying import Outcome
-    from ckpttool.ops.sealing import Sealed
+    from ckpttool.ops.manifest_writing import SealResult
 
 
 def verify(
@@ -238,7 +238,7 @@ def _print(outcome: Outcome, json: bool, verbose: bool) -> None:
     _say_sealed(outcome.sealed, sys.stdout)
 
 
-def _say_sealed(sealed: Mapping[str, Sealed], stream: TextIO) -> None:
+def _say_sealed(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
     """Print a line for each manifest that is there now: also for those written before something failed."""
     from ckpttool.render.escape import printable
 
@@ -248,7 +248,7 @@ def _say_sealed(sealed: Mapping[str, Sealed], stream: TextIO) -> None:
             print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)
 
 
-def _say_refused(sealed: Mapping[str, Sealed]) -> None:
+def _say_refused(sealed: Mapping[str, SealResult]) -> None:
     for path, one in sealed.items():
         if one.refused is not None:
             say_error(f"{path}: no manifest written: {one.refused}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckpttool.cli.settings import Settings
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Unit
-    from ckpttool.ops.sealing import Sealed
+    from ckpttool.ops.manifest_writing import SealResult
 
 
 _TRIES = 3
@@ -68,7 +68,7 @@ class Outcome:
     verifications: list[Verification] = field(default_factory=list)
     failures: list[CheckpointError] = field(default_factory=list)
     judged: list[tuple[Settings, Verification]] = field(default_factory=list)
-    sealed: dict[str, Sealed] = field(default_factory=dict)
+    sealed: dict[str, SealResult] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
@@ -325,7 +325,7 @@ def _verified(target: _Target, unit: Unit, wanted: Wanted) -> Verification:
 
 
 def _sealed(unit: Unit, wanted: Wanted, outcome: Outcome) -> Verification:
-    from ckpttool.ops.sealing import verify_and_seal
+    from ckpttool.ops.manifest_writing import verify_and_seal
 
     with progress(unit.path, unit.nbytes) as advance:
         found, sealed = verify_and_seal(
@@ -339,7 +339,7 @@ def _accepted(found: Verification, settings: Settings, strict: bool) -> Verifica
     """Return a verdict in which the configuration's expected findings fail nothing."""
     if not settings.ignores:
         return found
-    from ckpttool.ops.ignoring import apply_ignores, refusals
+    from ckpttool.ops.ignored_findings import apply_ignores, refusals
 
     for sentence in refusals(found, settings.ignores):
         say_error(sentence)

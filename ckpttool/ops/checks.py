@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, LimitExceeded
 from ckpttool.formats.torch.chunks import storages_of
-from ckpttool.ops.hollow import Element, hollow_findings
+from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import compare, has_digests, manifests_of
-from ckpttool.ops.scanned import (
+from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
     loss_findings,
@@ -42,8 +42,8 @@ from ckpttool.wire.scan import Scanned, count_specials, scan
 from ckpttool.work import Advance
 
 if TYPE_CHECKING:
-    from ckpttool.ops.ignoring import Ignore
-    from ckpttool.ops.predicted import Prediction
+    from ckpttool.ops.ignored_findings import Ignore
+    from ckpttool.ops.prediction import Prediction
     from ckpttool.predict.run import Stage
 
 
@@ -123,7 +123,7 @@ class Verifier:
         self, prediction: Prediction, before: Verification, ignores: Sequence[Ignore]
     ) -> tuple[Check, ...]:
         """Return the checks of a prediction, which only a checkpoint earns that passed all before."""
-        from ckpttool.ops.ignoring import apply_ignores
+        from ckpttool.ops.ignored_findings import apply_ignores
 
         accepted = apply_ignores(before, ignores, strict=self._strict)
         has_failed = any(check.status is Status.FAILED for check in accepted.checks)

@@ -11,10 +11,10 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError, from_os_error
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import Converted, ConvertWishes
-from ckpttool.ops.placing import told
-from ckpttool.ops.planning import Plan, model_of, more, plan
-from ckpttool.ops.scanned import checksum_findings
-from ckpttool.ops.written import mismatches
+from ckpttool.ops.conversion_plan import ConversionPlan, model_of, more, plan_conversion
+from ckpttool.ops.readback import mismatches
+from ckpttool.ops.scan_findings import checksum_findings
+from ckpttool.ops.target_path import target_error
 from ckpttool.report import Finding, Severity
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, scan
@@ -43,10 +43,10 @@ def convert(
         UsageError: The wishes can't be followed, or the target can't hold what the source has.
     """
     with open_checkpoint(source) as checkpoint, model_of(wishes) as model:
-        return carry_out(plan(checkpoint, os.fspath(target), wishes, model), advance=advance)
+        return carry_out(plan_conversion(checkpoint, os.fspath(target), wishes, model), advance=advance)
 
 
-def carry_out(plan: Plan, *, advance: Advance = lambda nbytes: None) -> Converted:
+def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -> Converted:
     """Write what was planned, compare it with the source, and put it in place.
 
     Raises:
@@ -70,11 +70,11 @@ def carry_out(plan: Plan, *, advance: Advance = lambda nbytes: None) -> Converte
             if converted.verified:
                 staged.commit()
     except OSError as error:
-        raise told(error, plan.target) from error
+        raise target_error(error, plan.target) from error
     return replace(converted, warnings=staged.warnings)
 
 
-def _read_back(plan: Plan, staged: Staged, jobs: int, advance: Advance) -> Converted:
+def _read_back(plan: ConversionPlan, staged: Staged, jobs: int, advance: Advance) -> Converted:
     """Return what stands at the staged path, compared with what was planned.
 
     Raises:
@@ -87,7 +87,14 @@ def _read_back(plan: Plan, staged: Staged, jobs: int, advance: Advance) -> Conve
         failure = f"{error.where}: {error.reason}" if error.where else error.reason
         return plan.converted(nbytes=0, verified=False, failures=(f"it can't be opened: {failure}",))
     with opened:
-        found = mismatches(plan.content, opened, plan.writer, staged.written, jobs=jobs, advance=advance)
+        found = mismatches(
+            plan.content,
+            opened,
+            plan.writer,
+            staged.written,
+            jobs=jobs,
+            advance=advance,
+        )
         failures = tuple(found)
         safety = tuple(one for one in opened.safety if one.severity is not Severity.NOTE)
         if safety and plan.wishes.strict:

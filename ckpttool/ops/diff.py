@@ -22,7 +22,7 @@ from ckpttool.comparing.comparing import (
 )
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.ops.damage import corrupted, structural
+from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.difference import (
     ABSENT,
     Broken,
@@ -34,12 +34,15 @@ from ckpttool.ops.difference import (
     Undecided,
     ValueChange,
 )
-from ckpttool.ops.values_diff import compare_values, not_compared
+from ckpttool.ops.metadata_diff import compare_metadata, not_compared
+from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import Item
 from ckpttool.pairing.mapping import read_map
 from ckpttool.pairing.pairing import Pair, Pairing, PairingWishes, pair_up
-from ckpttool.report import counted
+from ckpttool.report import Severity, counted
+from ckpttool.tensor import Span
+from ckpttool.wire.scan import scan
 from ckpttool.work import Advance, default_jobs
 
 Compared = tuple[Pair, Outcome]
@@ -97,15 +100,15 @@ def diff(
         UsageError: The map file or the wishes can't be followed.
     """
     with open_checkpoint(a) as first, open_checkpoint(b) as second:
-        return diff_opened(first, second, wishes, advance=advance)
+        return diff_checkpoints(first, second, wishes, advance=advance)
 
 
-def diff_opened(
+def diff_checkpoints(
     a: Checkpoint, b: Checkpoint, wishes: DiffWishes, *, advance: Advance = lambda nbytes: None
 ) -> Difference:
     """Return how two open checkpoints differ; see ``diff``."""
-    broken = [*structural(a, Side.A), *structural(b, Side.B)]
-    _require(broken, a, b, wishes)
+    broken = [*structural_damage(a, Side.A), *structural_damage(b, Side.B)]
+    _require_readable(broken, a, b, wishes)
     pairing = pair_up(a, b, _pairing_wishes(wishes))
     _require_something(pairing, a, b)
     jobs = wishes.jobs or default_jobs()
@@ -114,12 +117,12 @@ def diff_opened(
     tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
     compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
     broken += [_unread(pair, one) for pair, one in compared if isinstance(one, Failure)]
-    rotten = [*corrupted(compared, a, b, jobs)]
+    rotten = [*corrupted_tensors(compared, a, b, jobs)]
     broken += rotten
-    _require(broken, a, b, wishes)
+    _require_readable(broken, a, b, wishes)
     names = {(one.side, one.name) for one in rotten}
     sound = [(pair, one) for pair, one in compared if names.isdisjoint(_stored_names(pair))]
-    difference = _difference(a, b, wishes, pairing, sound)
+    difference = _difference_of(a, b, wishes, pairing, sound)
     return replace(difference, broken=tuple(broken), tolerance=tolerance)
 
 
@@ -156,7 +159,7 @@ def _require_something(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
         raise UsageError(f"no tensor is left to compare{f' ({told})' if told else ''}")
 
 
-def _require(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
+def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
     """Require that both sides can be read, unless what can be is to be compared.
 
     Raises:
@@ -168,7 +171,7 @@ def _require(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: Dif
         raise DamagedCheckpoint(path, first.why, where=first.name if first.name != path else None)
 
 
-def _difference(
+def _difference_of(
     a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Sequence[Compared]
 ) -> Difference:
     undecided = _undecided(pairing, compared)
@@ -178,10 +181,10 @@ def _difference(
         if isinstance(outcome, Comparison) and id(pair) not in undecided
     ]
     changes = [_change(pair, outcome) for pair, outcome in measured]
-    differing, reported = compare_values(a, b)
+    differing, reported = compare_metadata(a, b)
     if a.format == b.format:
         differing += _other_keys(pairing)
-    values, told = _split(differing, wishes, pairing)
+    values, told = _counted_and_reported(differing, wishes, pairing)
     rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
     is_one_family = family_of(a.conventions) == family_of(b.conventions)
@@ -198,7 +201,11 @@ def _difference(
         values=tuple(values),
         reported=(*_bookkeeping(pairing), *told, *reported),
         rules=dict(rules),
-        notes=(*pairing.notes, *_on_layouts(pairing, undecided), *_ignored(differing, wishes, pairing)),
+        notes=(
+            *pairing.notes,
+            *_on_layouts(pairing, undecided),
+            *_notes_on_ignored(differing, wishes, pairing),
+        ),
         not_compared=tuple(_not_compared(a, b, wishes, compared)),
         undecided=tuple(undecided.values()),
         compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
@@ -213,7 +220,7 @@ def _other_keys(pairing: Pairing) -> Iterator[ValueChange]:
             yield ValueChange(f"{a.name} (keys)", list(a.path), list(b.path))
 
 
-def _split(
+def _counted_and_reported(
     differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing
 ) -> tuple[list[ValueChange], list[ValueChange]]:
     """Return what differs without being a tensor: what counts, and what is told only."""
@@ -226,7 +233,9 @@ def _split(
     return [*compress(values, belongs)], [*compress(values, (not one for one in belongs))]
 
 
-def _ignored(differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing) -> Iterator[str]:
+def _notes_on_ignored(
+    differing: Sequence[ValueChange], wishes: DiffWishes, pairing: Pairing
+) -> Iterator[str]:
     """Yield what ``ignore`` did, and did not."""
     gone = sum(_matches(change.path, wishes.ignore) for change in differing)
     if gone:
@@ -247,11 +256,11 @@ def _undecided(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Unde
             continue
         item = pair.b if pair.b.doubt else pair.a
         layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
-        found[id(pair)] = Undecided(_name(item), f"{_seen(outcome)} {layout}", pair.doubt or _TURNED)
+        found[id(pair)] = Undecided(_name(item), f"{_outcome_text(outcome)} {layout}", pair.doubt or _TURNED)
     return found
 
 
-def _seen(outcome: Comparison) -> str:
+def _outcome_text(outcome: Comparison) -> str:
     statistics = outcome.statistics
     if outcome.equal or statistics is None:
         return "equal"
@@ -320,3 +329,55 @@ def _described(checkpoint: Checkpoint) -> Described:
         len(checkpoint.tensors),
         checkpoint.parameters,
     )
+
+
+_FEW = 0.1
+"""The share of a tensor's elements below which a change looks like damage."""
+
+
+def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
+    """Yield what is wrong with the structure of one side."""
+    for finding in checkpoint.findings:
+        if finding.severity is Severity.ERROR:
+            yield Broken(finding.where or checkpoint.path, side, finding.message)
+
+
+def corrupted_tensors(
+    compared: Sequence[tuple[Pair, Outcome]], a: Checkpoint, b: Checkpoint, jobs: int
+) -> Iterator[Broken]:
+    """Yield the tensors of which a few elements differ because the bytes are not those that were written.
+
+    Training changes most elements of a tensor, a flipped bit changes one: where few differ, the checksums
+    that the formats carry are compared.
+    """
+    doubtful = [
+        pair for pair, outcome in compared if isinstance(outcome, Comparison) and _is_doubtful(outcome)
+    ]
+    yield from _checksum_mismatches(a, Side.A, [pair.a for pair in doubtful], jobs)
+    yield from _checksum_mismatches(b, Side.B, [pair.b for pair in doubtful], jobs)
+
+
+def _is_doubtful(comparison: Comparison) -> bool:
+    found = comparison.statistics
+    return found is not None and 0 < found.count <= max(1, found.size * _FEW)
+
+
+def _checksum_mismatches(
+    checkpoint: Checkpoint, side: Side, items: Iterable[Item], jobs: int
+) -> Iterator[Broken]:
+    names = {
+        (storage.file, storage.offset): source.name
+        for item in items
+        for source in item.sources
+        for storage in storages_of(source)
+    }
+    if not names:
+        return
+    spans = [span for span in checkpoint.spans() if span.crc32 is not None and _place(span) in names]
+    for scanned in scan(spans, jobs=jobs, values=False):
+        for finding in checksum_findings([scanned]):
+            yield Broken(names[_place(scanned.span)], side, finding.message)
+
+
+def _place(span: Span) -> tuple[str, int]:
+    return span.extent.file, span.extent.offset

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import numpy_dtype
 from ckpttool.formats import open_checkpoint
-from ckpttool.ops.diff import DiffWishes, diff_opened
+from ckpttool.ops.diff import DiffWishes, diff_checkpoints
 from ckpttool.ops.difference import Change, Difference
 from ckpttool.tensor import Role, Tensor
 from ckpttool.work import Advance
@@ -42,7 +42,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DriftStep:
     """From one checkpoint to the next.
 
     Attributes:
@@ -67,7 +67,7 @@ class Drift:
     """Checkpoints in the order given, and what happened between each two of them."""
 
     points: tuple[Point, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[DriftStep, ...]
 
     @property
     def equal(self) -> bool:
@@ -91,7 +91,7 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
         UsageError: The map file or the wishes can't be followed.
     """
     points: list[Point] = []
-    steps: list[Step] = []
+    steps: list[DriftStep] = []
     with ExitStack() as stack:
         before: tuple[Checkpoint, Mapping[str, float]] | None = None
         for path in paths:
@@ -100,7 +100,7 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
             advance(current.nbytes)
             points.append(_point(current, squares))
             if before is not None:
-                steps.append(_step(diff_opened(before[0], current, wishes, advance=advance), *before))
+                steps.append(_step(diff_checkpoints(before[0], current, wishes, advance=advance), *before))
                 before[0].close()
             before = current, squares
     return Drift(tuple(points), tuple(steps))
@@ -112,7 +112,7 @@ def _point(checkpoint: Checkpoint, squares: Mapping[str, float]) -> Point:
     return Point(checkpoint.path, state.epoch, state.step, state.loss, norm)
 
 
-def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> Step:
+def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
     """Return what happened between two checkpoints.
 
     Args:
@@ -131,7 +131,7 @@ def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, floa
     l2 = math.sqrt(math.fsum(one.statistics.l2**2 for one in moved if one.statistics is not None))
     largest = max(moved, key=_max_abs, default=None)
     lengths = _lengths(difference, moved, squares)
-    return Step(
+    return DriftStep(
         difference,
         l2,
         _ratio(l2, math.sqrt(lengths[0])) if lengths else None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ValueStatistics:
     """A tensor's values in numbers; NaN and infinities are counted, and left out of the rest.
 
     ``minimum`` and the others are None where no finite value is left.
@@ -47,7 +47,7 @@ class Inspection:
 
     checkpoint: Checkpoint
     tensors: tuple[Tensor, ...]
-    statistics: Mapping[str, Statistics] | None = None
+    statistics: Mapping[str, ValueStatistics] | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -87,7 +87,7 @@ def _is_numeric(tensor: Tensor) -> bool:
     )
 
 
-def statistics_of(tensor: Tensor) -> Statistics:
+def statistics_of(tensor: Tensor) -> ValueStatistics:
     """Return a real tensor's statistics, in one pass, in float64 and bounded memory.
 
     Blocks are merged by Chan's method, so that the variance doesn't cancel.
@@ -116,8 +116,8 @@ def statistics_of(tensor: Tensor) -> Statistics:
     times = tensor.size // stored if stored else 1
     counts = (tensor.size, nan * times, infinite * times, zeros * times)
     if not kept:
-        return Statistics(*counts, None, None, None, None)
-    return Statistics(*counts, low, high, mean, math.sqrt(squares / kept))
+        return ValueStatistics(*counts, None, None, None, None)
+    return ValueStatistics(*counts, low, high, mean, math.sqrt(squares / kept))
 
 
 def _stored_values(tensor: Tensor, dtype: np.dtype[Any]) -> Iterator[np.ndarray[Any, Any]]:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.errors import UsageError
+from ckpttool.errors import CheckpointError, Unsupported, UsageError
+from ckpttool.formats import open_checkpoint
+from ckpttool.formats.paddle.fluid import Fluid
+from ckpttool.formats.step_directory import RANKS
+from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.ranks import VARIANT
 from ckpttool.ops.conversion import Converted, ConvertWishes
+from ckpttool.ops.conversion_plan import ConversionPlan, model_of, plan_conversion
 from ckpttool.ops.convert import carry_out
-from ckpttool.ops.merging.gathered import gathered
-from ckpttool.ops.planning import Plan, model_of, plan
-from ckpttool.ops.whole import Whole
+from ckpttool.ops.merging.discarded_rank_state import keep_first_rank
+from ckpttool.ops.merging.fluid import merge_fluid
+from ckpttool.ops.merging.joined_parts import MergePart, join_parts, shards_of
+from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, is_intact, require_intact
+from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
+from ckpttool.ops.merging.zero import full_precision
 from ckpttool.work import Advance
 
 _AS_IT_IS = ConvertWishes()
@@ -33,11 +43,13 @@ def merge(
         CheckpointError: A part is missing, there twice, stale or damaged, or the target can't be written.
         UsageError: The wishes can't be followed, or the target can't hold what the parts have.
     """
-    with gathered(sources) as whole, model_of(wishes) as model:
+    with open_parts(sources) as whole, model_of(wishes) as model:
         return carry_out(plan_merge(whole, os.fspath(target), wishes, model), advance=advance)
 
 
-def plan_merge(whole: Whole, target: str, wishes: ConvertWishes, model: Checkpoint | None = None) -> Plan:
+def plan_merge(
+    whole: MergedCheckpoint, target: str, wishes: ConvertWishes, model: Checkpoint | None = None
+) -> ConversionPlan:
     """Return how a whole would be written; nothing is written.
 
     Raises:
@@ -47,5 +59,105 @@ def plan_merge(whole: Whole, target: str, wishes: ConvertWishes, model: Checkpoi
     dropped = whole.dropped if wishes.only == "all" else ()
     if dropped and wishes.strict:
         raise UsageError(f"{dropped[0].path} can't be carried: {dropped[0].why} (--strict)")
-    made = plan(whole.checkpoint, target, wishes, model, sources=whole.sources)
+    made = plan_conversion(whole.checkpoint, target, wishes, model, sources=whole.sources)
     return replace(made, dropped=(*dropped, *made.dropped), notes=(*whole.notes, *made.notes))
+
+
+_DEEPSPEED = "deepspeed"
+
+
+def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
+    """Return what parts make together.
+
+    One source is what a reader opens there. DeepSpeed's parts become the weights in full precision, and the
+    lookup tables of Paddle Fluid come together from the shards of all parameter servers.
+
+    Raises:
+        CheckpointError: A part is missing, there twice, of another save, damaged, or can't be read.
+        UsageError: The same path is given twice.
+    """
+    sources = tuple(os.fspath(path) for path in paths)
+    _require_distinct(sources)
+    with ExitStack() as until_whole:
+        checkpoint = until_whole.enter_context(_open_sources(sources))
+        require_intact(checkpoint)
+        if checkpoint.variant == RANKS:
+            reason = (
+                "what its ranks hold are parts or copies of one model, and nothing says how they were cut"
+            )
+            raise Unsupported(checkpoint.path, reason, expected="merge them with its framework")
+        if checkpoint.format == DeepSpeed.name and checkpoint.variant == _DEEPSPEED:
+            whole = full_precision(checkpoint, sources)
+        elif checkpoint.variant == VARIANT:
+            whole = keep_first_rank(checkpoint, sources)
+        elif checkpoint.format == Fluid.name:
+            whole = merge_fluid(checkpoint, sources)
+        else:
+            whole = MergedCheckpoint(checkpoint=checkpoint, sources=sources)
+        until_whole.pop_all()
+    return whole
+
+
+def _require_distinct(sources: Sequence[str]) -> None:
+    places: dict[str, str] = {}
+    for path in sources:
+        place = os.path.realpath(path)
+        if place in places:
+            raise UsageError(f"{path} is given twice")
+        places[place] = path
+    if not places:
+        raise UsageError("nothing to merge")
+
+
+def _open_sources(sources: Sequence[str]) -> Checkpoint:
+    """Return what sources make together, with its own faults."""
+    if all(os.path.isdir(path) for path in sources):
+        return _open_directories(sources)
+    if any(os.path.isdir(path) for path in sources):
+        return _open_several(sources)
+    if (path := enclosing_checkpoint(sources)) is not None:
+        return open_checkpoint(path)
+    if (shards := shards_of(sources)) is not None:
+        return _open_joined(shards, variant="sharded")
+    return _open_several(sources)
+
+
+def _open_directories(sources: Sequence[str]) -> Checkpoint:
+    if len(sources) == 1:
+        return open_checkpoint(sources[0])
+    require_one_serial(sources)
+    if all(map(_stands_alone, sources)):
+        return _open_several(sources)
+    return open_spread(sources) or _open_several(sources)
+
+
+def _stands_alone(path: str) -> bool:
+    """Tell whether a directory is a whole checkpoint by itself."""
+    try:
+        with open_checkpoint(path) as checkpoint:
+            # The chunks of one rank may look like a whole: only their number tells how large it is.
+            return is_intact(checkpoint) and (checkpoint.format, checkpoint.variant) != (
+                "torch-dcp",
+                "safetensors",
+            )
+    except CheckpointError:
+        return False
+
+
+def _open_several(sources: Sequence[str]) -> Checkpoint:
+    if len(sources) == 1:
+        return open_checkpoint(sources[0])
+    return _open_joined(sources, variant=None)
+
+
+def _open_joined(sources: Sequence[str], *, variant: str | None) -> Checkpoint:
+    """Return checkpoints with tensors of their own as one; those of ``variant`` are shards of one."""
+    with ExitStack() as opened:
+        parts = []
+        for path in sources:
+            checkpoint = opened.enter_context(open_checkpoint(path))
+            require_intact(checkpoint)
+            parts.append(MergePart(path, checkpoint))
+        whole = join_parts(parts, variant)
+        whole.close = opened.pop_all().close
+    return whole

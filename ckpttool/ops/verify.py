@@ -29,8 +29,8 @@ from ckpttool.report import counted, error, has_errors
 from ckpttool.work import Advance, default_jobs
 
 if TYPE_CHECKING:
-    from ckpttool.ops.ignoring import Ignore
-    from ckpttool.ops.predicted import Prediction
+    from ckpttool.ops.ignored_findings import Ignore
+    from ckpttool.ops.prediction import Prediction
     from ckpttool.predict.request import Request
 
 _MANIFEST, _ = SIDECARS
@@ -91,7 +91,7 @@ def _started(checkpoint: Checkpoint, request: Request | None) -> AbstractContext
     """Return the prediction that was asked for, with its child on the way."""
     if request is None:
         return nullcontext()
-    from ckpttool.ops.predicted import Prediction
+    from ckpttool.ops.prediction import Prediction
 
     return Prediction(checkpoint, request)
 

@@ -13,8 +13,8 @@ from ckpttool.render.escape import is_printable
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import FileEntry, TrainingState
-    from ckpttool.ops.inspect import Inspection, Statistics
-    from ckpttool.ops.sealing import Sealed
+    from ckpttool.ops.inspect import Inspection, ValueStatistics
+    from ckpttool.ops.manifest_writing import SealResult
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
     from ckpttool.tensor import Shard, Tensor
@@ -110,7 +110,7 @@ def _shard(shard: Shard) -> dict[str, Any]:
     }
 
 
-def _tensor(tensor: Tensor, statistics: Mapping[str, Statistics] | None) -> dict[str, Any]:
+def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) -> dict[str, Any]:
     extent = tensor.extent
     told: dict[str, Any] = {
         "name": tensor.name,
@@ -132,7 +132,7 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, Statistics] | None) -> dict
     return told
 
 
-def _statistics(found: Statistics) -> dict[str, Any]:
+def _statistics(found: ValueStatistics) -> dict[str, Any]:
     return {
         "min": found.minimum,
         "max": found.maximum,
@@ -151,7 +151,7 @@ def finding(one: Finding) -> dict[str, Any]:
 
 
 def verify_document(
-    verifications: list[Verification], sealed: Mapping[str, Sealed] = MappingProxyType({})
+    verifications: list[Verification], sealed: Mapping[str, SealResult] = MappingProxyType({})
 ) -> dict[str, Any]:
     """Return the document of ``verify``; ``sealed`` has what became of manifests, by path."""
     is_valid = all(verification.is_valid for verification in verifications)
@@ -162,7 +162,7 @@ def verify_document(
     }
 
 
-def _sealed(one: Sealed | None) -> dict[str, Any]:
+def _sealed(one: SealResult | None) -> dict[str, Any]:
     if one is None:
         return {}
     is_written = bool(one.files) and not one.was_there

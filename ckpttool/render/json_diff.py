@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckpttool.ops.difference import ABSENT, Change, Described, Difference, Facts, ValueChange
-from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.diff_tables import distances, relative_change
 
 SCHEMA = "ckpttool.diff/1"
@@ -139,7 +139,7 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: DriftStep) -> dict[str, Any]:
     return {
         "l2": step.l2,
         "relative": step.relative,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.aligned import Aligned, aligned
 from ckpttool.render.amounts import amount
 from ckpttool.render.diff_summary import tensors_line, within
@@ -63,7 +63,7 @@ def _summary(drift: Drift) -> str:
     return f"{told}, most of all the one to {path} (relative {amount(largest.relative)})"
 
 
-def _has_more(step: Step) -> bool:
+def _has_more(step: DriftStep) -> bool:
     """Tell whether there is more to say of a step than its row says."""
     found = step.difference
     kinds = {one.kind for one in found.changed}
@@ -80,7 +80,7 @@ def drift_table(drift: Drift, width: int) -> Aligned:
 
 def drift_cells(drift: Drift) -> list[tuple[str, ...]]:
     """Return the cells of each row."""
-    steps: Sequence[Step | None] = [None, *drift.steps]
+    steps: Sequence[DriftStep | None] = [None, *drift.steps]
     return [_row(*row) for row in zip(short_names(drift), drift.points, steps, strict=True)]
 
 
@@ -92,13 +92,13 @@ def short_names(drift: Drift) -> list[str]:
     return [os.path.basename(path) or path for path in paths]
 
 
-def _row(name: str, point: Point, step: Step | None) -> tuple[str, ...]:
+def _row(name: str, point: Point, step: DriftStep | None) -> tuple[str, ...]:
     told = ["" if value is None else number(value) for value in (point.epoch, point.step, point.loss)]
     norm = "" if point.norm is None else f"{point.norm:.6g}"
     return (printable(name), *told, norm, *(("",) * 6 if step is None else _step_cells(step)))
 
 
-def _step_cells(step: Step) -> tuple[str, ...]:
+def _step_cells(step: DriftStep) -> tuple[str, ...]:
     found = step.difference
     changed = f"{len(found.changed):,} of {found.compared:,}"
     if all(one.statistics is None for one in found.changed):

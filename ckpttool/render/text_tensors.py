@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.render.aligned import shortened
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size
@@ -91,7 +91,7 @@ def _says_nothing(column: int, rows: Sequence[Sequence[str]]) -> bool:
     return all(row[column] in _NOTHING for row in rows if len(row) > column)
 
 
-def _statistics_cells(statistics: Mapping[str, Statistics] | None, tensor: Tensor) -> tuple[str, ...]:
+def _statistics_cells(statistics: Mapping[str, ValueStatistics] | None, tensor: Tensor) -> tuple[str, ...]:
     if statistics is None:
         return ()
     found = statistics.get(tensor.name)

@@ -12,7 +12,7 @@ from ckpttool.cli.config import find_config, read_config
 from ckpttool.cli.rules import KEYS, Wrong, parse_bytes
 from ckpttool.cli.settings import doubts, matches, settings_for
 from ckpttool.errors import UsageError
-from ckpttool.ops.ignoring import Ignore
+from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.predict.request import InputSpec, Request
 from ckpttool.report import Finding, Severity

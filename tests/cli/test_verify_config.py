@@ -138,7 +138,7 @@ class _Child:
 def test_what_is_ignored_keeps_nothing_from_being_run(
     run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpttool.ops.predicted.Child", _Child)
+    monkeypatch.setattr("ckpttool.ops.prediction.Child", _Child)
     rule = MASK + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n' + rule)
     status, out, err = run("verify")
@@ -149,7 +149,7 @@ def test_what_is_ignored_keeps_nothing_from_being_run(
 
 def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = error("missing-key", "the model has it, the checkpoint doesn't", "fc.weight")
-    monkeypatch.setattr("ckpttool.ops.predicted.Child", _Child)
+    monkeypatch.setattr("ckpttool.ops.prediction.Child", _Child)
     monkeypatch.setattr(_Child, "load", Stage("load", "it has no fc.weight", (finding,)))
     monkeypatch.setattr(_Child, "predict", Stage("predict", "it was not loaded", is_skipped=True))
     rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'

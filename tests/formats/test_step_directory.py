@@ -17,7 +17,7 @@ from ckpttool.checkpoint import Granularity
 from ckpttool.errors import NotACheckpoint, Unsupported
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import Walk, discover
-from ckpttool.ops.merging.gathered import gathered
+from ckpttool.ops.merge import open_parts
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
@@ -131,7 +131,7 @@ def test_ranks_are_not_merged_blindly(tmp_path: Path) -> None:
     with open_checkpoint(step) as opened:
         assert opened.variant == "rank-directory"
     with pytest.raises(Unsupported, match="nothing says how they were cut"):
-        gathered([step])
+        open_parts([step])
 
 
 def test_gaps_between_ranks_and_no_others(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from ckpttool.cli.diffing import chosen
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
+from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.convert import convert
-from ckpttool.ops.planning import content_of
-from ckpttool.ops.written import mismatches
+from ckpttool.ops.readback import mismatches
 from ckpttool.tensor import Role
 from ckpttool.writing import writer_of
 from tests.conftest import Run

@@ -116,7 +116,7 @@ def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.
     nothing = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "l2", "cosine", "norm_a", "norm_b"), np.nan)
     found = Statistics(size=2, count=1, where=(0,), at_a="a", at_b="b", **nothing)
     words = Facts("words", Role.WEIGHTS, BY_NAME["string"], (2,), 8)
-    real = module.diff_opened
+    real = module.diff_checkpoints
 
     def with_strings(*opened: Any, **more: Any) -> Difference:
         told = real(*opened, **more)
@@ -124,7 +124,7 @@ def test_strings_have_no_say_in_a_change(series: list[str], monkeypatch: pytest.
         return replace(told, changed=(change, *told.changed))
 
     expected = drift(series, DiffWishes()).steps[0]
-    monkeypatch.setattr(module, "diff_opened", with_strings)
+    monkeypatch.setattr(module, "diff_checkpoints", with_strings)
     step = drift(series, DiffWishes()).steps[0]
     assert (step.l2, step.max_abs, step.largest) == (expected.l2, expected.max_abs, expected.largest)
     assert step.cosine == expected.cosine and step.relative == expected.relative

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckpttool.ops.ignoring import Ignore, apply_ignores, is_used, refusals
+from ckpttool.ops.ignored_findings import Ignore, apply_ignores, is_used, refusals
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.report import Finding, Severity
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.ops import sealing
-from ckpttool.ops.sealing import Sealed, verify_and_seal
+from ckpttool.ops import manifest_writing
+from ckpttool.ops.manifest_writing import SealResult, verify_and_seal
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.ops.verify import verify
 from ckpttool.wire.sums import MAX_NAME, Line, dumps_manifest, parse_manifest
@@ -53,7 +53,7 @@ def unit_at(path: Path) -> Unit:
     return unit
 
 
-def seal(path: Path, **options: bool) -> tuple[Verification, Sealed]:
+def seal(path: Path, **options: bool) -> tuple[Verification, SealResult]:
     return verify_and_seal(unit_at(path), **options)
 
 
@@ -200,7 +200,7 @@ def test_shards_have_it_by_their_index(sharded: Path) -> None:
 def test_a_second_time_nothing_is_written(guide: Path) -> None:
     _, sealed = seal(guide)
     before = [os.stat(path).st_ino for path in sealed.files]
-    assert seal(guide)[1] == Sealed(sealed.files, was_there=True)
+    assert seal(guide)[1] == SealResult(sealed.files, was_there=True)
     assert [os.stat(path).st_ino for path in sealed.files] == before
 
 
@@ -215,7 +215,7 @@ def test_another_manifest_is_replaced_by_force_alone(guide: Path) -> None:
     manifest = Path(f"{guide}.sha256")
     manifest.write_text(f"{ZERO}  guide.pth\n")
     verdict, sealed = seal(guide)
-    assert (verdict.is_valid, sealed) == (False, Sealed(refused="it is not valid"))
+    assert (verdict.is_valid, sealed) == (False, SealResult(refused="it is not valid"))
     assert manifest.read_text().startswith(ZERO)
     verdict, sealed = seal(guide, force=True)
     assert (verdict.is_valid, sealed.refused) == (True, None)
@@ -228,14 +228,14 @@ def test_a_manifest_that_lists_more_is_told_by_the_name(guide: Path) -> None:
     manifest.write_bytes(sums(guide.parent, "guide.pth", "notes"))
     before = manifest.read_bytes()
     refused = "guide.pth.sha256 is there and says something else of notes; --force replaces it"
-    assert seal(guide)[1] == Sealed(refused=refused)
+    assert seal(guide)[1] == SealResult(refused=refused)
     assert manifest.read_bytes() == before
     assert not Path(f"{guide}.digests.json").exists()
 
 
 def test_nothing_is_written_for_what_is_damaged(guide: Path) -> None:
     flip(guide, guide.read_bytes().index(b"data/0") + 128)
-    assert seal(guide, force=True)[1] == Sealed(refused="it is not valid")
+    assert seal(guide, force=True)[1] == SealResult(refused="it is not valid")
     assert os.listdir(guide.parent) == ["guide.pth"]
 
 
@@ -245,8 +245,8 @@ def test_what_changes_while_it_is_read_is_refused(guide: Path, monkeypatch: pyte
         os.utime(guide, ns=(1, 1))
         return verdict
 
-    monkeypatch.setattr(sealing, "verify", meanwhile)
-    assert seal(guide)[1] == Sealed(refused="it has changed while it was read")
+    monkeypatch.setattr(manifest_writing, "verify", meanwhile)
+    assert seal(guide)[1] == SealResult(refused="it has changed while it was read")
     assert os.listdir(guide.parent) == ["guide.pth"]
 
 
@@ -338,7 +338,7 @@ def test_a_kill_leaves_each_file_whole_or_absent(guide: Path, number: int) -> No
 KILLED = """
 import os, signal, sys
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.sealing import verify_and_seal
+from ckpttool.ops.manifest_writing import verify_and_seal
 left = int(sys.argv[2])
 def counted(real):
     def call(*arguments, **keywords):
@@ -534,7 +534,7 @@ def test_every_kind_of_checkpoint_is_sealed_and_stays_what_it_is(
             assert sha256sum_accepts(Path(valid[unit.path]))
 
 
-def seal_one(path: str) -> Sealed:
+def seal_one(path: str) -> SealResult:
     units = [unit for unit in discover(os.path.dirname(path)) if unit.path == path]
     return verify_and_seal(units[0] if units else unit_at(Path(path)))[1]
 

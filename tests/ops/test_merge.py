@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.merge import merge
-from ckpttool.ops.merging.gathered import gathered
+from ckpttool.ops.merge import merge, open_parts
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 State = dict[str, torch.Tensor]
@@ -133,7 +132,7 @@ def test_one_into_shards_and_back(tmp_path: Path) -> None:
 def test_real_sets(files: Path, tmp_path: Path, name: str) -> None:
     truth = read_truth(files / name)
     merge([files / name], tmp_path / "whole.safetensors")
-    with gathered([tmp_path / "whole.safetensors"]) as whole:
+    with open_parts([tmp_path / "whole.safetensors"]) as whole:
         found = {tensor.name: digest(tensor) for tensor in whole.checkpoint.tensors}
     assert found == {".".join(path): told for path, told in expected_digests(truth).items()}
 

@@ -15,9 +15,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
-from ckpttool.ops.merge import merge
+from ckpttool.ops.merge import merge, open_parts
 from ckpttool.ops.merging import fluid as merging_fluid
-from ckpttool.ops.merging.gathered import gathered
 from ckpttool.testing.truth import digest, expected_digests, read_truth
 
 SERIAL = "checkpoint_0"
@@ -35,7 +34,7 @@ def truth(path: Path) -> dict[str, str]:
 
 
 def refused(*sources: Path, kind: type[Exception] = DamagedCheckpoint) -> str:
-    with pytest.raises(kind) as told, gathered(sources):
+    with pytest.raises(kind) as told, open_parts(sources):
         pass
     return str(told.value)
 
@@ -221,7 +220,7 @@ def assert_same(found: object, expected: object) -> None:
 )
 def test_ranks_on_several_machines(files: Path, tmp_path: Path, name: str, groups: list[list[str]]) -> None:
     source = files / "torch-dcp" / name
-    with gathered(apart(source, tmp_path, groups)) as whole:
+    with open_parts(apart(source, tmp_path, groups)) as whole:
         assert digests(whole.checkpoint) == truth(source)
 
 
@@ -229,7 +228,7 @@ def test_ranks_on_several_machines(files: Path, tmp_path: Path, name: str, group
 def test_files_of_ranks_one_by_one(files: Path, name: str) -> None:
     source = files / "torch-dcp" / name
     paths = [path for path in sorted(source.iterdir()) if "metadata" not in path.name]
-    with gathered(paths) as whole:
+    with open_parts(paths) as whole:
         assert digests(whole.checkpoint) == truth(source)
     assert paths[1].name in refused(paths[0], *paths[2:])
 
@@ -278,7 +277,7 @@ def test_bundles_and_partitioned_variables(files: Path, tmp_path: Path, name: st
     with open_checkpoint(tmp_path / "whole.npz") as opened:
         assert digests(opened) == told
     parts = [path for path in source.iterdir() if path.name.startswith(f"{prefix}-") or "data" in path.name]
-    with gathered(parts) as whole:
+    with open_parts(parts) as whole:
         assert digests(whole.checkpoint) == told
 
 
@@ -302,7 +301,7 @@ def test_a_missing_shard_of_a_bundle(files: Path, tmp_path: Path, name: str, pre
 def test_the_shards_of_a_keras_model(files: Path, given: str) -> None:
     source = files / "keras" / "sharded"
     paths = sorted(source.glob("*.json")) if given == "list" else sorted(source.glob("*.weights.h5"))
-    with gathered(paths) as whole:
+    with open_parts(paths) as whole:
         assert digests(whole.checkpoint) == truth(source)
 
 
@@ -326,7 +325,7 @@ def test_texts_that_lie_on_each_machine(files: Path, tmp_path: Path) -> None:
     one, two = apart(files / "torch-dcp" / "two-ranks", tmp_path, groups)
     for path in (one, two):
         (path / "config.json").write_text("{}")
-    with gathered([one, two]) as whole:
+    with open_parts([one, two]) as whole:
         assert whole.checkpoint.complete
     (two / "config.json").write_text("[]")
     assert "config.json is the same part" in refused(one, two)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.ops.ignoring import Ignore, apply_ignores
+from ckpttool.ops.ignored_findings import Ignore, apply_ignores
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.ops.verify import verify
 

@@ -14,7 +14,7 @@ from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.telling import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
-from ckpttool.ops.values_diff import compare_values, not_compared
+from ckpttool.ops.metadata_diff import compare_metadata, not_compared
 from ckpttool.tensor import Role, Tensor
 from ckpttool.training import training_state
 
@@ -51,7 +51,7 @@ def tensor(*path: str) -> Tensor:
 
 def differing(a: Any, b: Any, **more: Any) -> list[tuple[str, object, object]]:
     """Return what differs between two trees of one format, with nothing reported."""
-    changes, reported = compare_values(checkpoint(a, **more), checkpoint(b, **more))
+    changes, reported = compare_metadata(checkpoint(a, **more), checkpoint(b, **more))
     assert reported == []
     return [(one.path, one.a, one.b) for one in changes]
 
@@ -108,7 +108,7 @@ def test_number_and_text_are_two_keys() -> None:
     assert differing(text, number) == [("m.1", "key '1'", "key 1, no text")]
     assert differing(number, {"m": {KeyText("1"): 2, "x": 3}}) == []
     other = checkpoint({"m": '{"1": 2, "x": 3}'}, format="safetensors")
-    assert compare_values(checkpoint(number), other)[0] == []
+    assert compare_metadata(checkpoint(number), other)[0] == []
 
 
 def test_optimizer_groups_are_compared_key_by_key() -> None:
@@ -166,7 +166,7 @@ def test_deep_trees_do_not_recurse() -> None:
 def test_versions_and_times_are_reported() -> None:
     a = {"x": 1, "pytorch-lightning_version": "2.5", "saved_at": "2026-01-01", "config": {"timestamp": 1}}
     b = {"x": 1, "pytorch-lightning_version": "2.6", "saved_at": "2026-01-02", "config": {"timestamp": 2}}
-    changes, reported = compare_values(checkpoint(a), checkpoint(b))
+    changes, reported = compare_metadata(checkpoint(a), checkpoint(b))
     assert changes == []
     assert [one.path for one in reported] == ["saved_at", "pytorch-lightning_version", "config.timestamp"]
 
@@ -201,7 +201,7 @@ def test_settings_that_merely_sound_like_bookkeeping_count() -> None:
 )
 def test_a_formats_own_keys_count_where_users_wrote_them(key: str, writers: set[str], format: str) -> None:
     sides = ({"x": 1, key: {"a": 1}}, {"x": 1, key: {"a": 2}})
-    told = compare_values(*(checkpoint(side, format=format) for side in sides))
+    told = compare_metadata(*(checkpoint(side, format=format) for side in sides))
     assert [[one.path for one in part] for part in told] == (
         [[], [f"{key}.a"]] if format in writers else [[f"{key}.a"], []]
     )
@@ -209,16 +209,16 @@ def test_a_formats_own_keys_count_where_users_wrote_them(key: str, writers: set[
 
 def test_a_key_of_one_sides_format_is_no_difference_to_the_users() -> None:
     a, b = checkpoint({"backend": "nccl"}), checkpoint({"backend": "jax"}, format="keras")
-    for changes, reported in (compare_values(a, b), compare_values(b, a)):
+    for changes, reported in (compare_metadata(a, b), compare_metadata(b, a)):
         assert changes == []
         assert [one.path for one in reported] == ["format", "backend"]
 
 
 def test_what_one_side_alone_tells_is_its_own_format_s_to_judge() -> None:
     users, keras = {"backend": "nccl"}, checkpoint({}, format="keras")
-    _, reported = compare_values(checkpoint(users), keras)
+    _, reported = compare_metadata(checkpoint(users), keras)
     assert [one.path for one in reported] == ["format", "backend"]
-    _, reported = compare_values(checkpoint({}), checkpoint(users, format="keras"))
+    _, reported = compare_metadata(checkpoint({}), checkpoint(users, format="keras"))
     assert [one.path for one in reported] == ["format"]
 
 
@@ -228,7 +228,9 @@ def test_signatures_differ_by_what_callers_see() -> None:
         return {"meta_graphs": [{"signatures": {"serve": {"inputs": inputs}}}]}
 
     a, b = graph("in:0", [1, 3]), graph("in_1:0", [1, 4])
-    changes, reported = compare_values(checkpoint(a, format="savedmodel"), checkpoint(b, format="savedmodel"))
+    changes, reported = compare_metadata(
+        checkpoint(a, format="savedmodel"), checkpoint(b, format="savedmodel")
+    )
     path = "meta_graphs.0.signatures.serve.inputs.x"
     assert changes == [ValueChange(f"{path}.shape", [1, 3], [1, 4])]
     assert reported == [ValueChange(f"{path}.name", "in:0", "in_1:0")]
@@ -279,14 +281,14 @@ LEFT = [
 def test_bare_state_dict_lacks_nothing() -> None:
     full = checkpoint(FULL, tensors=(tensor("model", "fc.weight"),))
     bare = checkpoint({}, tensors=(tensor("fc.weight"),))
-    assert compare_values(full, bare) == ([], LEFT)
-    assert len(compare_values(bare, full)[1]) == len(LEFT)
+    assert compare_metadata(full, bare) == ([], LEFT)
+    assert len(compare_metadata(bare, full)[1]) == len(LEFT)
 
 
 @pytest.mark.parametrize("path", [("model", "fc.weight"), ("fc.weight",)])
 def test_what_is_built_alike_lacks_what_it_has_not(path: tuple[str, ...]) -> None:
     full, less = (checkpoint(told, tensors=(tensor(*path),)) for told in (FULL, {}))
-    changes, reported = compare_values(full, less)
+    changes, reported = compare_metadata(full, less)
     assert [(one.path, one.b) for one in changes] == [
         ("epoch", ABSENT),
         ("optimizer", ABSENT),
@@ -297,25 +299,25 @@ def test_what_is_built_alike_lacks_what_it_has_not(path: tuple[str, ...]) -> Non
 
 def test_one_value_in_a_bare_state_dict_counts() -> None:
     a, b = (checkpoint(told, tensors=(tensor("w"),)) for told in ({"scale": 7.0}, {}))
-    assert compare_values(a, b) == ([ValueChange("scale", 7.0, ABSENT)], [])
+    assert compare_metadata(a, b) == ([ValueChange("scale", 7.0, ABSENT)], [])
 
 
 def test_what_holds_no_tensor_is_no_bare_state_dict() -> None:
     metrics = checkpoint({"accuracy": 0.5}, tensors=(tensor("model", "w"),))
-    assert compare_values(metrics, checkpoint({}))[0] == [ValueChange("accuracy", 0.5, ABSENT)]
+    assert compare_metadata(metrics, checkpoint({}))[0] == [ValueChange("accuracy", 0.5, ABSENT)]
 
 
 def test_library_of_a_safetensors_file_is_no_data() -> None:
     a = checkpoint({"format": "pt", "epoch": "3"}, format="safetensors")
     b = checkpoint({"epoch": "3"}, format="safetensors")
-    assert compare_values(a, b) == ([], [ValueChange("format", "pt", ABSENT)])
+    assert compare_metadata(a, b) == ([], [ValueChange("format", "pt", ABSENT)])
     c = checkpoint({"format": "tf", "epoch": "4"}, format="safetensors")
-    assert compare_values(a, c) == ([ValueChange("epoch", 3, 4)], [ValueChange("format", "pt", "tf")])
+    assert compare_metadata(a, c) == ([ValueChange("epoch", 3, 4)], [ValueChange("format", "pt", "tf")])
 
 
 def test_metadata_of_one_safetensors_file_counts() -> None:
     a = checkpoint({"format": "pt", "lr": "1", "note": "x"}, format="safetensors")
-    changes, _ = compare_values(a, checkpoint({}, format="safetensors"))
+    changes, _ = compare_metadata(a, checkpoint({}, format="safetensors"))
     assert changes == [ValueChange("learning_rate", "1", ABSENT), ValueChange("note", "x", ABSENT)]
 
 
@@ -323,7 +325,7 @@ def test_sums_of_an_index_are_no_data() -> None:
     index = {"total_size": 80, "total_parameters": 20, "note": "x"}
     sharded = checkpoint(index, format="safetensors", variant="sharded")
     single = checkpoint({"note": "x"}, format="safetensors")
-    changes, reported = compare_values(sharded, single)
+    changes, reported = compare_metadata(sharded, single)
     assert changes == []
     assert [one.path for one in reported] == ["format", "total_size", "total_parameters"]
     assert differing({"total_size": 80}, {"total_size": 81}) == [("total_size", 80, 81)]
@@ -333,17 +335,17 @@ def test_sums_of_an_index_are_no_data() -> None:
 def test_variants_for_weights_alone_lack_nothing(format: str) -> None:
     whole = checkpoint({"model_config": {"units": 3}}, format=format, variant="model")
     weights = checkpoint({}, format=format, variant="weights")
-    changes, reported = compare_values(whole, weights)
+    changes, reported = compare_metadata(whole, weights)
     assert changes == []
     assert reported[-1] == ValueChange("model_config", {"units": 3}, ABSENT)
     other = checkpoint({"model_config": {"units": 4}}, format=format, variant="model")
-    assert compare_values(whole, other)[0] == [ValueChange("model_config.units", 3, 4)]
+    assert compare_metadata(whole, other)[0] == [ValueChange("model_config.units", 3, 4)]
 
 
 def test_other_formats_are_compared_by_what_both_know() -> None:
     a = checkpoint({"epoch": 3, "loss": 0.5, "config": {"width": 4, "depth": 2}})
     b = checkpoint({"epoch": "4", "loss": "0.5", "step": "7"}, format="safetensors")
-    changes, reported = compare_values(a, b)
+    changes, reported = compare_metadata(a, b)
     assert changes == [ValueChange("epoch", 3, 4)]
     assert reported == [
         ValueChange("format", "pytorch", "safetensors"),
@@ -356,12 +358,12 @@ def test_other_formats_are_compared_by_what_both_know() -> None:
 def test_settings_of_other_formats_are_compared_one_by_one() -> None:
     a = checkpoint({"config": {"width": 4, "dims": [1, 2]}})
     b = checkpoint({"config": {"width": 5, "dims": [1, 2]}}, format="hdf5")
-    assert compare_values(a, b)[0] == [ValueChange("hyper_parameters.width", 4, 5)]
+    assert compare_metadata(a, b)[0] == [ValueChange("hyper_parameters.width", 4, 5)]
 
 
 def both_say(a: object, b: object) -> tuple[list[ValueChange], list[ValueChange]]:
     """Return how a value differs from a text under the same key, and what is reported besides formats."""
-    changes, reported = compare_values(
+    changes, reported = compare_metadata(
         checkpoint({"classes": a}), checkpoint({"classes": b}, format="safetensors")
     )
     return changes, [one for one in reported if one.path != "format"]
@@ -429,7 +431,7 @@ def test_keys_below_a_shared_one_may_be_missing_in_another_format() -> None:
 def test_training_under_one_key_is_told_once_across_formats() -> None:
     a = checkpoint({"epoch": 3, "losses": [3.0, 2.0], "config": {"width": 4}, "val_acc": 0.5})
     told = {"epoch": "4", "losses": "[3.0, 1.0]", "config": '{"width": 5}', "val_acc": "0.6"}
-    changes, _ = compare_values(a, checkpoint(told, format="safetensors"))
+    changes, _ = compare_metadata(a, checkpoint(told, format="safetensors"))
     assert [one.path for one in changes] == ["epoch", "metrics.val_acc", "losses", "config.width"]
 
 
@@ -437,13 +439,13 @@ def test_training_under_one_key_is_told_once_across_formats() -> None:
 def test_numbers_in_tensors_have_single_precision(rate: float, is_same: bool) -> None:
     inside = TrainingState(learning_rate=rate, origin={"learning_rate": "tensor learning_rate"})
     a, b = checkpoint({"lr": 0.1}), checkpoint(format="tensorflow", training=inside)
-    assert (compare_values(a, b)[0] == []) is is_same
+    assert (compare_metadata(a, b)[0] == []) is is_same
 
 
 def test_both_sides_tensors_are_told_in_training_words() -> None:
     sides = [TrainingState(epoch=epoch, origin={"epoch": "tensor epoch"}) for epoch in (1, 2)]
     a, b = (checkpoint(format="numpy", training=side) for side in sides)
-    assert compare_values(a, b) == ([ValueChange("epoch", 1, 2)], [])
+    assert compare_metadata(a, b) == ([ValueChange("epoch", 1, 2)], [])
 
 
 def test_trainers_of_fluid_are_told_once() -> None:
@@ -452,7 +454,7 @@ def test_trainers_of_fluid_are_told_once() -> None:
         told = {"serial": epoch, "trainers": {"0": {"epoch_id": epoch}, "1": {"epoch_id": 5}}}
         return checkpoint(told, format="fluid", training=state)
 
-    changes, reported = compare_values(serial(1), serial(2))
+    changes, reported = compare_metadata(serial(1), serial(2))
     assert changes == [ValueChange("epoch", 1, 2)]
     assert reported == [ValueChange("serial", 1, 2)]
 
@@ -460,13 +462,13 @@ def test_trainers_of_fluid_are_told_once() -> None:
 def test_name_of_a_file_is_not_its_content() -> None:
     a, b = checkpoint(name="model_epoch_3.pth"), checkpoint(name="model_epoch_4.pth")
     assert a.training.epoch == 3
-    assert compare_values(a, b) == ([], [])
-    assert compare_values(checkpoint({"epoch": 3}), b) == ([ValueChange("epoch", 3, ABSENT)], [])
+    assert compare_metadata(a, b) == ([], [])
+    assert compare_metadata(checkpoint({"epoch": 3}), b) == ([ValueChange("epoch", 3, ABSENT)], [])
 
 
 def test_format_and_variant_are_reported() -> None:
     a, b = checkpoint(variant="zip"), checkpoint(variant="legacy")
-    assert compare_values(a, b) == ([], [ValueChange("format", "pytorch zip", "pytorch legacy")])
+    assert compare_metadata(a, b) == ([], [ValueChange("format", "pytorch zip", "pytorch legacy")])
 
 
 @pytest.mark.parametrize(
@@ -486,7 +488,7 @@ def test_format_and_variant_are_reported() -> None:
 def test_producers_are_reported_where_they_say_more_than_the_format(
     a: Producer, b: Producer, told: list[ValueChange]
 ) -> None:
-    assert compare_values(checkpoint(producer=a), checkpoint(producer=b)) == ([], told)
+    assert compare_metadata(checkpoint(producer=a), checkpoint(producer=b)) == ([], told)
 
 
 def test_mangled_names_of_torchscript_are_one_class() -> None:
@@ -494,8 +496,8 @@ def test_mangled_names_of_torchscript_are_one_class() -> None:
         return checkpoint({"attributes": {"<class>": name}}, format="torchscript")
 
     a, b = model("__torch__.nn.___torch_mangle_1.Linear"), model("__torch__.nn.Linear")
-    assert compare_values(a, b) == ([], [])
-    assert compare_values(a, model("__torch__.nn.___torch_mangle_1.Conv"))[0] != []
+    assert compare_metadata(a, b) == ([], [])
+    assert compare_metadata(a, model("__torch__.nn.___torch_mangle_1.Conv"))[0] != []
 
 
 # What is not compared -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.ops.predicted import Prediction
+from ckpttool.ops.prediction import Prediction
 from ckpttool.predict.frameworks import FRAMEWORKS
 from ckpttool.predict.request import Job, Request, to_json
 from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, TrainingState
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.json import dumps, finite, inspect_document, verify_document
 from ckpttool.report import error, note, warning
@@ -133,7 +133,7 @@ def test_inspect_document_whole() -> None:
 
 
 def test_inspect_document_with_statistics() -> None:
-    found = inspection(statistics={"model.0.w": Statistics(6, 1, 2, 3, -1.0, INFINITY, 0.5, None)})
+    found = inspection(statistics={"model.0.w": ValueStatistics(6, 1, 2, 3, -1.0, INFINITY, 0.5, None)})
     ((told,),) = [json.loads(dumps(inspect_document([found])))["checkpoints"]]
     assert told["tensors"][0]["stats"] == {
         "min": -1.0,

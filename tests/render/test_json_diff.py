@@ -10,7 +10,7 @@ from ckpttool.comparing.comparing import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange
-from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.json import dumps
 from ckpttool.render.json_diff import diff_document, drift_document
 from ckpttool.tensor import Role
@@ -159,7 +159,7 @@ def test_complex_elements_are_their_parts() -> None:
 def test_series() -> None:
     drift = Drift(
         (Point("a.pth", 1, None, 0.5, 2.0), Point("b", 2, 7, float("nan"), None)),
-        (Step(DIFFERENCE, 0.5, 0.25, None, 0.25, "w"),),
+        (DriftStep(DIFFERENCE, 0.5, 0.25, None, 0.25, "w"),),
     )
     document = told(drift_document(drift))
     assert list(document) == ["schema", "equal", "checkpoints", "steps"]

@@ -10,7 +10,7 @@ import pytest
 from ckpttool.comparing.statistics import Statistics
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import Change, Described, Difference, Facts
-from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render import plot_diff
 from ckpttool.render.plot import Bars, Heat, Lines, Numbers
 from ckpttool.tensor import Role
@@ -112,8 +112,8 @@ def test_many_are_folded(drawn: Drawn, names: list[str], drawn_names: list[str])
 
 def test_series(drawn: Drawn) -> None:
     steps = (
-        Step(difference(change("a.w", 1.0)), 1.0, 0.5, 1.0, 1.0, "a.w"),
-        Step(difference(change("b.w", 0.5), change("a.w", 2.0)), 2.0, 0.5, 1.0, 1.0, "a.w"),
+        DriftStep(difference(change("a.w", 1.0)), 1.0, 0.5, 1.0, 1.0, "a.w"),
+        DriftStep(difference(change("b.w", 0.5), change("a.w", 2.0)), 2.0, 0.5, 1.0, 1.0, "a.w"),
     )
     points = tuple(Point(f"run/{at}.pth", at, None, None, 2.0 + at) for at in range(3))
     plot_diff.drift_picture("html", Drift(points, steps))

@@ -9,7 +9,7 @@ import pytest
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
-from ckpttool.ops.inspect import Inspection, Statistics
+from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
 from ckpttool.render.text import file_size, inspect_text, number, verify_text
 from ckpttool.report import Finding, error, note, warning
@@ -132,7 +132,7 @@ def test_statistics_stand_beside() -> None:
     found = inspection(
         GUIDE[0],
         GUIDE[3],
-        statistics={"model_state_dict.fc.weight": Statistics(20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
+        statistics={"model_state_dict.fc.weight": ValueStatistics(20, 1, 0, 4, -0.25, 1.5, 0.125, 0.5)},
     )
     told = [line.split() for line in lines(inspect_text(found, width=120)) if "weight" in line]
     assert told[-1] == ["weight", "float32", "2×10", "80", "B", "-0.25", "1.5", "0.125", "0.5", "4", "1", "0"]
@@ -142,7 +142,7 @@ def test_statistics_stand_beside() -> None:
 def test_statistics_fit_a_narrow_terminal(width: int) -> None:
     name = "encoder.layers.11.attention.self.a_very_long_name_of_a_module.weight"
     tensors = (Tensor((name,), F32, (1024, 1024)), Tensor(("b",), F32, (2,)))
-    numbers = Statistics(1 << 20, 0, 0, 1234, -0.00012345, 123456.0, -1.2345e-7, 0.0012345)
+    numbers = ValueStatistics(1 << 20, 0, 0, 1234, -0.00012345, 123456.0, -1.2345e-7, 0.0012345)
     told = inspect_text(inspection(*tensors, statistics={name: numbers}), width=width).split("\n\n")[1]
     rows = [line for line in lines(told) if "weight" in line]
     assert len(rows) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import Change, Described, Difference, Facts
-from ckpttool.ops.drift import Drift, Point, Step
+from ckpttool.ops.drift import Drift, DriftStep, Point
 from ckpttool.render.text_drift import drift_text, short_names
 from ckpttool.tensor import Role
 
@@ -26,7 +26,7 @@ def reshaped(name: str) -> Change:
     return Change(a=a, b=b, kind="shape")
 
 
-def drift(paths: list[str], steps: list[Step]) -> Drift:
+def drift(paths: list[str], steps: list[DriftStep]) -> Drift:
     return Drift(tuple(Point(path, at, None, None, None) for at, path in enumerate(paths)), tuple(steps))
 
 
@@ -34,8 +34,8 @@ def test_what_a_row_cannot_say_stands_below() -> None:
     found = drift(
         ["run/1", "run/2", "run/3"],
         [
-            Step(difference("run/2", changed=(reshaped("w"),)), 0.0, None, None, 0.0, None),
-            Step(difference("run/3"), 0.0, 0.0, 1.0, 0.0, None),
+            DriftStep(difference("run/2", changed=(reshaped("w"),)), 0.0, None, None, 0.0, None),
+            DriftStep(difference("run/3"), 0.0, 0.0, 1.0, 0.0, None),
         ],
     )
     assert drift_text(found).splitlines() == [
@@ -64,13 +64,13 @@ def test_a_directory_that_all_share_is_left_out(paths: list[str], names: list[st
 
 
 def test_nothing_from_a_file_reaches_the_terminal_unescaped() -> None:
-    step = Step(difference(HOSTILE, changed=(reshaped(HOSTILE),)), 1.0, 0.5, None, 1.0, HOSTILE)
+    step = DriftStep(difference(HOSTILE, changed=(reshaped(HOSTILE),)), 1.0, 0.5, None, 1.0, HOSTILE)
     text = drift_text(drift(["x", HOSTILE], [step]), width=200)
     assert all(character.isprintable() or character == "\n" for character in text)
     assert "\\x1b[2Ja\\nb\\u202e" in text
 
 
 def test_colour_only_where_it_is_wanted() -> None:
-    found = drift(["x", "y"], [Step(difference("y"), 0.0, 0.0, 1.0, 0.0, None)])
+    found = drift(["x", "y"], [DriftStep(difference("y"), 0.0, 0.0, 1.0, 0.0, None)])
     assert "\x1b" not in drift_text(found)
     assert drift_text(found, colour=True).startswith("\x1b[1mall equal: 2 checkpoints\x1b[0m\n")

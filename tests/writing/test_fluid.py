@@ -18,7 +18,7 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
-from ckpttool.ops.planning import content_of
+from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Global, Mapped

@@ -22,7 +22,7 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_NAME, BY_SAFETENSORS
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats import safetensors as formats_safetensors
-from ckpttool.ops.planning import content_of
+from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory

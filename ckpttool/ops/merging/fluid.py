@@ -15,7 +15,7 @@ from ckpttool.formats.paddle.fluid_native import HEIGHTS, heights_of
 from ckpttool.formats.paddle.fluid_parts import TABLES
 from ckpttool.formats.paddle.fluid_tables import SHARD
 from ckpttool.formats.torch.chunks import Joined
-from ckpttool.ops.whole import Whole, changed
+from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.report import counted
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous
@@ -31,7 +31,7 @@ _MIXER = 0x9E3779B97F4A7C15
 """Fibonacci hashing: row numbers that follow any rule are spread evenly."""
 
 
-class _Shard(NamedTuple):
+class _TableShard(NamedTuple):
     """The rows of a lookup table that one parameter server kept."""
 
     name: str
@@ -39,7 +39,7 @@ class _Shard(NamedTuple):
     values: Tensor
 
 
-def whole_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
+def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return a checkpoint with each lookup table in one piece, as a job with one parameter server writes it.
 
     Raises:
@@ -49,7 +49,7 @@ def whole_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
     _require_trainers(checkpoint)
     tables = {table: shards for table, shards in _tables(checkpoint).items() if len(shards) > 1}
     if not tables:
-        return Whole(checkpoint=checkpoint, sources=sources)
+        return MergedCheckpoint(checkpoint=checkpoint, sources=sources)
     heights, notes = heights_of(checkpoint.native), []
     made: dict[tuple[str | int, ...], Tensor] = {}
     gone = {shard.rows.path for shards in tables.values() for shard in shards}
@@ -59,19 +59,19 @@ def whole_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
         name = f"{table}_0" if table else "0"
         height = max(heights.pop(f"{TABLES[0]}.{shard.name}", 0) for shard in shards)
         heights[f"{TABLES[0]}.{name}"] = height
-        for tensor in _whole(name, shards):
+        for tensor in _joined_table(name, shards):
             made[tensor.path] = tensor
         rows = sum(shard.rows.size for shard in shards)
         notes.append(
             f"{table or 'lookup table'}: {rows:,} rows of {counted(len(shards), 'parameter server')}"
         )
-    whole = changed(
+    whole = with_contents(
         checkpoint,
         tensors=(*(one for one in checkpoint.tensors if one.path not in gone), *made.values()),
         metadata=_metadata(checkpoint.metadata, tables),
         native={**checkpoint.native, HEIGHTS: json.dumps(heights).encode()},
     )
-    return Whole(checkpoint=whole, sources=sources, notes=tuple(notes))
+    return MergedCheckpoint(checkpoint=whole, sources=sources, notes=tuple(notes))
 
 
 def _require_trainers(checkpoint: Checkpoint) -> None:
@@ -85,10 +85,10 @@ def _require_trainers(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpoint(checkpoint.path, found, where=where, code="trainer-missing")
 
 
-def _tables(checkpoint: Checkpoint) -> dict[str, list[_Shard]]:
+def _tables(checkpoint: Checkpoint) -> dict[str, list[_TableShard]]:
     """Return the shards of each lookup table whose shards all say which rows they have, in their order."""
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
-    found: dict[str, dict[int, _Shard]] = defaultdict(dict)
+    found: dict[str, dict[int, _TableShard]] = defaultdict(dict)
     bare = set()
     for path, values in by_path.items():
         match = SHARD.fullmatch(str(path[1])) if path[0] == TABLES[0] and path[2:] == ("values",) else None
@@ -98,28 +98,30 @@ def _tables(checkpoint: Checkpoint) -> dict[str, list[_Shard]]:
         if rows is None or not values.shape or values.shape[0] < rows.size:
             bare.add(table)
         else:
-            found[table][int(match["index"])] = _Shard(str(path[1]), rows, values)
+            found[table][int(match["index"])] = _TableShard(str(path[1]), rows, values)
     return {
         table: [shards[at] for at in sorted(shards)] for table, shards in found.items() if table not in bare
     }
 
 
-def _whole(name: str, shards: Sequence[_Shard]) -> Iterator[Tensor]:
+def _joined_table(name: str, shards: Sequence[_TableShard]) -> Iterator[Tensor]:
     """Yield the numbers and the values of all rows, server after server."""
     count = sum(shard.rows.size for shard in shards)
     first = shards[0]
-    yield _joined((TABLES[0], name, "rows"), first.rows, (count,), [shard.rows for shard in shards])
+    yield _joined_tensor((TABLES[0], name, "rows"), first.rows, (count,), [shard.rows for shard in shards])
     used = [_used(shard) for shard in shards]
     shape = (count, *first.values.shape[1:])
-    yield _joined((TABLES[0], name, "values"), first.values, shape, used)
+    yield _joined_tensor((TABLES[0], name, "values"), first.values, shape, used)
 
 
-def _used(shard: _Shard) -> Tensor:
+def _used(shard: _TableShard) -> Tensor:
     """Return the values of the rows that have a number; a table that grows has room for more."""
     return replace(shard.values, shape=(shard.rows.size, *shard.values.shape[1:]))
 
 
-def _joined(path: tuple[str, ...], like: Tensor, shape: tuple[int, ...], parts: Sequence[Tensor]) -> Tensor:
+def _joined_tensor(
+    path: tuple[str, ...], like: Tensor, shape: tuple[int, ...], parts: Sequence[Tensor]
+) -> Tensor:
     runs = tuple(
         part.values._replace(nbytes=part.dtype.nbytes(math.prod(part.shape)))
         for part in parts
@@ -129,7 +131,7 @@ def _joined(path: tuple[str, ...], like: Tensor, shape: tuple[int, ...], parts: 
     return Tensor(path, like.dtype, shape, like.role, Joined(runs, storages))
 
 
-def _metadata(told: Mapping[str, object], tables: Mapping[str, Sequence[_Shard]]) -> dict[str, object]:
+def _metadata(told: Mapping[str, object], tables: Mapping[str, Sequence[_TableShard]]) -> dict[str, object]:
     kept = dict(told)
     summaries = kept.get("lookup_tables")
     if isinstance(summaries, Mapping):
@@ -143,7 +145,7 @@ def _metadata(told: Mapping[str, object], tables: Mapping[str, Sequence[_Shard]]
 # Rows ---------------------------------------------------------------------------------------------------
 
 
-def _require_disjoint(path: str, shards: Sequence[_Shard]) -> None:
+def _require_disjoint(path: str, shards: Sequence[_TableShard]) -> None:
     """Require that no row lies in two shards, however many there are: some of them are compared at a time."""
     import numpy as np
 
@@ -162,7 +164,7 @@ def _require_disjoint(path: str, shards: Sequence[_Shard]) -> None:
             )
 
 
-def _rows_of(shard: _Shard, at: int, passes: int) -> Integers:
+def _rows_of(shard: _TableShard, at: int, passes: int) -> Integers:
     """Return those row numbers of a shard that are compared in a pass."""
     import numpy as np
 

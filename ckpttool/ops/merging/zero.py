@@ -19,10 +19,18 @@ from ckpttool.formats.content.objects import replaced, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.ops.conversion import Dropped
-from ckpttool.ops.merging.cuts import Cut, cuts_of
-from ckpttool.ops.merging.left import OF_OPTIMIZER, OF_PARTITIONS, left_out
-from ckpttool.ops.merging.ranks import BASE, INNER, Job, Rank, groups_told, job_of
-from ckpttool.ops.whole import Whole, changed
+from ckpttool.ops.merging.discarded_rank_state import OF_OPTIMIZER, OF_PARTITIONS, discarded_rank_state
+from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
+from ckpttool.ops.merging.zero_partitions import (
+    BASE,
+    INNER,
+    ParameterCut,
+    Rank,
+    ZeroJob,
+    cuts_of,
+    job_of,
+    param_groups_of,
+)
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.wire.pickled import Call, Global
@@ -30,7 +38,7 @@ from ckpttool.wire.pickled import Call, Global
 MODULE, OPTIMIZER = "module", "optimizer"
 
 
-def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
+def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return a DeepSpeed checkpoint in full precision, with the optimizer's state by parameter.
 
     Without ZeRO it is whole as it is.
@@ -41,7 +49,7 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
     """
     job = job_of(checkpoint)
     if not job.zero or not all(stage.ranks for stage in job.stages):
-        return Whole(checkpoint=_as_saved(checkpoint, job), sources=sources)
+        return MergedCheckpoint(checkpoint=_as_saved(checkpoint, job), sources=sources)
     cuts = {cut.name: cut for cut in cuts_of(job)}
     if not cuts:
         found = "which parameters the ranks hold together is not said (param_shapes)"
@@ -49,14 +57,14 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
     module = _module(checkpoint, cuts)
     states, dropped = _states(cuts)
     content = _content(checkpoint, job)
-    dropped += left_out(checkpoint, job)
+    dropped += discarded_rank_state(checkpoint, job)
     groups = _groups(job, cuts, content.pop(STATES, {}))
     tree = {
         MODULE: {tensor.path[1]: tensor for tensor in module},
         OPTIMIZER: {"state": states, "param_groups": groups[0], **groups[1]},
         **content,
     }
-    whole = changed(
+    whole = with_contents(
         checkpoint,
         tensors=tuple(dict.fromkeys((*module, *tensors_in(tree)))),
         metadata=checkpoint.metadata,
@@ -66,17 +74,17 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
     ranks = sum(len(stage.ranks) for stage in job.stages)
     told = f"{counted(len(cuts), 'parameter')} in full precision"
     note = f"{told}, from {counted(ranks, 'rank')} of ZeRO {job.zero}"
-    return Whole(checkpoint=whole, sources=sources, dropped=tuple(dropped), notes=(note,))
+    return MergedCheckpoint(checkpoint=whole, sources=sources, dropped=tuple(dropped), notes=(note,))
 
 
-def _as_saved(checkpoint: Checkpoint, job: Job) -> Checkpoint:
+def _as_saved(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
     """Return a checkpoint without ZeRO with its nested content, where one file holds all of it."""
     tree = _tree(job.first)
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
     inside = {} if tree is None else {one.path: id(one) for one in tensors_in(tree)}
     if tree is None or inside.keys() != by_path.keys():
         return checkpoint
-    return changed(
+    return with_contents(
         checkpoint,
         tensors=checkpoint.tensors,
         metadata=checkpoint.metadata,
@@ -88,7 +96,7 @@ def _as_saved(checkpoint: Checkpoint, job: Job) -> Checkpoint:
 # The model ------------------------------------------------------------------------------------------------
 
 
-def _module(checkpoint: Checkpoint, cuts: Mapping[str, Cut]) -> list[Tensor]:
+def _module(checkpoint: Checkpoint, cuts: Mapping[str, ParameterCut]) -> list[Tensor]:
     """Return the model's tensors in their order, those that are tied to others last."""
     shared = checkpoint.metadata.get("shared_params")
     owners = shared if isinstance(shared, Mapping) else {}
@@ -118,7 +126,7 @@ def _owner(name: str, tensor: Tensor, owners: Mapping[str, Any], found: Mapping[
     return shares if shares in found else None
 
 
-def _in_full(cut: Cut) -> Tensor:
+def _in_full(cut: ParameterCut) -> Tensor:
     whole = cut.weights((MODULE, cut.name))
     if whole is None:
         path = cut.runs[0].rank.path
@@ -130,7 +138,7 @@ def _in_full(cut: Cut) -> Tensor:
 # The optimizer --------------------------------------------------------------------------------------------
 
 
-def _states(cuts: Mapping[str, Cut]) -> tuple[dict[str, dict[str, object]], list[Dropped]]:
+def _states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Dropped]]:
     """Return what the optimizer keeps of each parameter, and what of it can't be told."""
     states: dict[str, dict[str, object]] = {}
     dropped = []
@@ -148,12 +156,12 @@ def _states(cuts: Mapping[str, Cut]) -> tuple[dict[str, dict[str, object]], list
     return states, dropped
 
 
-def _keys(cut: Cut) -> list[str]:
+def _keys(cut: ParameterCut) -> list[str]:
     found = (key for run in cut.runs for at in run.groups for key in run.rank.states.get(at, ()))
     return list(dict.fromkeys(found))
 
 
-def _common(cut: Cut, key: str, path: Path) -> object:
+def _common(cut: ParameterCut, key: str, path: Path) -> object:
     """Return what all ranks keep alike, once for a group, such as the step; None for anything else."""
     found = [run.rank.states.get(at, {}).get(key) for run in cut.runs for at in run.groups]
     first, *others = found
@@ -172,14 +180,14 @@ def _are_equal(one: Tensor, other: object) -> bool:
 
 
 def _groups(
-    job: Job, cuts: Mapping[str, Cut], told: Mapping[str, Any]
+    job: ZeroJob, cuts: Mapping[str, ParameterCut], told: Mapping[str, Any]
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
     """Return the groups of parameters, by their names, and what else the optimizer's states say."""
     inner: Mapping[str, Any] = next(
         (told[name] for name in (BASE, INNER) if isinstance(told.get(name), Mapping)), {}
     )
     own = inner.get("param_groups")
-    groups: Sequence[Any] = own if isinstance(own, list) else groups_told(job.stages[0].ranks[0])
+    groups: Sequence[Any] = own if isinstance(own, list) else param_groups_of(job.stages[0].ranks[0])
     count = max((cut.group for cut in cuts.values()), default=-1) + 1
     made = []
     for at in range(count):
@@ -200,7 +208,7 @@ def _as_data(value: object) -> object:
 # All else -------------------------------------------------------------------------------------------------
 
 
-def _content(checkpoint: Checkpoint, job: Job) -> dict[str, Any]:
+def _content(checkpoint: Checkpoint, job: ZeroJob) -> dict[str, Any]:
     """Return what the first model states hold beside the model, and below ``STATES`` the optimizer's."""
     told = _tree(job.first) or {
         key: value for key, value in checkpoint.metadata.items() if key not in job.stems

@@ -12,8 +12,8 @@ from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_of_a_rank
 from ckpttool.ops.conversion import Dropped
-from ckpttool.ops.merging.ranks import BASE, FLAT, INNER, MASTERS, Job, stem, told_in
-from ckpttool.ops.whole import Whole, changed
+from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
+from ckpttool.ops.merging.zero_partitions import BASE, FLAT, INNER, MASTERS, ZeroJob, rank_metadata, stem
 from ckpttool.wire.pickled import Mapped
 
 OF_PARTITIONS = frozenset(
@@ -43,11 +43,11 @@ OF_OPTIMIZER = frozenset(
 _DIFFERS = "another rank says something else than the first, whose is taken"
 
 
-def left_out(checkpoint: Checkpoint, job: Job) -> Iterator[Dropped]:
+def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropped]:
     """Yield what no parameter is made of, and the first rank does not say as well."""
     first = checkpoint.metadata
     for path in job.others:
-        own = told_in(checkpoint, path)
+        own = rank_metadata(checkpoint, path)
         yield from _differing(stem(path), first, own, OF_PARTITIONS)
         below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
         for key in sorted(below - OF_PARTITIONS):
@@ -76,7 +76,7 @@ def _are_equal(one: object, two: object) -> bool:
     return repr(one) == repr(two)
 
 
-def first_of_each(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
+def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return what ranks hold together, of what each of them has otherwise the first one's alone."""
     tensors = tuple(one for one in checkpoint.tensors if not is_of_a_rank(one.path[0]))
     own = (
@@ -88,7 +88,7 @@ def first_of_each(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
     if isinstance(tree, dict):
         pairs = {key: value for key, value in tree.items() if not is_of_a_rank(key)}
         tree = mapped_of(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
-    whole = changed(
+    whole = with_contents(
         checkpoint,
         tensors=tensors,
         metadata={key: value for key, value in checkpoint.metadata.items() if not is_of_a_rank(key)},
@@ -96,4 +96,4 @@ def first_of_each(checkpoint: Checkpoint, sources: tuple[str, ...]) -> Whole:
         native=checkpoint.native,
     )
     dropped = tuple(Dropped(str(key), _DIFFERS) for key in dict.fromkeys(own))
-    return Whole(checkpoint=whole, sources=sources, dropped=dropped)
+    return MergedCheckpoint(checkpoint=whole, sources=sources, dropped=dropped)

@@ -18,7 +18,7 @@ _TOLD_BY_WARNINGS = frozenset({"cut-not-said", "shard-total-size", "trainer-miss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole(AbstractContextManager["Whole"]):
+class MergedCheckpoint(AbstractContextManager["MergedCheckpoint"]):
     """What parts make together; as a context manager it closes them.
 
     Attributes:
@@ -39,7 +39,7 @@ class Whole(AbstractContextManager["Whole"]):
         self.checkpoint.close()
 
 
-def changed(
+def with_contents(
     checkpoint: Checkpoint,
     *,
     tensors: tuple[Tensor, ...],
@@ -53,7 +53,7 @@ def changed(
     )
 
 
-def is_whole(checkpoint: Checkpoint) -> bool:
+def is_intact(checkpoint: Checkpoint) -> bool:
     """Tell whether nothing of a checkpoint is missing or wrong."""
     return checkpoint.complete and not any(map(_is_wrong, checkpoint.findings))
 
@@ -62,7 +62,7 @@ def _is_wrong(finding: Finding) -> bool:
     return finding.severity is Severity.ERROR or finding.code in _TOLD_BY_WARNINGS
 
 
-def require_whole(checkpoint: Checkpoint) -> None:
+def require_intact(checkpoint: Checkpoint) -> None:
     """Require that nothing of a checkpoint is missing or wrong.
 
     Raises:

@@ -25,7 +25,7 @@ Moment = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealResult:
     """What became of a manifest.
 
     Attributes:
@@ -48,7 +48,7 @@ def verify_and_seal(
     strict: bool = False,
     jobs: int | None = None,
     advance: Advance = lambda nbytes: None,
-) -> tuple[Verification, Sealed]:
+) -> tuple[Verification, SealResult]:
     """Verify a checkpoint and, where it is valid, write its manifest.
 
     Args:
@@ -65,13 +65,13 @@ def verify_and_seal(
     checks = tuple(check for check in CHECKS if check != "manifest" or not force)
     verdict = verify(unit, only=checks, strict=strict, jobs=jobs, advance=advance)
     if not verdict.is_valid:
-        return verdict, Sealed(refused="it is not valid")
+        return verdict, SealResult(refused="it is not valid")
     assert unit.format is not None  # what no format recognises is not valid
     try:
         with unit.format.open_unit(unit) as checkpoint:
-            return verdict, _sealed(checkpoint, unit, before, force, jobs or default_jobs())
+            return verdict, _write_manifest(checkpoint, unit, before, force, jobs or default_jobs())
     except CheckpointError as failure:
-        return verdict, Sealed(refused=str(failure), failed=True)
+        return verdict, SealResult(refused=str(failure), failed=True)
 
 
 def _moment(unit: Unit) -> Moment:
@@ -88,29 +88,29 @@ def _moment(unit: Unit) -> Moment:
     return tuple(found)
 
 
-def _sealed(checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int) -> Sealed:
+def _write_manifest(checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int) -> SealResult:
     base = base_of(checkpoint)
     files = _names(checkpoint, os.path.dirname(base))
     found = digests_of_files(files.values(), jobs)
     lines = [Line(name, _readable(found[path])) for name, path in files.items()]
-    listed = _Document(base + SUFFIX, dumps_manifest(lines), _listing_difference(base + SUFFIX, lines))
+    listed = _ManifestFile(base + SUFFIX, dumps_manifest(lines), _listing_difference(base + SUFFIX, lines))
     text = _digests_text(checkpoint, files, jobs)
-    digests = _Document(base + DIGESTS_SUFFIX, text, _text_difference(base + DIGESTS_SUFFIX, text))
+    digests = _ManifestFile(base + DIGESTS_SUFFIX, text, _text_difference(base + DIGESTS_SUFFIX, text))
     documents = (digests, listed)
     if _moment(unit) != before:
-        return Sealed(refused="it has changed while it was read")
+        return SealResult(refused="it has changed while it was read")
     for document in documents if not force else ():
         if document.difference:
             name = os.path.basename(document.path)
-            return Sealed(refused=f"{name} is there and {document.difference}; --force replaces it")
+            return SealResult(refused=f"{name} is there and {document.difference}; --force replaces it")
     to_write = [document for document in documents if document.difference is None or document.difference]
     for document in to_write:
         _write(document.path, document.text)
-    return Sealed((listed.path, digests.path), was_there=not to_write)
+    return SealResult((listed.path, digests.path), was_there=not to_write)
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class _ManifestFile:
     """A file to be written; ``difference`` says how the one there differs: empty not at all, None no file."""
 
     path: str

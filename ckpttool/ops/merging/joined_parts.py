@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import defaultdict
@@ -11,10 +12,13 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
+from ckpttool.formats.content.carried import encoded
+from ckpttool.formats.content.likeness import are_alike
+from ckpttool.formats.content.objects import mapped_of
 from ckpttool.formats.parts import placed
-from ckpttool.ops.merging.uniting import Conflict, united
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
+from ckpttool.wire.pickled import Mapped
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.\w+)", re.DOTALL)
 _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_\d+.*|.*-tp\d+.*", re.DOTALL)
@@ -23,7 +27,7 @@ _STAGES = ("epoch", "step")
 _SHOWN = 3
 
 
-class Part(NamedTuple):
+class MergePart(NamedTuple):
     """A checkpoint, and the path that was given for it."""
 
     path: str
@@ -86,7 +90,7 @@ def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
 # Whether they fit together --------------------------------------------------------------------------------
 
 
-def _require_one_save(parts: Sequence[Part]) -> None:
+def _require_one_save(parts: Sequence[MergePart]) -> None:
     """Require that parts say the same of how far the training was.
 
     Raises:
@@ -105,7 +109,7 @@ def _require_one_save(parts: Sequence[Part]) -> None:
                 raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
 
 
-def _require_one_format(parts: Sequence[Part]) -> None:
+def _require_one_format(parts: Sequence[MergePart]) -> None:
     first = parts[0]
     for part in parts[1:]:
         if part.checkpoint.format != first.checkpoint.format:
@@ -113,13 +117,13 @@ def _require_one_format(parts: Sequence[Part]) -> None:
             raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
 
 
-def _require_own_tensors(parts: Sequence[Part]) -> None:
+def _require_own_tensors(parts: Sequence[MergePart]) -> None:
     """Require that no two parts have a tensor of the same name, equal or not.
 
     Raises:
         DamagedCheckpoint: They have.
     """
-    owners: dict[str, tuple[Part, Tensor]] = {}
+    owners: dict[str, tuple[MergePart, Tensor]] = {}
     for part in parts:
         for tensor in part.checkpoint.tensors:
             first, other = owners.setdefault(tensor.name, (part, tensor))
@@ -127,7 +131,7 @@ def _require_own_tensors(parts: Sequence[Part]) -> None:
                 raise _doubled(first, other, part, tensor)
 
 
-def _doubled(first: Part, one: Tensor, second: Part, two: Tensor) -> CheckpointError:
+def _doubled(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> CheckpointError:
     doubled = [name for name in second.checkpoint if name in first.checkpoint]
     unlike = any(first.checkpoint[name].shape != second.checkpoint[name].shape for name in doubled)
     named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(part.path)) for part in (first, second))
@@ -142,7 +146,7 @@ def _doubled(first: Part, one: Tensor, second: Part, two: Tensor) -> CheckpointE
     )
 
 
-def _require_types(parts: Sequence[Part]) -> None:
+def _require_types(parts: Sequence[MergePart]) -> None:
     """Require that tensors whose names differ in numbers alone share a type from shard to shard.
 
     Raises:
@@ -169,7 +173,7 @@ def _require_types(parts: Sequence[Part]) -> None:
 # One of them ----------------------------------------------------------------------------------------------
 
 
-def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
+def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     """Return parts as one checkpoint, which does not close them.
 
     Args:
@@ -184,10 +188,10 @@ def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
     _require_one_save(parts)
     if variant is not None:
         _require_types(parts)
-    metadata = _united(parts, lambda one: one.metadata, "values")
-    native = _united(parts, lambda one: one.native, "native parts")
+    metadata = _unite(parts, lambda one: one.metadata, "values")
+    native = _unite(parts, lambda one: one.native, "native parts")
     tree = (
-        _united(parts, _tree_of, "content") if any(one.checkpoint.tree is not None for one in parts) else None
+        _unite(parts, _tree_of, "content") if any(one.checkpoint.tree is not None for one in parts) else None
     )
     tensors = tuple(tensor for part in parts for tensor in part.checkpoint.tensors)
     first = parts[0].checkpoint
@@ -200,7 +204,7 @@ def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
         files=tuple(entry for part in parts for entry in part.checkpoint.files),
         spans=lambda: _spans(parts),
         metadata=lambda: metadata,
-        training=lambda: next((one.checkpoint.training for one in parts if _tells(one)), first.training),
+        training=lambda: next((one.checkpoint.training for one in parts if _has_stage(one)), first.training),
         layers=lambda: {name: kind for part in parts for name, kind in part.checkpoint.layers.items()},
         own_names=lambda: {name: own for part in parts for name, own in part.checkpoint.own_names.items()},
         tree=lambda: tree,
@@ -211,7 +215,7 @@ def joined(parts: Sequence[Part], variant: str | None) -> Checkpoint:
     )
 
 
-def _tells(part: Part) -> bool:
+def _has_stage(part: MergePart) -> bool:
     return any(getattr(part.checkpoint.training, stage) is not None for stage in _STAGES)
 
 
@@ -221,7 +225,7 @@ def _tree_of(checkpoint: Checkpoint) -> object:
     return {tensor.name: tensor for tensor in checkpoint.tensors} if tree is None else tree
 
 
-def _united(parts: Sequence[Part], take: Callable[[Checkpoint], object], what: str) -> Any:
+def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:
     """Return what parts say, united.
 
     Raises:
@@ -230,14 +234,79 @@ def _united(parts: Sequence[Part], take: Callable[[Checkpoint], object], what: s
     whole = take(parts[0].checkpoint)
     for part in parts[1:]:
         try:
-            whole = united(whole, take(part.checkpoint))
-        except Conflict as conflict:
+            whole = unite_trees(whole, take(part.checkpoint))
+        except TreeConflict as conflict:
             found = f"{conflict}; {what} of parts of one save don't contradict each other"
             raise DamagedCheckpoint(part.path, found, where=conflict.where, code="part-stale") from conflict
     return whole
 
 
-def _spans(parts: Sequence[Part]) -> Iterator[Span]:
+def _spans(parts: Sequence[MergePart]) -> Iterator[Span]:
     for part in parts:
         for span in part.checkpoint.spans():
             yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
+
+
+_MAX_DEPTH = 100
+_SHOWN_CHARACTERS = 60
+
+
+class TreeConflict(ValueError):
+    """Two trees say different things in one place; ``where`` is the place."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(message)
+        self.where = where
+
+
+def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
+    """Return a tree that holds all that two hold; dictionaries come together key by key.
+
+    Raises:
+        Conflict: Something else than a dictionary stands in the same place of both, and they are not equal.
+    """
+    if (
+        isinstance(one, dict)
+        and isinstance(two, dict)
+        and _are_one_class(one, two)
+        and len(path) < _MAX_DEPTH
+    ):
+        pairs = {**one}
+        for key, value in two.items():
+            pairs[key] = unite_trees(one[key], value, (*path, str(key))) if key in one else value
+        if isinstance(one, Mapped) and isinstance(two, Mapped):
+            state = _unite_states(one.state, two.state, (*path, "<state>"))
+            return mapped_of(one.kind, pairs, state, one.factory)
+        return pairs
+    if not _are_equal(one, two):
+        where = ".".join(path)
+        raise TreeConflict(where, f"{_excerpt(two)}, and {_excerpt(one)} in a part before")
+    return one
+
+
+def _are_one_class(one: dict[object, object], two: dict[object, object]) -> bool:
+    """Tell whether two dictionaries are of one class."""
+    if isinstance(one, Mapped) and isinstance(two, Mapped):
+        return one.kind == two.kind and _are_equal(one.factory, two.factory)
+    return type(one) is type(two)
+
+
+def _unite_states(one: object, two: object, path: tuple[str, ...]) -> object:
+    """Return what is set on a dictionary, of two of which only one may have something."""
+    if one is None or two is None:
+        return two if one is None else one
+    return unite_trees(one, two, path)
+
+
+def _are_equal(one: object, two: object) -> bool:
+    """Tell whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
+    return one is two or are_alike(one, two) or (type(one) is type(two) and _encoded(one) == _encoded(two))
+
+
+def _encoded(tree: object) -> str:
+    return json.dumps(encoded(tree))
+
+
+def _excerpt(value: object) -> str:
+    text = f"a {type(value).__name__}" if isinstance(value, dict | Tensor) else repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -17,7 +17,7 @@ from ckpttool.formats.content.objects import dropped
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
-from ckpttool.ops.placing import check_place, check_space, format_for
+from ckpttool.ops.target_path import check_space, check_target, target_format
 from ckpttool.pairing.families import family_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.tensor import Tensor
@@ -32,7 +32,7 @@ _SHOWN, _NAMED = 3, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ConversionPlan:
     """A conversion that can be carried out: all that can be known without reading a value is known to fit.
 
     Attributes:
@@ -100,14 +100,14 @@ def model_of(wishes: ConvertWishes) -> Iterator[Checkpoint | None]:
         yield model
 
 
-def plan(
+def plan_conversion(
     checkpoint: Checkpoint,
     target: str,
     wishes: ConvertWishes,
     model: Checkpoint | None = None,
     *,
     sources: Sequence[str] = (),
-) -> Plan:
+) -> ConversionPlan:
     """Return how an open checkpoint would be converted; no value is read, and nothing is written.
 
     Args:
@@ -123,7 +123,7 @@ def plan(
     """
     _require_intact(checkpoint)
     content, notes = _content(checkpoint, wishes, model)
-    name = format_for(target, wishes, has_architecture=_ARCHITECTURE in content.native)
+    name = target_format(target, wishes, has_architecture=_ARCHITECTURE in content.native)
     writer = writer_of(name)
     if writer.shape == "prefix" and target.endswith(".index"):
         target = target.removesuffix(".index")
@@ -142,9 +142,9 @@ def plan(
     if trusted and wishes.strict:
         raise UsageError(f"{target}: {trusted[0]} (--strict)")
     opened = [checkpoint, *([model] if model is not None else [])]
-    replaces = check_place(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
+    replaces = check_target(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
-    return Plan(
+    return ConversionPlan(
         source=checkpoint,
         content=content,
         writer=writer,
@@ -246,7 +246,7 @@ def _content(
     """
     content = content_of(checkpoint)
     notes: list[str] = []
-    for step in _steps(checkpoint, wishes, model):
+    for step in _content_steps(checkpoint, wishes, model):
         content, told = step(content)
         notes += told
     if not content.tensors and checkpoint.tensors:
@@ -254,11 +254,13 @@ def _content(
     return content, notes
 
 
-Step = Callable[[Content], tuple[Content, Sequence[str]]]
+ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
 """What brings content into another form, and says what it did that nobody asked for word by word."""
 
 
-def _steps(checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None) -> Iterator[Step]:
+def _content_steps(
+    checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None
+) -> Iterator[ContentStep]:
     """Yield what the wishes come to; each module is imported where it is wished for."""
     if wishes.only == "weights":
         from ckpttool.converting.selecting import only_weights

@@ -1,0 +1,233 @@
+"""What whole files belong to that are given one by one: a set behind an index, a prefix, a directory."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.formats import detect
+from ckpttool.formats.interface import Probe, ranked_paths, scan
+from ckpttool.formats.paddle.fluid import Fluid
+from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
+from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.shard_index import indexes, mapped_files
+from ckpttool.formats.torch.dcp import METADATA, TorchDcp
+from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
+from ckpttool.formats.torch.deepspeed import DeepSpeed
+from ckpttool.formats.torch.rank_files import RankFiles, ranked
+from ckpttool.naming import parse_name
+from ckpttool.report import counted
+from ckpttool.wire.regular import open_regular
+
+_BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
+_KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)
+_OF_A_DIRECTORY = re.compile(
+    r".*\.distcp|(__\d+)?\.metadata|shard-\d+-model-.*\.safetensors|.*(model|optim)_states\.pt"
+    r"|\w+_world_size_\d+_rank_\d+\.\w+|checkpoint_\d+\.pt|metadata\.pkl",
+    re.DOTALL,
+)
+"""How files are named of which a directory makes one checkpoint, and none is one for itself."""
+
+
+def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
+    """Return the path of the checkpoint of which files are parts, or None where nothing beside them says so.
+
+    Raises:
+        DamagedCheckpoint: Parts of it are not among them.
+        CheckpointError: Their directory can't be read.
+    """
+    prefix = _tensorflow_prefix(paths)
+    if prefix is not None:
+        return prefix
+    places = {os.path.dirname(os.path.abspath(path)) for path in paths}
+    if len(places) != 1 or not all(map(os.path.isfile, paths)):
+        return None
+    directory, names = os.path.dirname(paths[0]) or os.curdir, {os.path.basename(path) for path in paths}
+    return (
+        _enclosing_index(directory, names)
+        or _enclosing_shard_list(directory, names)
+        or _rank_file_prefix(paths)
+        or _enclosing_directory(directory, names)
+    )
+
+
+def _tensorflow_prefix(paths: Sequence[str]) -> str | None:
+    """Return the prefix that the files of one TensorFlow checkpoint share."""
+    prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}
+    if len(prefixes) != 1 or prefixes == set(paths):
+        return None
+    (prefix,) = prefixes
+    return prefix
+
+
+def _enclosing_index(directory: str, names: Collection[str]) -> str | None:
+    """Return the index that maps to files, or is the one that is given."""
+    for index in indexes(directory, scan(directory)):
+        path, own = os.path.join(directory, index), set(names) - {index}
+        mapped = set(mapped_files(path))
+        if own <= mapped:
+            if index not in names:
+                _require_all(path, mapped - own)
+            return path
+    return None
+
+
+def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
+    """Return the list of the files of a sharded Keras model that files belong to."""
+    stems = {match["stem"] if (match := _KERAS_SHARD.fullmatch(name)) else None for name in names}
+    stem = next(iter(stems))
+    if len(stems) != 1 or stem is None:
+        return None
+    path = os.path.join(directory, f"{stem}.weights.json")
+    if not os.path.isfile(path):
+        raise DamagedCheckpoint(
+            path, "it is missing: it says which shard holds which layer", code="index-missing"
+        )
+    beside = {name for name in scan(directory) if (m := _KERAS_SHARD.fullmatch(name)) and m["stem"] == stem}
+    _require_all(path, beside - set(names))
+    return path
+
+
+def _rank_file_prefix(paths: Sequence[str]) -> str | None:
+    """Return what the names of files have in common that the ranks of one job wrote."""
+    stems = {None if (file := ranked(path)) is None else file.stem for path in paths}
+    if len(stems) != 1 or (stem := next(iter(stems))) is None:
+        return None
+    prefix = os.path.join(os.path.dirname(paths[0]), stem)
+    if os.path.lexists(prefix):
+        return None
+    names = {os.path.basename(path) for path in ranked_paths(prefix)}
+    _require_all(prefix, names - {os.path.basename(path) for path in paths})
+    return prefix
+
+
+def _enclosing_directory(directory: str, names: Collection[str]) -> str | None:
+    """Return the directory whose files make one checkpoint, where files are of the kind."""
+    if not all(map(_OF_A_DIRECTORY.fullmatch, names)):
+        return None
+    with Probe(directory) as probe:
+        format = detect(probe)
+        if not isinstance(format, DeepSpeed | TorchDcp | DcpSafetensors | RankFiles):
+            return None
+        kinds = {os.path.splitext(name)[1] for name in names}
+        own = {name for name in probe.entries if os.path.splitext(name)[1] in kinds}
+    _require_all(directory, own - set(names))
+    return directory
+
+
+def _require_all(path: str, lacking: Collection[str]) -> None:
+    """Require that no part of a whole was left out."""
+    if lacking:
+        first, *others = sorted(lacking)
+        more = f", nor {counted(len(others), 'other part')}" if others else ""
+        message = f"it belongs to the whole, and is not among the sources{more}"
+        raise DamagedCheckpoint(
+            path, message, expected="all parts, or this path alone", where=first, code="part-missing"
+        )
+
+
+_READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
+_FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+"""What lies in the directory of the first machine alone."""
+_TEXT = (".json", ".md", ".py", ".txt")
+"""What may lie in each directory alike, and holds no tensor."""
+_MAX_TEXT = 1 << 20
+
+
+class Spread(Probe):
+    """Several directories, looked at as if they were one."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Look at directories.
+
+        Raises:
+            DamagedCheckpoint: A part lies in two of them.
+            CheckpointError: One can't be read.
+        """
+        super().__init__(paths[0])
+        self._found: dict[str, os.DirEntry[str]] = {}
+        also: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)
+        for path in paths:
+            for name, entry in scan(path).items():
+                first = self._found.setdefault(name, entry)
+                if first is entry:
+                    continue
+                if name in TABLES and first.is_dir() and entry.is_dir():
+                    also[name] += (entry,)
+                elif not _is_aside(first, entry):
+                    raise part_twice(entry.path, first.path)
+        self.also = also
+
+    @cached_property
+    def entries(self) -> Mapping[str, os.DirEntry[str]]:
+        """Return what lies in all of them, by name."""
+        return self._found
+
+
+def part_twice(path: str, first: str) -> CheckpointError:
+    """Return the error for a part that another one is as well."""
+    return DamagedCheckpoint(path, f"{first} is the same part", expected="each part once", code="part-twice")
+
+
+def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
+    """Tell whether an entry is no part: a manifest of one directory, or a text that lies in both alike."""
+    if other.name.startswith(".") and not other.name.endswith(METADATA):
+        return True
+    if not other.name.endswith(_TEXT) and other.name != "latest":
+        return False
+    try:
+        if max(first.stat().st_size, other.stat().st_size) > _MAX_TEXT:
+            return False
+        with open_regular(first.path) as one, open_regular(other.path) as two:
+            return one.read() == two.read()
+    except OSError as error:
+        raise from_os_error(error, other.path) from error
+
+
+def require_one_serial(paths: Sequence[str]) -> None:
+    """Require that directories which are named like serials, epochs or steps are named like one.
+
+    Raises:
+        DamagedCheckpoint: They are of different saves.
+    """
+    seen: dict[str, tuple[object, str]] = {}
+    for path in paths:
+        name = os.path.basename(os.path.abspath(path))
+        serial, fields = SERIAL.fullmatch(name), parse_name(name)
+        told = {"serial": int(serial[1]) if serial else None, "epoch": fields.epoch, "step": fields.step}
+        for kind, number in told.items():
+            first, where = seen.setdefault(kind, (number, path)) if number is not None else (None, path)
+            if first != number:
+                found = f"{kind} {number}, and {where} is {kind} {first}"
+                raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
+
+
+def open_spread(paths: Sequence[str]) -> Checkpoint | None:
+    """Return the checkpoint that lies in several directories together; None where they are no such parts.
+
+    Raises:
+        CheckpointError: A part lies in two of them, is missing, or can't be read.
+    """
+    first = sorted(
+        paths, key=lambda path: not any(os.path.lexists(os.path.join(path, name)) for name in _FIRST)
+    )
+    kinds = set()
+    for path in paths:
+        with Probe(path) as probe:
+            kinds.add(type(detect(probe)))
+    if not kinds & set(_READ_TOGETHER):
+        return None
+    with ExitStack() as until_opened:
+        probe = until_opened.enter_context(Spread(first))
+        format = detect(probe)
+        if not isinstance(format, _READ_TOGETHER):
+            return None
+        checkpoint = format.open(probe)
+        until_opened.pop_all()
+    return checkpoint

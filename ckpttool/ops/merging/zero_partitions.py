@@ -1,0 +1,369 @@
+"""What each rank of a job with DeepSpeed's ZeRO kept of the weights and of the optimizer's state."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.torch.chunks import Joined
+from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
+from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_told
+from ckpttool.tensor import Path, Role, Tensor
+
+BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
+"""Where the optimizer's own state lies: in stages 1 and 2, and in stage 3."""
+MASTERS, FLAT = "single_partition_of_fp32_groups", "fp32_flat_groups"
+"""Where the weights in full precision lie, likewise."""
+
+_DIGITS = 10
+"""Fewer digits than these has every number of a group."""
+
+Shapes = list[dict[str, tuple[int, ...]]]
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """What one rank kept.
+
+    Attributes:
+        number: Among those that hold the same model together.
+        path: The file.
+        told: What is not a tensor in it.
+        masters: Weights in full precision, flat, by group.
+        states: What the optimizer keeps of each group, tensors and plain values by their keys.
+    """
+
+    number: int
+    path: str
+    told: Mapping[str, Any]
+    masters: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, dict[str, object]] = field(default_factory=lambda: defaultdict(dict))
+
+    def of_optimizer(self, key: str) -> Any:
+        """Return what it tells of the optimizer under a key; None where it tells nothing."""
+        told = self.told.get(STATES)
+        return told.get(key) if isinstance(told, Mapping) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """The ranks that hold one model, or one stage of a pipeline, together; and its parameters' shapes."""
+
+    shapes: Shapes
+    ranks: list[Rank]
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroJob:
+    """All that a job wrote.
+
+    Attributes:
+        zero: The stage of ZeRO; 0 where there was none.
+        world: Number of ranks that hold a model together.
+        stages: Of a pipeline; a single one elsewhere.
+        first: The file with the first model states.
+        others: Files with other model states.
+        stems: Names of all files whose content lies below them, without suffixes.
+    """
+
+    zero: int
+    world: int
+    stages: list[PipelineStage]
+    first: str
+    others: list[str]
+    stems: frozenset[str]
+
+
+def job_of(checkpoint: Checkpoint) -> ZeroJob:
+    """Return what the ranks of a DeepSpeed checkpoint hold; it is whole."""
+    models, optimizers, stems = {}, {}, set()
+    for entry in checkpoint.files:
+        name = os.path.basename(entry.path)
+        stems.add(os.path.splitext(name)[0])
+        if match := MODEL_STATES.fullmatch(name):
+            models[int(match["mp"]), int(match["dp"] or 0)] = entry.path
+        elif match := OPTIMIZER_STATES.fullmatch(name):
+            optimizers[int(match["mp"]), int(match["dp"])] = entry.path
+    first = models[min(models)]
+    stems.discard(stem(first))
+    below: dict[str, dict[Path, Tensor]] = defaultdict(dict)
+    for tensor in checkpoint.tensors:
+        if tensor.path[0] in stems:
+            below[str(tensor.path[0])][tensor.path[1:]] = tensor
+    stages: dict[int, PipelineStage] = {}
+    for mp, dp in sorted(models):
+        told = checkpoint.metadata if models[mp, dp] == first else rank_metadata(checkpoint, models[mp, dp])
+        stages.setdefault(mp, PipelineStage(shapes_of(told.get("param_shapes")), []))
+    for (mp, dp), path in sorted(optimizers.items()):
+        if mp in stages:
+            stages[mp].ranks.append(_rank(dp, path, rank_metadata(checkpoint, path), below[stem(path)]))
+    ranks = [rank for stage in stages.values() for rank in stage.ranks]
+    told_stage = next((stage_told(rank.told) for rank in ranks), None)
+    world = checkpoint.metadata.get("dp_world_size")
+    return ZeroJob(
+        # An optimizer that keeps weights in full precision by itself cuts them as the first stage does.
+        told_stage or int(any(rank.masters for rank in ranks)),
+        world if isinstance(world, int) else 0,
+        [stages[mp] for mp in sorted(stages)],
+        first,
+        [path for _, path in sorted(models.items()) if path != first],
+        frozenset(stems),
+    )
+
+
+def stem(path: str) -> str:
+    """Return the name below which the content of a file lies."""
+    return os.path.splitext(os.path.basename(path))[0]
+
+
+def rank_metadata(checkpoint: Checkpoint, path: str) -> Mapping[str, Any]:
+    """Return what a file says beside its tensors; the first model states say it at the root instead."""
+    told = checkpoint.metadata.get(stem(path))
+    return told if isinstance(told, Mapping) else {}
+
+
+def _rank(number: int, path: str, told: Mapping[str, Any], tensors: Mapping[Path, Tensor]) -> Rank:
+    rank = Rank(number, path, told)
+    for place, tensor in tensors.items():
+        if len(place) == 3 and place[:1] == (STATES,) and place[1] in (MASTERS, FLAT):
+            if (group := _number(place[2])) is not None:
+                rank.masters[group] = tensor
+        elif (found := _of_a_group(place)) is not None:
+            rank.states[found[0]][found[1]] = tensor
+    for at, key, value in _plain_states(rank):
+        rank.states[at].setdefault(key, value)
+    return rank
+
+
+def _of_a_group(place: Path) -> tuple[int, str] | None:
+    """Return of which group of parameters the optimizer keeps what lies at a path, and as what."""
+    number = None
+    if len(place) == 5 and place[0] == STATES and place[1] in (BASE, INNER) and place[2] == "state":
+        number = _number(place[3])
+    # Where a job may go on with another number of ranks, the states of the groups are a list.
+    elif len(place) == 4 and place[:2] == (STATES, BASE):
+        number = _number(place[2])
+    return None if number is None else (number, str(place[-1]))
+
+
+def _number(key: object) -> int | None:
+    """Return the number of a group."""
+    is_one = type(key) is int or (
+        isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < _DIGITS
+    )
+    return int(str(key)) if is_one else None
+
+
+def _plain_states(rank: Rank) -> Iterator[tuple[int, str, object]]:
+    for name in (BASE, INNER):
+        inner = rank.of_optimizer(name)
+        states = inner.get("state") if isinstance(inner, Mapping) else inner
+        states = dict(enumerate(states)) if isinstance(states, list) else states
+        for group, state in states.items() if isinstance(states, Mapping) else ():
+            if isinstance(state, Mapping) and (number := _number(group)) is not None:
+                yield from ((number, str(key), value) for key, value in state.items())
+
+
+def param_groups_of(rank: Rank) -> list[Mapping[str, Any]]:
+    """Return the optimizer's groups of parameters, as a rank tells them."""
+    for name in (BASE, INNER):
+        inner = rank.of_optimizer(name)
+        groups = inner.get("param_groups") if isinstance(inner, Mapping) else None
+        if isinstance(groups, list):
+            return [group if isinstance(group, Mapping) else {} for group in groups]
+    return []
+
+
+_EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d{1,9})(\..*)", re.DOTALL)
+"""The name of an expert's parameter, as the rank that has it numbers its own."""
+
+
+_TIED = "tied_modules."
+"""How the names begin of parameters that several stages of a pipeline have, alike in all of them."""
+
+
+class ParameterRun(NamedTuple):
+    """Elements that a rank has of a parameter: from where on in its groups, joined, and how many."""
+
+    rank: Rank
+    groups: tuple[int, ...]
+    start: int
+    size: int
+
+
+class ParameterCut(NamedTuple):
+    """Where a parameter lies.
+
+    Attributes:
+        name: As the model names it.
+        group: Of the optimizer.
+        runs: Its elements, in C order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    group: int
+    runs: tuple[ParameterRun, ...]
+
+    def weights(self, path: Path) -> Tensor | None:
+        """Return the parameter in full precision; None where its elements do not lie in one piece each."""
+        return self._taken(path, Role.WEIGHTS, [run.rank.masters for run in self.runs])
+
+    def state(self, path: Path, key: str) -> Tensor | None:
+        """Return what the optimizer keeps of each element; None where it does not keep all of it so."""
+        places = []
+        for run in self.runs:
+            found = {at: state[key] for at, state in run.rank.states.items() if key in state}
+            if not all(
+                _is_flat(found.get(at), run.rank.masters.get(at), at == run.groups[-1]) for at in run.groups
+            ):
+                return None
+            places.append(found)
+        return self._taken(path, Role.OPTIMIZER, places)
+
+    def _taken(self, path: Path, role: Role, places: Sequence[Mapping[int, Any]]) -> Tensor | None:
+        pieces, storages, dtypes = [], [], set()
+        for run, by_group in zip(self.runs, places, strict=True):
+            tensors = [by_group[at] for at in run.groups if at in by_group]
+            found = run_of(tensors, run.start, run.size)
+            if found is None:
+                return None
+            pieces += found
+            storages += [one.storage for one in tensors if one.storage is not None]
+            dtypes |= {one.dtype for one in tensors}
+        if len(dtypes) != 1:
+            return None
+        values = pieces[0] if len(pieces) == 1 else Joined(tuple(pieces), tuple(storages))
+        return Tensor(path, dtypes.pop(), self.shape, role, values)
+
+
+def _is_flat(state: object, masters: Tensor | None, is_last: bool) -> bool:
+    """Tell whether a state has an element for each of a group; behind the last one there may be padding."""
+    if masters is None or not isinstance(state, Tensor) or len(state.shape) != 1:
+        return False
+    return state.size == masters.size or (is_last and state.size > masters.size)
+
+
+def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
+    """Yield where each parameter lies.
+
+    Raises:
+        DamagedCheckpoint: The ranks do not have all of one, or have it in a way that can't be known.
+    """
+    seen: dict[str, str] = {}
+    for stage in job.stages:
+        for cut in _cuts_of_stage_3(job, stage) if job.zero == 3 else _cuts_of_groups(job, stage):
+            path = stage.ranks[0].path
+            first = seen.setdefault(cut.name, path)
+            if first != path and cut.name.startswith(_TIED):
+                continue
+            if first != path:
+                found = (
+                    f"{first} has it, too: slices of a tensor-parallel model; how they were cut is not said"
+                )
+                raise DamagedCheckpoint(path, found, where=cut.name, code="tensor-twice")
+            found_count = sum(run.size for run in cut.runs)
+            if found_count != math.prod(cut.shape):
+                found = f"the ranks have {found_count:,} of its {math.prod(cut.shape):,} elements"
+                raise DamagedCheckpoint(path, found, where=cut.name, code="partition-sum")
+            yield cut
+
+
+def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
+    """Yield parameters of which each rank has an equal part, one behind the other."""
+    if len(job.stages) > 1:
+        found = "ZeRO 3 of a tensor-parallel model, of which no file says how it was cut"
+        raise DamagedCheckpoint(stage.ranks[0].path, found, code="tensor-twice")
+    offset = 0
+    ends = [[*accumulate(rank.masters[at].size for at in sorted(rank.masters))] for rank in stage.ranks]
+    for group, shapes in enumerate(stage.shapes):
+        for name, shape in shapes.items():
+            count = math.prod(shape)
+            part = -(-count // len(stage.ranks))
+            runs = []
+            for at, rank in enumerate(stage.ranks):
+                take = min(part, count - at * part)
+                if take > 0:
+                    runs.append(_run(rank, ends[at], offset, take))
+            yield ParameterCut(name, shape, group, tuple(runs))
+            offset += part
+
+
+def _run(rank: Rank, ends: Sequence[int], offset: int, size: int) -> ParameterRun:
+    """Return a range of all that a rank keeps, in the groups where it lies, which end at ``ends``."""
+    first, last = bisect_right(ends, offset), bisect_left(ends, offset + size)
+    groups = sorted(rank.masters)[first : last + 1]
+    return ParameterRun(rank, tuple(groups), offset - (ends[first - 1] if first else 0), size)
+
+
+def _cuts_of_groups(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
+    """Yield the parameters of stages 1 and 2, whose groups are cut into one partition a rank."""
+    for group, shapes in enumerate(stage.shapes):
+        for number, ranks in enumerate(_teams(job, stage, group)):
+            local = _local_experts(shapes)
+            for name, shape in shapes.items():
+                runs = _mapped_runs(ranks, group, name) or _counted_runs(ranks, group, shapes, name)
+                yield ParameterCut(_whole_name(name, number, local), shape, group, tuple(runs))
+
+
+def _teams(job: ZeroJob, stage: PipelineStage, group: int) -> list[list[Rank]]:
+    """Return the ranks that share a group; those that have other experts share another one."""
+    told = stage.ranks[0].of_optimizer("partition_count")
+    count = told[group] if isinstance(told, list) and group < len(told) else job.world
+    teams = len(stage.ranks) // count if type(count) is int and 0 < count <= len(stage.ranks) else 1
+    return [stage.ranks[at::teams] for at in range(teams)]
+
+
+def _local_experts(shapes: Mapping[str, object]) -> int:
+    """Return how many experts of a layer a rank has."""
+    return len({match[2] for name in shapes if (match := _EXPERT.fullmatch(name))})
+
+
+def _whole_name(name: str, team: int, local: int) -> str:
+    """Return a parameter's name in the whole model, where the experts are numbered through all ranks."""
+    match = _EXPERT.fullmatch(name)
+    return name if match is None else f"{match[1]}{int(match[2]) + team * local}{match[3]}"
+
+
+def _mapped_runs(ranks: Sequence[Rank], group: int, name: str) -> list[ParameterRun]:
+    """Return where the ranks themselves say that a parameter lies; nothing where they don't."""
+    runs = []
+    for rank in ranks:
+        told = rank.of_optimizer("param_slice_mappings")
+        own = told[group] if isinstance(told, list) and group < len(told) else None
+        place = own.get(name) if isinstance(own, Mapping) else None
+        start, count = (
+            (place.get(key) for key in ("start", "numel")) if isinstance(place, Mapping) else (0, 0)
+        )
+        if type(start) is int and type(count) is int and start >= 0 and count > 0 and group in rank.masters:
+            runs.append(ParameterRun(rank, (group,), start, count))
+    return runs
+
+
+def _counted_runs(
+    ranks: Sequence[Rank], group: int, shapes: Mapping[str, tuple[int, ...]], name: str
+) -> list[ParameterRun]:
+    """Return where a parameter lies when all of a group lie one behind the other, from rank to rank."""
+    before = 0
+    for other, shape in shapes.items():
+        if other == name:
+            break
+        before += math.prod(shape)
+    start, end = before, before + math.prod(shapes[name])
+    runs, base = [], 0
+    for rank in ranks:
+        size = rank.masters[group].size if group in rank.masters else 0
+        low, high = max(start, base), min(end, base + size)
+        if low < high:
+            runs.append(ParameterRun(rank, (group,), low - base, high - low))
+        base += size
+    return runs
