@@ -19,7 +19,7 @@ from ckpttool.report import Finding, Severity
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, scan
 from ckpttool.wire.sink import Written
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.work import Advance, default_jobs
 
 _AS_IT_IS = ConvertWishes()
@@ -60,7 +60,7 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -
     marks = _marks(plan.source)
     shape = "directory" if plan.options.shard_size is not None else plan.writer.shape
     try:
-        with Staged(plan.target, shape, replaces=plan.replaces, jobs=jobs, advance=advance) as staged:
+        with StagedOutput(plan.target, shape, replaces=plan.replaces, jobs=jobs, advance=advance) as staged:
             plan.writer.write(plan.content, staged, plan.options)
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
@@ -74,7 +74,7 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -
     return replace(converted, warnings=staged.warnings)
 
 
-def _read_back(plan: ConversionPlan, staged: Staged, jobs: int, advance: Advance) -> Converted:
+def _read_back(plan: ConversionPlan, staged: StagedOutput, jobs: int, advance: Advance) -> Converted:
     """Return what stands at the staged path, compared with what was planned.
 
     Raises:

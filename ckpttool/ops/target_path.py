@@ -16,8 +16,8 @@ from ckpttool.formats.paddle.fluid_parts import MARKER
 from ckpttool.formats.paddle.fluid_siblings import only_serial
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
-from ckpttool.wire.area import is_area_name
-from ckpttool.wire.staged import clear_beside
+from ckpttool.wire.staged_output import clear_beside
+from ckpttool.wire.staging_area import is_area_name
 from ckpttool.writing import SUFFIXES, WRITERS, format_of
 
 _HDF5 = "keras-h5"

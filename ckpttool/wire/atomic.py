@@ -33,16 +33,15 @@ def write_within(place: OpenDirectory, name: str, data: bytes, scratch: OpenDire
         name: The file's name there.
         data: Its new content.
         scratch: The directory in which the content waits, on the same file system; None for the file's own.
-
-    Raises:
-        OSError: It can't be written; what was there is untouched.
     """
     scratch = place if scratch is None else scratch
     temporary = f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
     descriptor = scratch.create(temporary)
     try:
         try:
-            _fill(descriptor, data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
             adopt(descriptor, place.at(name), place.descriptor)
             os.fsync(descriptor)
         finally:
@@ -59,12 +58,6 @@ def sync_directory(directory: str | os.PathLike[str]) -> None:
     """Make what was renamed in a directory durable, where the system can."""
     with OpenDirectory(os.fspath(directory)) as place:
         place.sync()
-
-
-def _fill(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def adopt(descriptor: int, target: str, directory: int | None = None) -> None:

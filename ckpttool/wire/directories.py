@@ -54,9 +54,6 @@ class OpenDirectory:
         Args:
             path: Its path.
             descriptor: Of the directory, if it is open already.
-
-        Raises:
-            OSError: It can't be opened, or is none.
         """
         self.path = path
         self.descriptor = descriptor
@@ -94,11 +91,7 @@ class OpenDirectory:
         return os.stat(self.path or os.curdir) if self.descriptor is None else os.fstat(self.descriptor)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Return the status of an entry, or None where there is none; never None for not knowing.
-
-        Raises:
-            OSError: It can't be told.
-        """
+        """Return the status of an entry, or None where there is none; never None for not knowing."""
         try:
             return os.lstat(self.at(name), dir_fd=self.descriptor)
         except FileNotFoundError:
@@ -114,23 +107,14 @@ class OpenDirectory:
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def open(self, name: str) -> OpenDirectory:
-        """Open a directory in it.
-
-        Raises:
-            OSError: There is none, or it is a link.
-        """
+        """Open a directory in it."""
         if self.descriptor is None:
             return OpenDirectory(self.join(name))
         flags = _DIRECTORY | FOLLOWS_NOTHING
         return OpenDirectory(self.join(name), os.open(name, flags, dir_fd=self.descriptor))
 
     def make(self, name: str, mode: int = 0o777) -> OpenDirectory:
-        """Make a directory in it, and return just that one.
-
-        Raises:
-            Exchanged: Something else stands in its place by now.
-            OSError: It can't be made.
-        """
+        """Make a directory in it, and return just that one."""
         os.mkdir(self.at(name), mode, dir_fd=self.descriptor)
         try:
             made = self.open(name)
@@ -164,11 +148,7 @@ class OpenDirectory:
         return here
 
     def create(self, name: str, mode: int = 0o666) -> int:
-        """Return the descriptor of a new file in it.
-
-        Raises:
-            OSError: There is such an entry, or it can't be made.
-        """
+        """Return the descriptor of a new file in it."""
         return os.open(self.at(name), CREATE, mode, dir_fd=self.descriptor)
 
     def rename(self, name: str, there: OpenDirectory) -> None:
@@ -186,11 +166,7 @@ class OpenDirectory:
         os.unlink(self.at(name), dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove an entry with all in it.
-
-        Raises:
-            OSError: Something can't be removed.
-        """
+        """Remove an entry with all in it."""
         if not self.holds_directory(name):
             self.unlink(name)
         elif self.descriptor is None:
@@ -223,12 +199,7 @@ class OpenDirectory:
         os.rmdir(self.at(name), dir_fd=self.descriptor)
 
     def remove_held(self, held: OpenDirectory, name: str) -> None:
-        """Remove an empty directory in it that is held open.
-
-        Raises:
-            Exchanged: What has its name is something else.
-            OSError: It can't be removed.
-        """
+        """Remove an empty directory in it that is held open."""
         if not self.leads_to(name, held):
             raise Exchanged(held.path)
         self._rmdir(name)
@@ -258,12 +229,7 @@ class OpenDirectory:
 
 
 def make_directory(name: str, mode: int, place: int) -> int:
-    """Make a directory in an open one, and return the descriptor of just that one; see ``OpenDirectory``.
-
-    Raises:
-        Exchanged: Something else stands in its place by now.
-        OSError: It can't be made.
-    """
+    """Make a directory in an open one, and return the descriptor of just that one; see ``OpenDirectory``."""
     made = OpenDirectory(os.curdir, place).make(name, mode)
     assert made.descriptor is not None  # as that of the place is not
     return made.descriptor

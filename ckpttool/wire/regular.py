@@ -28,10 +28,6 @@ def regular_descriptor(path: str, *, follows: bool = True, place: int | None = N
         path: The file.
         follows: Whether it may be a symlink.
         place: An open directory that the path starts at.
-
-    Raises:
-        NotRegular: It is something else.
-        OSError: It can't be opened.
     """
     descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=place)
     try:

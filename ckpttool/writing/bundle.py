@@ -17,7 +17,7 @@ from ckpttool.wire.crc import crc32c, masked
 from ckpttool.wire.protobuf_writing import bytes_field, encoded_varint, fixed32_field, number_field
 from ckpttool.wire.sink import Sink, Written
 from ckpttool.wire.sstable_writing import TableWriter
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}
 """TensorFlow's number of each type, by name."""
@@ -33,7 +33,7 @@ _EMPTY = memoryview(b"")
 
 
 def write_bundle(
-    target: Staged, prefix: str, tensors: Iterable[tuple[bytes, Tensor]], texts: Mapping[bytes, bytes]
+    target: StagedOutput, prefix: str, tensors: Iterable[tuple[bytes, Tensor]], texts: Mapping[bytes, bytes]
 ) -> None:
     """Write a bundle, the index last.
 

@@ -34,7 +34,7 @@ from ckpttool.wire.lodtensor import MAX_AXES, lod_bytes, read_lod_tensor
 from ckpttool.wire.lodtensor_writing import NO_LEVELS, NUMBERS, lod_tensor_header, rows_header, values_header
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.source import Buffer
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -71,7 +71,7 @@ class Fluid(Writer):
             yield "there is no tensor in it, and a Fluid checkpoint has variables"
         yield from _file_refusals(found, slashes=_was_fluid(content))
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         number = content.metadata.get("serial") if _was_fluid(content) else None
         is_number = type(number) is int and 0 <= number < 10**_SERIAL_DIGITS
         serial = f"checkpoint_{number if is_number else 0}"

@@ -13,7 +13,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.hdf5.entry import parts_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -32,7 +32,7 @@ class Hdf5(Writer):
         yield from _collisions(paths)
         yield from refusals(paths, content.tensors)
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         plan = planned({one.name: path_of(one) for one in content.tensors}, content.tensors)
         entry = document(content, names=any(len(path_of(one)) != len(one.path) for one in content.tensors))
         if entry is not None:

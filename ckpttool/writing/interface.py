@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ckpttool.tensor import Tensor
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 
 
@@ -61,7 +61,7 @@ class Writer(ABC):
         return tensor.name
 
     @abstractmethod
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         """Write the content, in constant memory.
 
         Raises:

@@ -12,7 +12,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.native import ASSET, CONFIG, METADATA, object_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import draw
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_writing import NumpyZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import refusals
@@ -50,7 +50,7 @@ class Keras(Writer):
     def named(self, tensor: Tensor) -> str:
         return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         places = numbered(content)
         held = _held(content.native)
         places.config = held.metadata["model_config"]

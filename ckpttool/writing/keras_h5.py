@@ -13,7 +13,7 @@ from ckpttool.formats.keras.layout import Groups, top_of
 from ckpttool.formats.keras.native import ASSET, CONFIGS, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5_writing import Plan, draw
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import planned, refusals
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -59,7 +59,7 @@ class KerasH5(Writer):
     def named(self, tensor: Tensor) -> str:
         return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         places = _places(content, options)
         self._paths = places.named(content.tensors)
         plan = keras_plan(content, places)

@@ -12,7 +12,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_directory import MAX_DIRECTORY, MAX_MEMBERS
 from ckpttool.wire.zip_writing import MAX_NAME, NumpyZip
 from ckpttool.writing.content import Content
@@ -55,7 +55,7 @@ class Npz(Writer):
         if len(names) >= MAX_MEMBERS or nbytes > MAX_DIRECTORY:
             yield f"{len(names):,} arrays are more than one zip can list (at most {MAX_MEMBERS - 1:,})"
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         archive = NumpyZip(target.create())
         for tensor in content.owned:
             archive.put(tensor.name + _SUFFIX, tensor, npy_header(tensor))

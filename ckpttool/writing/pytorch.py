@@ -20,7 +20,7 @@ from ckpttool.tensor import Tensor
 from ckpttool.wire.literals import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, imported_by, pickle_into
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.trust import admitted_by_weights_only
 from ckpttool.wire.zip_writing import ALIGNMENT, Piece, TorchZip
 from ckpttool.writing.content import Content
@@ -84,7 +84,7 @@ class Pytorch(Writer):
         admitted = admitted_by_weights_only()
         return tuple(sorted(str(one) for one in names if (one.module, one.name) not in admitted))
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         if options.shard_size is not None:
             _write_shards(content, target, options.shard_size)
             return
@@ -123,7 +123,7 @@ def _shards(content: Content, limit: int) -> dict[str, list[Tensor]]:
     return dict(zip(shard_names(_STEM, _SUFFIX, len(shards)), shards, strict=True))
 
 
-def _write_shards(content: Content, target: Staged, limit: int) -> None:
+def _write_shards(content: Content, target: StagedOutput, limit: int) -> None:
     shards, files = _shards(content, limit), Files(target)
     unsealed: list[TorchZip] = []
     for name, tensors in shards.items():

@@ -18,7 +18,7 @@ from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.tensor import Tensor
 from ckpttool.training import is_told_by_name
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -82,7 +82,7 @@ class Safetensors(Writer):
         for shard in shards.values():
             yield from _header_refusal(shard, metadata)
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         metadata, entry = _told(content)
         if options.shard_size is None:
             _write_file(target.create(), content.owned, _with_entry(metadata, entry))

@@ -20,7 +20,7 @@ from ckpttool.formats.tensorflow.graph import Objects, graph_of, key_of, objects
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, steps_of
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
@@ -75,7 +75,7 @@ class SavedModel(Writer):
             yield from refused_type(tensor)
             yield from _refused_attributes(tensor)
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         tensors = [(key_of(tensor.name).encode(), tensor) for tensor in content.owned]
         graph = graph_of((tensor.name for _, tensor in tensors), {})
         write_bundle(target, f"{VARIABLES}/{VARIABLES}", tensors, {GRAPH_KEY.encode(): graph})

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ckpttool.formats.shard_index import MAX_INDEX, MAX_SHARDS
 from ckpttool.tensor import Tensor
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 
 _MOST_OPEN = 16
 """How many files of a set are open at once."""
@@ -87,7 +87,7 @@ def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object]
 class Files:
     """Files of a target that are written one after the other, so many that few can be open at once."""
 
-    def __init__(self, target: Staged) -> None:
+    def __init__(self, target: StagedOutput) -> None:
         self._target = target
         self._open: list[Sink] = []
 

@@ -16,7 +16,7 @@ from ckpttool.formats.tensorflow.graph import Objects, cut_graph, graph_of, key_
 from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, readable, ties_in
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, MAX_NODES
 from ckpttool.tensor import Tensor
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import MAX_KEY, NUMBERS, refused_type, write_bundle
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
@@ -44,7 +44,7 @@ class TensorFlow(Writer):
         for tensor in content.tensors:
             yield from refused_type(tensor)
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         content = without_computation(content)
         keyed = keyed_as_before(content) or keyed_by_name(content)
         entry = _entry(content, keyed)

@@ -17,7 +17,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.telling import plain
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global
-from ckpttool.wire.staged import Shape, Staged
+from ckpttool.wire.staged_output import OutputShape, StagedOutput
 from ckpttool.wire.zip_writing import TorchZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
@@ -51,7 +51,7 @@ class TorchDcp(Writer):
 
     name: ClassVar[str] = "torch-dcp"
     dtypes: ClassVar[frozenset[str]] = WHOLE
-    shape: ClassVar[Shape] = "directory"
+    shape: ClassVar[OutputShape] = "directory"
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         found = list(islice(flat_state_dict(content), _MOST_ENTRIES + 1))
@@ -65,7 +65,7 @@ class TorchDcp(Writer):
             yield f"{name}: several entries of the state dict would have this name (use --map)"
         yield from name_refusals(names)
 
-    def write(self, content: Content, target: Staged, options: WriteOptions) -> None:
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
         items = list(flat_state_dict(content))
         stored = _write_items(items, target)
         entry = document(content)
@@ -74,7 +74,7 @@ class TorchDcp(Writer):
         write_metadata(target.create(_METADATA_FILE).write, stored)
 
 
-def _write_items(items: list[StateDictEntry], target: Staged) -> list[StoredEntry]:
+def _write_items(items: list[StateDictEntry], target: StagedOutput) -> list[StoredEntry]:
     """Write everything into one file, ties once; return where it lies."""
     sink = target.create(_DATA_FILE)
     unsealed: list[TorchZip] = []

@@ -122,17 +122,17 @@ def test_strict_refuses_what_could_run(run: Run, files: Path) -> None:
 
 
 def test_what_differs_is_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckpttool.wire.staged import Staged
+    from ckpttool.wire.staged_output import StagedOutput
 
-    settle = Staged.settle
+    settle = StagedOutput.settle
 
-    def rotten(self: Staged) -> None:
+    def rotten(self: StagedOutput) -> None:
         settle(self)
         data = bytearray(Path(self.path).read_bytes())
         data[-5] ^= 0x40
         Path(self.path).write_bytes(data)
 
-    monkeypatch.setattr(Staged, "settle", rotten)
+    monkeypatch.setattr(StagedOutput, "settle", rotten)
     status, out, err = run("convert", "in.pth", "out.safetensors")
     assert (status, out) == (DIFFERS, "")
     assert err == (

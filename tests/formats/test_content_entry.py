@@ -14,7 +14,7 @@ from ckpttool.formats.content.carried import ENTRY, SCHEMA
 from ckpttool.report import Severity
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
 from ckpttool.writing.torch_dcp import TorchDcp
@@ -73,7 +73,7 @@ def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Tensor(("a",), UINT8, (2,), values=InMemory(b"ab"))
-    with Staged(tmp_path / "a", TorchDcp.shape) as staged:
+    with StagedOutput(tmp_path / "a", TorchDcp.shape) as staged:
         TorchDcp().write(Content((tensor,), None, {"epoch": 3}), staged, WriteOptions())
         staged.settle()
         staged.commit()

@@ -274,17 +274,17 @@ def test_what_does_not_fit_is_said_before_anything_is_written(
 def test_a_target_that_differs_is_removed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged import Staged
+    from ckpttool.wire.staged_output import StagedOutput
 
-    settle = Staged.settle
+    settle = StagedOutput.settle
 
-    def rotten(self: Staged) -> None:
+    def rotten(self: StagedOutput) -> None:
         settle(self)
         data = bytearray(Path(self.path).read_bytes())
         data[-5] ^= 0x40
         Path(self.path).write_bytes(data)
 
-    monkeypatch.setattr(Staged, "settle", rotten)
+    monkeypatch.setattr(StagedOutput, "settle", rotten)
     converted = convert(source, tmp_path / "out.safetensors")
     assert not converted.verified
     assert len(converted.mismatches) == 1 and "values are others" in converted.mismatches[0]
@@ -294,19 +294,19 @@ def test_a_target_that_differs_is_removed(
 def test_a_source_that_is_written_to_meanwhile_is_told(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged import Staged
+    from ckpttool.wire.staged_output import StagedOutput
 
     convert(source, tmp_path / "in" / "model.safetensors")
     weights = tmp_path / "in" / "model.safetensors"
-    settle = Staged.settle
+    settle = StagedOutput.settle
 
-    def late(self: Staged) -> None:
+    def late(self: StagedOutput) -> None:
         settle(self)
         data = weights.read_bytes()
         weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         os.utime(weights, ns=(1, 1))
 
-    monkeypatch.setattr(Staged, "settle", late)
+    monkeypatch.setattr(StagedOutput, "settle", late)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: it was written to while it was read"):
         convert(weights, tmp_path / "out.npz")
     assert left(tmp_path) == ["in"]
@@ -335,9 +335,9 @@ def test_what_a_kill_left_goes_with_the_next_conversion(source: Path, tmp_path: 
     target = tmp_path / "out.safetensors"
     killed = f"""
         import os
-        from ckpttool.wire.staged import Staged
+        from ckpttool.wire.staged_output import StagedOutput
 
-        staged = Staged({str(target)!r})
+        staged = StagedOutput({str(target)!r})
         staged.create().write(b"half of it")
         os.kill(os.getpid(), 9)
     """
@@ -355,9 +355,9 @@ KILLED_BETWEEN_TWO_LINKS = """
 import os, signal, sys
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
-from ckpttool.wire import staged
+from ckpttool.wire import staged_output
 
-real, brought = staged.bring, []
+real, brought = staged_output.move_without_replacing, []
 
 def bring(name, here, there):
     if brought:
@@ -365,7 +365,7 @@ def bring(name, here, there):
     brought.append(name)
     real(name, here, there)
 
-staged.bring = bring
+staged_output.move_without_replacing = bring
 convert(sys.argv[1], sys.argv[2], ConvertWishes(to="tensorflow"))
 """
 
@@ -454,15 +454,15 @@ def test_no_tensor_has_the_name_of_the_entry(tmp_path: Path, target: str) -> Non
 def test_a_target_that_cannot_be_opened_is_removed_and_told(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.wire.staged import Staged
+    from ckpttool.wire.staged_output import StagedOutput
 
-    settle = Staged.settle
+    settle = StagedOutput.settle
 
-    def cut(self: Staged) -> None:
+    def cut(self: StagedOutput) -> None:
         settle(self)
         os.truncate(self.path, 100)
 
-    monkeypatch.setattr(Staged, "settle", cut)
+    monkeypatch.setattr(StagedOutput, "settle", cut)
     converted = convert(source, tmp_path / "out.safetensors")
     assert not converted.verified
     assert converted.mismatches[0].startswith("it can't be opened: ")

@@ -19,7 +19,7 @@ from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo
 from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.recovering import clear
+from ckpttool.wire.staging_area import recover_areas
 
 TRASH = ".ckpttool-trash"
 
@@ -62,7 +62,7 @@ def test_nobody_looks_into_it(short: Path, run) -> None:
     assert len(list_checkpoints(short, recursive=True).checkpoints) == 2
     assert run("list", "-r", short).out.count("model_epoch") <= run("list", short).out.count("model_epoch")
     with OpenDirectory(str(short)) as opened:
-        assert clear(opened) == []  # what clears what kills left of conversions leaves it
+        assert recover_areas(opened) == []  # what clears what kills left of conversions leaves it
     assert len(undo(str(short)).restored) == 2
 
 

@@ -15,7 +15,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
 from ckpttool.wire.directories import Exchanged, OpenDirectory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
 
 NEW, OLD = b"new", b"old"
@@ -50,7 +50,7 @@ def test_whenever_it_is_exchanged_the_old_or_the_new_stands_there(
 
     def write(place: Path) -> None:
         replaces = sorted({path.split("/")[0] for path in paths})
-        with Staged(place / "ckpt", shape, replaces=replaces, jobs=1) as target:
+        with StagedOutput(place / "ckpt", shape, replaces=replaces, jobs=1) as target:
             for name in names:
                 target.create(name).write(NEW)
             target.settle()
@@ -114,7 +114,7 @@ def test_the_error_says_what_happened(way: Way, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(
         AccessDenied, match=r"somebody put something else in the place of \.ckpttool-"
     ) as caught:
-        Staged(place / "ckpt")
+        StagedOutput(place / "ckpt")
     assert caught.value.path == str(place)
     (there,) = place.iterdir()
     assert [one.name for one in there.iterdir()] == ["secret"]
@@ -125,7 +125,7 @@ def test_the_directory_of_a_target_may_be_moved_away(tmp_path: Path) -> None:
     place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
-    with pytest.raises(AccessDenied, match="moved away or exchanged"), Staged(place / "ckpt") as target:
+    with pytest.raises(AccessDenied, match="moved away or exchanged"), StagedOutput(place / "ckpt") as target:
         sink = target.create()
         sink.write(NEW)
         target.settle()
@@ -202,7 +202,7 @@ def test_systems_without_descriptors_of_directories_write_by_path(
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "old").write_bytes(OLD)
     for shape, name in (("directory", "b/c"), ("directory", "d"), ("file", "")):
-        with Staged(tmp_path / "ckpt", shape, replaces=["ckpt"]) as target:  # type: ignore[arg-type]
+        with StagedOutput(tmp_path / "ckpt", shape, replaces=["ckpt"]) as target:  # type: ignore[arg-type]
             target.create(name).write(NEW)
             target.settle()
             target.commit()

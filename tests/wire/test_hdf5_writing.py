@@ -17,7 +17,7 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.tensor import Tensor
 from ckpttool.wire.hdf5_writing import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 
 NUMPY = sorted(name for name in HELD if hasattr(np, name))
 OPAQUE = sorted(HELD - {*NUMPY, "complex32"})
@@ -29,7 +29,7 @@ def tensor(array: np.ndarray[Any, Any], dtype: DType | None = None) -> Tensor:
 
 
 def written(path: Path, plan: Plan) -> Path:
-    with Staged(path) as staged:
+    with StagedOutput(path) as staged:
         draw(plan).stream(staged.create())
         staged.settle()
         staged.commit()
@@ -115,7 +115,7 @@ def test_groups_attributes_links_and_texts(tmp_path: Path) -> None:
 
 def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
     tensors = {(f"t{at}",): tensor(np.full(20_000 * at, at)) for at in range(5)}
-    with Staged(tmp_path / "x") as staged:
+    with StagedOutput(tmp_path / "x") as staged:
         sink = staged.create()
         sink.write(b"before")
         drawing = draw(Plan(tensors=tensors))

@@ -13,11 +13,11 @@ from ckpttool.wire import sstable_writing
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Table
 from ckpttool.wire.sstable_writing import TableWriter
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 
 
 def write(path: Path, entries: dict[bytes, bytes]) -> Path:
-    with Staged(path) as staged:
+    with StagedOutput(path) as staged:
         table = TableWriter(staged.create())
         for key, value in entries.items():
             table.add(key, value)
@@ -67,7 +67,7 @@ def test_no_entries(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", [(b"b", b"a"), (b"a", b"a"), (b"", b"")])
 def test_keys_out_of_order_are_refused(tmp_path: Path, keys: tuple[bytes, bytes]) -> None:
-    with Staged(tmp_path / "t") as staged:
+    with StagedOutput(tmp_path / "t") as staged:
         table = TableWriter(staged.create())
         table.add(keys[0], b"")
         with pytest.raises(ValueError, match="behind"):

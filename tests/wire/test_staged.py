@@ -22,11 +22,11 @@ import pytest
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import AccessDenied, CheckpointError, NotFound, UsageError
 from ckpttool.tensor import Tensor
-from ckpttool.wire import area, recovering, staged
+from ckpttool.wire import staged_output, staging_area
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 
 State = dict[str, tuple[str, bytes | str, int]]
 Content = dict[str, bytes]
@@ -38,7 +38,7 @@ LARGE = random.Random(1).randbytes(200_000)
 def clear(directory: str) -> list[str]:
     """Clear a directory of what kills left."""
     with OpenDirectory(directory) as opened:
-        return recovering.clear(opened)
+        return staging_area.recover_areas(opened)
 
 
 def _at_once(descriptor: int) -> None:
@@ -106,7 +106,7 @@ class Job:
 
     def run(self, directory: Path, large: Tensor) -> None:
         """Write the new."""
-        with Staged(directory / "ckpt", self.shape, replaces=self.replaces, jobs=2) as target:
+        with StagedOutput(directory / "ckpt", self.shape, replaces=self.replaces, jobs=2) as target:
             for name, data in self.new.items():
                 file = target.create(name)
                 file.write(data)
@@ -166,7 +166,7 @@ def test_what_was_written_stands_there_and_nothing_else(job: Job, place: Path, l
 def test_what_is_not_committed_leaves_nothing(job: Job, place: Path, large: Tensor) -> None:
     job.lay_out(place)
     before = state(place)
-    with Staged(place / "ckpt", job.shape, replaces=job.replaces) as target:
+    with StagedOutput(place / "ckpt", job.shape, replaces=job.replaces) as target:
         target.create(next(iter(job.new))).put(large)
     assert state(place) == before
 
@@ -265,13 +265,13 @@ def test_a_kill_while_a_kill_is_made_good_changes_nothing(tmp_path: Path, large:
 
 def test_the_next_run_clears_what_a_kill_left(place: Path) -> None:
     def begin() -> None:
-        target = Staged(place / "ckpt")
+        target = StagedOutput(place / "ckpt")
         target.create().write(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert in_child(begin) == -signal.SIGKILL
     assert len(litter(place)) == 1
-    with Staged(place / "other") as target:
+    with StagedOutput(place / "other") as target:
         target.create().write(b"whole")
         target.settle()
         assert len(litter(place)) == 1
@@ -285,10 +285,10 @@ def half_moved(place: Path) -> None:
     (place / "ckpt" / "a").write_bytes(b"old")
 
     def begin() -> None:
-        target = Staged(place / "ckpt", "directory", replaces=["ckpt"])
+        target = StagedOutput(place / "ckpt", "directory", replaces=["ckpt"])
         target.create("a").write(b"new")
         target.settle()
-        setattr(staged, "bring", lambda *moved: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+        setattr(staged_output, "move_without_replacing", lambda *moved: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
         target.commit()
 
     assert in_child(begin) == -signal.SIGKILL
@@ -328,11 +328,11 @@ class Planted:
         (place / "ckpt.a").write_bytes(b"new a")
         (place / "beside").write_bytes(b"untouched")
         with OpenDirectory(str(self.area)) as opened:
-            area.claim(opened)
+            staging_area.claim(opened)
         self.plan(
             {
-                "ckpt.a": area.mark((place / "ckpt.a").lstat()),
-                "ckpt.b": area.mark((self.area / "content" / "ckpt.b").lstat()),
+                "ckpt.a": staging_area.mark((place / "ckpt.a").lstat()),
+                "ckpt.b": staging_area.mark((self.area / "content" / "ckpt.b").lstat()),
             },
             {"ckpt.a": (self.area / "replaced" / "ckpt.a").lstat().st_ino},
         )
@@ -343,7 +343,7 @@ class Planted:
     def is_left(self, why: str) -> None:
         """Require that whoever stages beside it touches nothing, and says so."""
         before = state(self.place.parent)
-        with Staged(self.place / "other") as target:
+        with StagedOutput(self.place / "other") as target:
             (warning,) = target.warnings
         assert warning.startswith(f"{self.area} is left as it is: ")
         assert why in warning
@@ -357,7 +357,7 @@ def planted(place: Path) -> Planted:
 
 
 def test_what_is_as_a_kill_leaves_it_is_undone(planted: Planted) -> None:
-    with Staged(planted.place / "other") as target:
+    with StagedOutput(planted.place / "other") as target:
         assert target.warnings == ()
     assert {name: told[1] for name, told in state(planted.place).items()} == {
         "ckpt.a": b"old a",
@@ -507,10 +507,10 @@ def test_where_there_are_no_locks_nothing_is_cleared(
 def test_who_holds_a_directory_is_not_waited_for_for_ever(
     planted: Planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staged, "_PATIENCE", 0.05)
+    monkeypatch.setattr(staged_output, "_PATIENCE", 0.05)
     descriptor = os.open(planted.place, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with Staged(planted.place / "other") as target:
+    with StagedOutput(planted.place / "other") as target:
         assert target.warnings == (f"{planted.place} is locked: what kills left there is not looked for",)
         target.create().write(b"whole")
         target.settle()
@@ -533,11 +533,11 @@ def test_an_area_in_which_nothing_lies_goes(owner: bytes | None, place: Path) ->
 # What is committed stays ------------------------------------------------------------------------------
 
 
-def _stage(place: Path) -> Staged:
+def _stage(place: Path) -> StagedOutput:
     """Return a prefix over a prefix that can be committed."""
     for name in ("ckpt.index", "ckpt.data-00000-of-00001"):
         (place / name).write_bytes(b"old")
-    target = Staged(place / "ckpt", "prefix", replaces=["ckpt.index", "ckpt.data-00000-of-00001"])
+    target = StagedOutput(place / "ckpt", "prefix", replaces=["ckpt.index", "ckpt.data-00000-of-00001"])
     for name in (".index", ".data-00000-of-00001"):
         target.create(name).write(b"new")
     target.settle()
@@ -590,7 +590,7 @@ def test_a_removal_that_is_cut_off_undoes_nothing(
 
 def test_a_plan_that_can_not_go_undoes_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _stage(place) as target:
-        monkeypatch.setattr(staged, "remove", lambda directory, area: None)
+        monkeypatch.setattr(staged_output, "remove_area", lambda directory, area: None)
         target.commit()
     monkeypatch.undo()
     assert len([*place.glob(".ckpttool-*.new/moving")]) == 1
@@ -611,7 +611,7 @@ def test_an_interrupt_while_room_is_made_leaves_nothing(place: Path, monkeypatch
 
     monkeypatch.setattr(os, "mkdir", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Staged(place / "ckpt")
+        StagedOutput(place / "ckpt")
     assert state(place) == {}
 
 
@@ -716,7 +716,7 @@ def test_a_full_disk_leaves_nothing(place: Path, large: Tensor) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         with (
             pytest.raises(OSError, match="too large"),
-            Staged(place / "ckpt", replaces=["ckpt"]) as target,
+            StagedOutput(place / "ckpt", replaces=["ckpt"]) as target,
         ):
             target.create().put(large)
             target.settle()
@@ -744,7 +744,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_write(
     monkeypatch.setattr(os, "copy_file_range", never, raising=False)
     with (
         pytest.raises(OSError, match="No space left") as caught,
-        Staged(place / "ckpt") as target,
+        StagedOutput(place / "ckpt") as target,
     ):
         target.create().put(large)
         target.settle()
@@ -762,7 +762,7 @@ def test_what_can_not_be_put_back_is_kept(place: Path, monkeypatch: pytest.Monke
         else:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with Staged(place / "ckpt", "directory", replaces=["ckpt"]) as target:
+    with StagedOutput(place / "ckpt", "directory", replaces=["ckpt"]) as target:
         target.create("a").write(b"new")
         target.settle()
         monkeypatch.setattr(os, "rename", refused)
@@ -790,7 +790,7 @@ def test_a_directory_that_may_not_be_written_to(place: Path) -> None:
             os.setgid(65534)
             os.setuid(65534)
         with pytest.raises(AccessDenied, match="permission denied"):
-            Staged("ckpt")
+            StagedOutput("ckpt")
 
     assert in_child(write) == 0
     place.chmod(0o755)
@@ -799,10 +799,10 @@ def test_a_directory_that_may_not_be_written_to(place: Path) -> None:
 
 def test_there_must_be_a_directory(place: Path) -> None:
     with pytest.raises(NotFound, match="no such file or directory"):
-        Staged(place / "nowhere" / "ckpt")
+        StagedOutput(place / "nowhere" / "ckpt")
     (place / "file").write_bytes(b"")
     with pytest.raises(AccessDenied, match="not a directory"):
-        Staged(place / "file" / "ckpt")
+        StagedOutput(place / "file" / "ckpt")
 
 
 @every_job
@@ -826,7 +826,7 @@ def test_all_is_durable_before_it_is_moved_and_the_move_is_too(
     watched("fsync", lambda descriptor, place: os.fstat(descriptor).st_ino)
     for name in ("rename", "replace", "link"):
         watched(name, lambda source, target, place: os.lstat(source, dir_fd=place).st_ino)
-    with Staged(place / "ckpt", job.shape, replaces=job.replaces) as target:
+    with StagedOutput(place / "ckpt", job.shape, replaces=job.replaces) as target:
         for name in job.new:
             target.create(name).put(large)
         target.settle()
@@ -845,7 +845,7 @@ def test_all_is_durable_before_it_is_moved_and_the_move_is_too(
 
 
 def test_two_runs_in_one_directory(place: Path) -> None:
-    with Staged(place / "one") as one, Staged(place / "two", "directory") as two:
+    with StagedOutput(place / "one") as one, StagedOutput(place / "two", "directory") as two:
         one.create().write(b"1")
         two.create("a").write(b"2")
         clear(str(place))
@@ -857,7 +857,7 @@ def test_two_runs_in_one_directory(place: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["file", "directory", "prefix"])
 def test_the_second_to_commit_is_refused(place: Path, shape: Any) -> None:
-    with Staged(place / "ckpt", shape) as one, Staged(place / "ckpt", shape) as two:
+    with StagedOutput(place / "ckpt", shape) as one, StagedOutput(place / "ckpt", shape) as two:
         for number, target in enumerate((one, two)):
             target.create("" if shape == "file" else ".a").write(str(number).encode())
             target.settle()
@@ -872,7 +872,7 @@ def test_the_second_to_commit_is_refused(place: Path, shape: Any) -> None:
 
 def test_of_many_at_once_one_wins(place: Path) -> None:
     def write(number: int) -> None:
-        with Staged(place / "ckpt") as target:
+        with StagedOutput(place / "ckpt") as target:
             target.create().write(str(number).encode() * 1000)
             target.settle()
             target.commit()
@@ -896,7 +896,7 @@ def test_of_many_at_once_one_wins(place: Path) -> None:
 
 
 def test_what_comes_between_the_check_and_the_move_is_not_replaced(place: Path) -> None:
-    with Staged(place / "ckpt") as target:
+    with StagedOutput(place / "ckpt") as target:
         target.create().write(b"new")
         target.settle()
         target._require_absent = lambda names: (place / "ckpt").write_bytes(b"other")  # type: ignore[method-assign, assignment]
@@ -918,7 +918,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(place: Path, behind: str,
         other.mkdir()
         (other / "a").write_bytes(b"untouched")
     (place / "ckpt").symlink_to(other)
-    with Staged(place / "ckpt", shape, replaces=["ckpt"]) as target:
+    with StagedOutput(place / "ckpt", shape, replaces=["ckpt"]) as target:
         target.create("a" if shape == "directory" else "").write(b"new")
         target.settle()
         target.commit()
@@ -932,7 +932,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(place: Path, behind: str,
 def test_a_new_target_has_the_modes_of_new_files(place: Path) -> None:
     (place / "file").write_bytes(b"")
     (place / "directory").mkdir()
-    with Staged(place / "one") as one, Staged(place / "two", "directory") as two:
+    with StagedOutput(place / "one") as one, StagedOutput(place / "two", "directory") as two:
         one.create().write(b"1")
         two.create("a").write(b"2")
         for target in (one, two):
@@ -958,7 +958,7 @@ def test_what_is_replaced_hands_its_mode_on(job: Job, place: Path, large: Tensor
 
 def test_a_relative_target(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    with Staged("ckpt/", "directory") as target:
+    with StagedOutput("ckpt/", "directory") as target:
         target.create("a").write(b"1")
         target.settle()
         target.commit()
@@ -970,7 +970,7 @@ def test_names_that_are_no_text(place: Path) -> None:
     target = os.fsdecode(os.fsencode(place) + b"/" + name)
     for _ in range(2):
         replaces = [os.fsdecode(name)] if os.path.exists(target) else None
-        with Staged(target, "directory", replaces=replaces) as staged_target:
+        with StagedOutput(target, "directory", replaces=replaces) as staged_target:
             staged_target.create("a").write(b"1")
             staged_target.settle()
             staged_target.commit()
@@ -978,7 +978,7 @@ def test_names_that_are_no_text(place: Path) -> None:
 
 
 def test_what_is_discarded_twice(place: Path) -> None:
-    target = Staged(place / "ckpt")
+    target = StagedOutput(place / "ckpt")
     target.create().put(Tensor(("small",), BY_NAME["uint8"], (3,), values=InMemory(b"abc")))
     target.discard()
     target.discard()

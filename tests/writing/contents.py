@@ -13,7 +13,7 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions, Writer
 
@@ -41,7 +41,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
 def write(writer: Writer, content: Content, target: Path) -> Path:
     """Write what is not refused."""
     assert [*writer.refusals(content, OPTIONS)] == []
-    with Staged(target, writer.shape) as staged:
+    with StagedOutput(target, writer.shape) as staged:
         writer.write(content, staged, OPTIONS)
         staged.settle()
         staged.commit()

@@ -15,7 +15,7 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.carried import encoded
 from ckpttool.tensor import Role
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import document as module
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
@@ -100,7 +100,7 @@ def test_roles_training_and_ties_of_paddle_come_back_out_of_pytorchs_file(
 ) -> None:
     with open_checkpoint(files / "paddle" / name) as source:
         content = Content(source.tensors, source.tree, {}, source.native, "paddle", source.training)
-        with Staged(tmp_path / "a.pt", Pytorch.shape) as staged:
+        with StagedOutput(tmp_path / "a.pt", Pytorch.shape) as staged:
             Pytorch().write(content, staged, WriteOptions(name="a.pt"))
             staged.settle()
             staged.commit()

@@ -23,7 +23,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Global, Mapped
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.fluid import Fluid
 from ckpttool.writing.interface import WriteOptions
@@ -100,7 +100,7 @@ def made(name: str, dtype: str, shape: tuple[int, ...], data: bytes, **more: Any
 
 def written(path: Path, content: Content) -> Path:
     assert list(Fluid().refusals(content, WriteOptions())) == []
-    with Staged(path, "directory") as target:
+    with StagedOutput(path, "directory") as target:
         Fluid().write(content, target, WriteOptions())
         target.settle()
         target.commit()
@@ -224,7 +224,7 @@ def test_it_comes_back_from_another_format(files: Path, tmp_path: Path, name: st
     source = files / "fluid" / name
     between = tmp_path / "between.safetensors"
     with open_checkpoint(source) as opened:
-        with Staged(between) as target:
+        with StagedOutput(between) as target:
             Safetensors().write(content_of(opened), target, WriteOptions())
             target.settle()
             target.commit()

@@ -21,7 +21,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.strided import Strided
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import Hdf5
@@ -257,7 +257,7 @@ def test_a_source_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
             yield memoryview(b"x")
 
     one = Tensor(("a",), BY_NAME["float32"], (5,), values=Short(b""))
-    with Staged(tmp_path / "x.hdf5") as staged, pytest.raises(DamagedCheckpoint):
+    with StagedOutput(tmp_path / "x.hdf5") as staged, pytest.raises(DamagedCheckpoint):
         Hdf5().write(Content((one,)), staged, OPTIONS)
         staged.settle()
     assert not (tmp_path / "x.hdf5").exists()

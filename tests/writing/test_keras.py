@@ -21,7 +21,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import writer_of
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions, Writer
@@ -224,7 +224,7 @@ def refusals(content: Content, name: str) -> list[str]:
 def write(content: Content, target: Path) -> tuple[Path, Writer]:
     writer, options = writer_of("keras-h5"), WriteOptions(name=target.name)
     assert [*writer.refusals(content, options)] == []
-    with Staged(target) as staged:
+    with StagedOutput(target) as staged:
         writer.write(content, staged, options)
         staged.settle()
         staged.commit()
@@ -316,7 +316,7 @@ def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> N
     names = [f"layer_{at:04}_{'x' * 60}" for at in range(3000)]
     attributes = in_chunks("layer_names", names)
     assert [*attributes] == [f"layer_names{at}" for at in range(len(attributes))] != []
-    with Staged(tmp_path / "x.h5") as staged:
+    with StagedOutput(tmp_path / "x.h5") as staged:
         draw(Plan(groups={(): attributes})).stream(staged.create())
         staged.settle()
         staged.commit()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.formats.content.carried import ENTRY
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
 from ckpttool.writing.keras import Keras
@@ -79,7 +79,7 @@ def test_what_is_not_refused_is_unpacked_below_assets(names: list[str]) -> None:
 def test_files_that_are_not_refused_are_written(tmp_path: Path) -> None:
     content = model(**CONFIG, **{"keras.asset:assets/layers/lookup/vocabulary.txt": b"a\nb"})
     assert not [*Keras().refusals(content, WriteOptions(name="x.keras"))]
-    with Staged(tmp_path / "x.keras") as staged:
+    with StagedOutput(tmp_path / "x.keras") as staged:
         Keras().write(content, staged, WriteOptions(name="x.keras"))
         staged.settle()
         staged.commit()

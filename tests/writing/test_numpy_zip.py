@@ -20,7 +20,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.strided import Strided
 from ckpttool.writing import numpy_zip
 from ckpttool.writing.content import Content
@@ -39,7 +39,7 @@ def tensor(name: str, array: Array, **more: Any) -> Tensor:
 
 def write(content: Content, target: Path) -> Path:
     assert [*Npz().refusals(content, OPTIONS)] == []
-    with Staged(target) as staged:
+    with StagedOutput(target) as staged:
         Npz().write(content, staged, OPTIONS)
         staged.settle()
         staged.commit()

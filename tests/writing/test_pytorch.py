@@ -25,7 +25,7 @@ from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Call, Global
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import pytorch
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
@@ -46,7 +46,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
 def write(content: Content, target: Path, shard_size: int | None = None) -> Path:
     writer, options = Pytorch(), WriteOptions(shard_size=shard_size, name=target.name)
     assert [*writer.refusals(content, options)] == []
-    with Staged(target, "file" if shard_size is None else "directory") as staged:
+    with StagedOutput(target, "file" if shard_size is None else "directory") as staged:
         writer.write(content, staged, options)
         staged.settle()
         staged.commit()
@@ -369,7 +369,7 @@ def test_too_many_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_no_pickle_may_hold_is_refused(tmp_path: Path) -> None:
     tree = {"a": Call(Global("os", "system"), ("true",))}
-    with Staged(tmp_path / "target.pt") as staged, pytest.raises(Unsupported, match="os"):
+    with StagedOutput(tmp_path / "target.pt") as staged, pytest.raises(Unsupported, match="os"):
         Pytorch().write(Content((), tree), staged, WriteOptions())
     assert os.listdir(tmp_path) == []
 

@@ -26,7 +26,7 @@ from ckpttool.ops.conversion_plan import content_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import shards
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
@@ -80,7 +80,7 @@ def bits(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def written(path: Path, content: Content, shard_size: int | None = None) -> Path:
     options = WriteOptions(shard_size=shard_size, name=path.name)
     assert list(Safetensors().refusals(content, options)) == []
-    with Staged(path, "file" if shard_size is None else "directory") as target:
+    with StagedOutput(path, "file" if shard_size is None else "directory") as target:
         Safetensors().write(content, target, options)
         target.settle()
         target.commit()

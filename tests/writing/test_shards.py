@@ -15,7 +15,7 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.formats import open_checkpoint
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
 from ckpttool.writing.safetensors import Safetensors
@@ -97,7 +97,7 @@ def test_an_index_is_text_like_that_of_transformers() -> None:
 
 def _written(tensors: tuple[Tensor, ...], path: Path) -> None:
     """Write as many shards as there are tensors of four bytes."""
-    with Staged(path, "directory") as target:
+    with StagedOutput(path, "directory") as target:
         Safetensors().write(Content(tensors), target, WriteOptions(shard_size=4, name=path.name))
         target.settle()
         target.commit()

@@ -21,7 +21,7 @@ from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickler import pickled
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.sink import Sink
-from ckpttool.wire.staged import Staged
+from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import torch_dcp
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
@@ -43,7 +43,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
 def write(content: Content, target: Path) -> Path:
     options = WriteOptions(name=target.name)
     assert [*TorchDcp().refusals(content, options)] == []
-    with Staged(target, TorchDcp.shape) as staged:
+    with StagedOutput(target, TorchDcp.shape) as staged:
         TorchDcp().write(content, staged, options)
         staged.settle()
         staged.commit()
@@ -326,13 +326,13 @@ def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_metadata_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     created: list[str] = []
-    create = Staged.create
+    create = StagedOutput.create
 
-    def noted(self: Staged, name: str = "") -> Sink:
+    def noted(self: StagedOutput, name: str = "") -> Sink:
         created.append(name)
         return create(self, name)
 
-    monkeypatch.setattr(Staged, "create", noted)
+    monkeypatch.setattr(StagedOutput, "create", noted)
     write(Content((tensor("a", b"x"),), None, {"epoch": 1}), tmp_path / "target")
     assert created == ["__0_0.distcp", ENTRY, ".metadata"]
 

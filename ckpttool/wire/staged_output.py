@@ -1,8 +1,8 @@
-"""Targets that appear whole or not at all: written in a directory beside, made durable, renamed.
+"""Outputs that appear whole or not at all: written in a directory beside, made durable, renamed.
 
 Everything is written below ``.ckpttool-<id>.new/content/`` in the directory of the target, under its final
 name. A lock on that directory says that somebody works there; one without a lock is what a kill left. It is
-cleared when the next target is staged beside it; see ``recovering``.
+cleared when the next target is staged beside it; see ``staging_area``.
 
 Both directories, and the one of the target, are held open: whoever may write in the target's directory can
 put a link in the place of ours, and has nothing written, moved or removed behind it.
@@ -20,11 +20,22 @@ from types import TracebackType
 from typing import Literal
 
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
-from ckpttool.wire.area import CONTENT, REPLACED, Plan, claim, new_name, plan, remove
 from ckpttool.wire.atomic import adopt
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
-from ckpttool.wire.recovering import bring, clear, told, undo
 from ckpttool.wire.sink import Crew, Sink, Written
+from ckpttool.wire.staging_area import (
+    CONTENT,
+    REPLACED,
+    SwapPlan,
+    claim,
+    error_text,
+    move_without_replacing,
+    new_area_name,
+    recover_areas,
+    remove_area,
+    undo_swap,
+    write_plan,
+)
 from ckpttool.work import Advance, default_jobs
 
 try:
@@ -32,13 +43,13 @@ try:
 except ImportError:  # no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
-Shape = Literal["file", "directory", "prefix"]
+OutputShape = Literal["file", "directory", "prefix"]
 
 _PATIENCE = 3.0
 """For how many seconds others may keep us from making room."""
 
 
-class Staged:
+class StagedOutput:
     """One target on its way.
 
     Attributes:
@@ -51,7 +62,7 @@ class Staged:
     def __init__(
         self,
         target: str | os.PathLike[str],
-        shape: Shape = "file",
+        shape: OutputShape = "file",
         *,
         replaces: Iterable[str] | None = None,
         jobs: int | None = None,
@@ -65,9 +76,6 @@ class Staged:
             replaces: Names beside it that give way to it; None where nothing may stand there.
             jobs: How many threads copy tensors.
             advance: Told the bytes that were copied.
-
-        Raises:
-            CheckpointError: Nothing can be written there.
         """
         self.target = os.fspath(target).rstrip(os.sep)
         self.shape = shape
@@ -101,21 +109,17 @@ class Staged:
         return self._held.enter_context(opened)
 
     def _enter(self) -> OpenDirectory:
-        """Make a locked area, beside what kills left as far as that can't be cleared.
-
-        Raises:
-            OSError: It can't be made.
-        """
-        with _locked(self._directory) as is_alone:
-            self.warnings = _cleared(self._directory, is_alone=is_alone)
-            area = self._hold(self._directory.make(new_name(), 0o700))
+        """Make a locked area, beside what kills left as far as that can't be cleared."""
+        with _locked_directory(self._directory) as is_alone:
+            self.warnings = _recover(self._directory, is_alone=is_alone)
+            area = self._hold(self._directory.make(new_area_name(), 0o700))
             self._area = area
             if fcntl is not None and area.descriptor is not None:
                 _lock(area.descriptor)
             claim(area)
             return area
 
-    def __enter__(self) -> Staged:
+    def __enter__(self) -> StagedOutput:
         return self
 
     def __exit__(
@@ -128,9 +132,6 @@ class Staged:
 
         Args:
             name: Of a directory, the path in it; of a prefix, what comes behind it; of a file, nothing.
-
-        Raises:
-            OSError: It can't be made.
         """
         path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
         above, own = os.path.split(path)
@@ -143,10 +144,6 @@ class Staged:
         """Bring all that was written into the files; the target can be opened at ``path`` then.
 
         Meanwhile it is made durable by a thread of its own, for which ``commit`` waits.
-
-        Raises:
-            CheckpointError, OSError: See ``Crew.settle``.
-            AccessDenied: Its path leads elsewhere by now.
         """
         self.require_in_place()
         for sink in self._sinks:
@@ -172,10 +169,7 @@ class Staged:
     def commit(self) -> None:
         """Bring the target to its place, all of it or nothing.
 
-        Raises:
-            UsageError: Something came to stand there meanwhile.
-            OSError: It can't be brought there; what stood there is back.
-            AccessDenied: It can't be brought there, and what stood there could not be put back.
+        After an OSError what stood there is back; an AccessDenied says where it lies if it is not.
         """
         self._wait_until_durable()
         if self._not_durable is not None:
@@ -196,11 +190,7 @@ class Staged:
         self.discard()
 
     def require_in_place(self) -> None:
-        """Require that paths lead to what is held open: what was read back by its path is what was written.
-
-        Raises:
-            AccessDenied: They don't.
-        """
+        """Require that paths lead to what is held open, so that what was read back is what was written."""
         area = self._area
         assert area is not None  # it is not discarded
         if area.descriptor is not None and not (
@@ -223,28 +213,28 @@ class Staged:
             _keep_mode(self._content, self._directory, name)
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
-        moves = plan(self._directory, area, names, old) if old or len(names) > 1 else None
+        moves = write_plan(self._directory, area, names, old) if old or len(names) > 1 else None
         try:
             if moves is not None:
                 with area.open(REPLACED) as aside:
                     for name in old:
                         self._directory.rename(name, aside)
             for name in names:
-                bring(name, self._content, self._directory)
+                move_without_replacing(name, self._content, self._directory)
         except BaseException as error:
             if moves is not None:
                 self._undo(area, moves, error)
             raise
 
-    def _undo(self, area: OpenDirectory, moves: Plan, error: BaseException) -> None:
+    def _undo(self, area: OpenDirectory, moves: SwapPlan, error: BaseException) -> None:
         self._holds_old = True  # until it is back: what goes wrong here must not remove it
         try:
-            undo(self._directory, area, moves)
+            undo_swap(self._directory, area, moves)
         except BaseException as failure:
             raise AccessDenied(
                 self.target,
-                f"it can't be brought there ({told(error)}), and what stood there can't be put back "
-                f"({told(failure)}): it lies in {area.join(REPLACED)}",
+                f"it can't be brought there ({error_text(error)}), and what stood there can't be put back "
+                f"({error_text(failure)}): it lies in {area.join(REPLACED)}",
             ) from failure
         self._holds_old = False
 
@@ -259,9 +249,9 @@ class Staged:
         area, self._area = self._area, None
         try:
             if area is not None and not self._holds_old:
-                remove(self._directory, area)
+                remove_area(self._directory, area)
         except OSError as error:  # of what was committed, or of another failure, it changes nothing
-            self.warnings += (f"{area.path if area else ''} can't be removed: {told(error)}",)
+            self.warnings += (f"{area.path if area else ''} can't be removed: {error_text(error)}",)
         finally:
             self._held.close()
 
@@ -271,43 +261,36 @@ def clear_beside(target: str) -> tuple[str, ...]:
 
     Returns:
         What could not be, each in a sentence.
-
-    Raises:
-        CheckpointError: The directory can't be looked at.
     """
     parent = os.path.dirname(target.rstrip(os.sep)) or os.curdir
     try:
-        with OpenDirectory(parent) as directory, _locked(directory) as is_alone:
-            return _cleared(directory, is_alone=is_alone)
+        with OpenDirectory(parent) as directory, _locked_directory(directory) as is_alone:
+            return _recover(directory, is_alone=is_alone)
     except OSError as error:
         raise from_os_error(error, parent) from error
 
 
-def _cleared(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
+def _recover(directory: OpenDirectory, *, is_alone: bool) -> tuple[str, ...]:
     if is_alone:
-        return (*clear(directory),)
+        return (*recover_areas(directory),)
     return (f"{directory.path} is locked: what kills left there is not looked for",)
 
 
 @contextmanager
-def _locked(directory: OpenDirectory) -> Iterator[bool]:
-    """Keep others from making or clearing areas in a directory; tell whether they are kept from it.
-
-    Raises:
-        OSError: It can't be opened.
-    """
+def _locked_directory(directory: OpenDirectory) -> Iterator[bool]:
+    """Keep others from making or clearing areas in a directory; yield whether they are kept from it."""
     if fcntl is None or directory.descriptor is None:
         yield True
         return
     with directory.open(os.curdir) as again:
         assert again.descriptor is not None  # as that of the other is not
         until = time.monotonic() + _PATIENCE
-        while not (is_alone := _is_locked(again.descriptor)) and time.monotonic() < until:
+        while not (is_alone := _lock_if_free(again.descriptor)) and time.monotonic() < until:
             time.sleep(0.02)
         yield is_alone
 
 
-def _is_locked(descriptor: int) -> bool:
+def _lock_if_free(descriptor: int) -> bool:
     """Lock a directory; tell whether nobody else had."""
     try:
         _lock(descriptor)
@@ -317,11 +300,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock a directory, where the file system has locks; where it has none, nobody clears anything.
-
-    Raises:
-        BlockingIOError: Somebody else has locked it.
-    """
+    """Lock a directory, or raise BlockingIOError; on a file system without locks, nobody clears anything."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
