@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.cli.rules import Rule, Wrong, read_rule, texts, truth
 from ckpttool.errors import UsageError, from_os_error
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 from ckpttool.wire.tomltext import parse_toml
 
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"

@@ -9,7 +9,7 @@ from itertools import chain
 
 from ckpttool.errors import AccessDenied, UsageError, from_os_error
 from ckpttool.wire.atomic import write_atomically
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 
 _APPEND = (
     os.O_WRONLY

@@ -13,7 +13,7 @@ from ckpttool.dtypes import DType, numpy_dtype
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.torch.chunks import Chunked
 from ckpttool.tensor import Tensor, Values
-from ckpttool.wire.gathering import BOX_BYTES, boxes, copy, filled
+from ckpttool.wire.gather import BOX_BYTES, boxes, copy, filled
 from ckpttool.wire.h5values import Streamed, slabs
 from ckpttool.wire.readable import Contiguous, InMemory, swapped
 from ckpttool.wire.source import Buffer

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from ckpttool.errors import UsageError, from_os_error
 from ckpttool.report import counted
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 from ckpttool.wire.tomltext import parse_toml
 
 MAX_BYTES = 1 << 24

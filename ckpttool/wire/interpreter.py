@@ -18,8 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from ckpttool.wire.calls import dotted_name, judge, takes_items, takes_pairs
-from ckpttool.wire.literals import Operation
-from ckpttool.wire.opcodes import TABLE
+from ckpttool.wire.opcodes import TABLE, Operation
 from ckpttool.wire.pickled import ENTRY, Call, Global, Mapped, Payload, Persistent, Pickle, views_memory
 from ckpttool.wire.readable import Readable
 from ckpttool.wire.states import fields_of, fits, has_plain_attributes

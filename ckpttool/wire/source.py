@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import threading
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.wire.readable import Readable
-from ckpttool.wire.regular import regular_descriptor
 
 MAX_OPEN = 64
 """The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
+
+
+_READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+_FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0)
 
 
 class _Descriptor:
@@ -210,3 +214,34 @@ class Buffer(Readable):
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
         self.check(offset, len(buffer), where)
         buffer[:] = self._data[offset : offset + len(buffer)]
+
+
+class NotRegular(OSError):
+    """It is a pipe, a device, a socket or a directory."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.EINVAL, "not a regular file", path)
+
+
+def regular_descriptor(path: str, *, follows: bool = True, place: int | None = None) -> int:
+    """Return a descriptor that reads a regular file; what it is was asked after it was opened.
+
+    Args:
+        path: The file.
+        follows: Whether it may be a symlink.
+        place: An open directory that the path starts at.
+    """
+    descriptor = os.open(path, _READ if follows else _READ | _FOLLOWS_NOTHING, dir_fd=place)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegular(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
+    """Return a regular file, opened to be read as bytes; raises what ``regular_descriptor`` does."""
+    # Python's own opening would say of a directory that it is one.
+    return open(regular_descriptor(os.fspath(path)), "rb", buffering=buffering)

@@ -23,7 +23,7 @@ from ckpttool.errors import CheckpointError
 from ckpttool.wire.atomic import OWN_PREFIX, write_within
 from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.regular import NotRegular, regular_descriptor
+from ckpttool.wire.source import NotRegular, regular_descriptor
 
 try:
     import fcntl

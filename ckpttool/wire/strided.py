@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.wire.gathering import BOX_BYTES, filled, gather
+from ckpttool.wire.gather import BOX_BYTES, filled, gather
 from ckpttool.wire.readable import Contiguous, Readable
 
 if TYPE_CHECKING:

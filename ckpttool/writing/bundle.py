@@ -14,9 +14,9 @@ from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
 from ckpttool.tensor import Tensor
 from ckpttool.wire.crc import crc32c, masked
-from ckpttool.wire.protobuf_writing import bytes_field, encoded_varint, fixed32_field, number_field
+from ckpttool.wire.protobuf import bytes_field, encoded_varint, fixed32_field, number_field
 from ckpttool.wire.sink import Sink, Written
-from ckpttool.wire.sstable_writing import TableWriter
+from ckpttool.wire.sstable_writer import TableWriter
 from ckpttool.wire.staged_output import StagedOutput
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}

@@ -30,8 +30,16 @@ from ckpttool.formats.paddle.fluid_tables import SHARD
 from ckpttool.formats.paddle.fluid_trainers import MAX_ARGUMENT
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import training_state
-from ckpttool.wire.lodtensor import MAX_AXES, lod_bytes, read_lod_tensor
-from ckpttool.wire.lodtensor_writing import NO_LEVELS, NUMBERS, lod_tensor_header, rows_header, values_header
+from ckpttool.wire.lodtensor import (
+    MAX_AXES,
+    NO_LEVELS,
+    NUMBERS,
+    lod_bytes,
+    lod_tensor_header,
+    read_lod_tensor,
+    rows_header,
+    values_header,
+)
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.staged_output import StagedOutput

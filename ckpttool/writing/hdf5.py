@@ -12,7 +12,7 @@ from typing import ClassVar
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.hdf5.entry import parts_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.hdf5_writing import HELD, MAX_AXES, MAX_NAME, Plan, draw
+from ckpttool.wire.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document

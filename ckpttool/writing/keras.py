@@ -11,9 +11,9 @@ from typing import ClassVar
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.native import ASSET, CONFIG, METADATA, object_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.hdf5_writing import draw
+from ckpttool.wire.hdf5_writer import draw
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.zip_writing import NumpyZip
+from ckpttool.wire.zip_writer import NumpyZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import refusals
 from ckpttool.writing.interface import WriteOptions, Writer

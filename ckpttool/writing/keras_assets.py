@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 
 from ckpttool.formats.keras.native import ASSET
-from ckpttool.wire.zip_writing import MAX_NAME
+from ckpttool.wire.zip_writer import MAX_NAME
 
 _DIRECTORY = "assets"
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttool.formats.keras.native import CONFIG, METADATA, TRAINING_CONFIG, object_of
-from ckpttool.wire.hdf5_writing import attribute_fault
+from ckpttool.wire.hdf5_writer import attribute_fault
 from ckpttool.writing.keras2_config import as_keras_3
 from ckpttool.writing.keras_places import is_keras2
 

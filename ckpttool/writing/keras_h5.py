@@ -12,7 +12,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.keras.layout import Groups, top_of
 from ckpttool.formats.keras.native import ASSET, CONFIGS, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.hdf5_writing import Plan, draw
+from ckpttool.wire.hdf5_writer import Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.hdf5 import planned, refusals

@@ -12,7 +12,7 @@ from ckpttool.formats.keras.layers import Layer, layer_of
 from ckpttool.formats.keras.layout import named
 from ckpttool.formats.keras.native import CONFIG, METADATA, object_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.hdf5_writing import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
+from ckpttool.wire.hdf5_writer import MAX_ATTRIBUTE, MAX_ATTRIBUTES, attribute_fault
 from ckpttool.writing.hdf5 import name_refusals
 
 Parts = tuple[str, ...]

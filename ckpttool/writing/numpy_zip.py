@@ -14,7 +14,7 @@ from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.zip_directory import MAX_DIRECTORY, MAX_MEMBERS
-from ckpttool.wire.zip_writing import MAX_NAME, NumpyZip
+from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer

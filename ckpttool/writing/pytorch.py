@@ -17,12 +17,12 @@ from ckpttool.errors import Unsupported
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.objects import dropped
 from ckpttool.tensor import Tensor
-from ckpttool.wire.literals import PAYLOAD_BYTES
+from ckpttool.wire.opcodes import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, imported_by, pickle_into
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.wire.trust import admitted_by_weights_only
-from ckpttool.wire.zip_writing import ALIGNMENT, Piece, TorchZip
+from ckpttool.wire.zip_writer import ALIGNMENT, Piece, TorchZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer

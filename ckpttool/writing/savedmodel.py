@@ -19,7 +19,7 @@ from ckpttool.formats.savedmodel.paths import BINARY, CONTENT, VARIABLES
 from ckpttool.formats.tensorflow.graph import Objects, graph_of, key_of, objects_of
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, steps_of
 from ckpttool.tensor import Role, Tensor
-from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
+from ckpttool.wire.protobuf import bytes_field, number_field, text_field
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import NUMBERS, refused_type, shape_message, write_bundle
 from ckpttool.writing.content import Content

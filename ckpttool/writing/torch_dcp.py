@@ -18,7 +18,7 @@ from ckpttool.formats.content.telling import plain
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global
 from ckpttool.wire.staged_output import OutputShape, StagedOutput
-from ckpttool.wire.zip_writing import TorchZip
+from ckpttool.wire.zip_writer import TorchZip
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from ckpttool.writing.interface import WriteOptions, Writer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttool.formats.tensorflow.graph import cut_graph, graph_of, key_of
 from ckpttool.formats.tensorflow.native import keys_from, known_keys, native_of
 from ckpttool.formats.tensorflow.objects import name_of, read_graph, steps_of
-from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
+from ckpttool.wire.protobuf import bytes_field, number_field, text_field
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

@@ -22,8 +22,7 @@ from ckpttool.wire import interpreter as under_test
 from ckpttool.wire import window
 from ckpttool.wire.interpreter import Interpreter
 from ckpttool.wire.judgement import judge, read_pickle, read_pickles
-from ckpttool.wire.literals import PAYLOAD_BYTES
-from ckpttool.wire.opcodes import TABLE
+from ckpttool.wire.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.wire.pickled import Call, Global, Payload, Pickle
 from ckpttool.wire.source import Buffer
 

@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, VALUE, key_along, steps_of
-from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
-from ckpttool.wire.protobuf_writing import bytes_field, number_field, text_field
+from ckpttool.wire.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
 
 _CHILD, _ATTRIBUTE, _SLOT, _HAS_VALUES = 1, 2, 3, 5  # fields of TrackableObject
 _TRUE = number_field(1, 1)

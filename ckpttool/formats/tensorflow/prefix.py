@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import scan
 from ckpttool.formats.tensorflow.state import NAME, read_state
-from ckpttool.wire.regular import open_regular
-from ckpttool.wire.source import Source
+from ckpttool.wire.source import Source, open_regular
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, begins_with_empty_key
 
 INDEX, META = ".index", ".meta"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.tensor import Extent, Tensor, Values
-from ckpttool.wire.gathering import filled
+from ckpttool.wire.gather import filled
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.strided import Strided
 

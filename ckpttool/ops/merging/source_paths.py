@@ -23,7 +23,7 @@ from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import RankFiles, ranked
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")
 _KERAS_SHARD = re.compile(r"(?P<stem>.+)_\d{5}\.weights\.h5", re.DOTALL)

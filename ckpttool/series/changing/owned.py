@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint, from_os_error
 from ckpttool.wire.directories import OpenDirectory
-from ckpttool.wire.regular import NotRegular, regular_descriptor
+from ckpttool.wire.source import NotRegular, regular_descriptor
 
 MAX_BYTES = 1 << 28
 """Of a journal; two million files take less."""

@@ -16,7 +16,7 @@ from ckpttool.series.changing.stage import Changed, status_of
 from ckpttool.series.files import opened
 from ckpttool.wire.atomic import OWN_PREFIX, adopt
 from ckpttool.wire.directories import CREATE, sync_opened
-from ckpttool.wire.regular import NotRegular, regular_descriptor
+from ckpttool.wire.source import NotRegular, regular_descriptor
 
 MAX_TEXT = 1 << 26
 """Bytes; no pointer, state file or index is larger."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from ckpttool.series.files import Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 
 _CHUNK = 1 << 20
 _SAMPLES, _SAMPLE = 8, 64

@@ -21,7 +21,7 @@ from ckpttool.series.metrics.events import event_files, is_event_file, read_even
 from ckpttool.series.metrics.lines import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.series.metrics.log import Log, Number, Range
 from ckpttool.series.metrics.named import agree
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 from ckpttool.wire.tfrecord import is_record_head
 
 TRAINER_STATE = "trainer_state.json"

@@ -15,7 +15,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.pointers.readers import MAX_POINTER, PINS
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",

@@ -14,7 +14,7 @@ from ckpttool.series.changing.owned import user_named
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
 from ckpttool.wire.atomic import write_atomically
-from ckpttool.wire.regular import NotRegular, open_regular
+from ckpttool.wire.source import NotRegular, open_regular
 from ckpttool.wire.tomledit import changed_strings
 from ckpttool.wire.tomltext import parse_toml
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.members.order import Group
-from ckpttool.wire.regular import open_regular
+from ckpttool.wire.source import open_regular
 
 PINS = ".ckpttool.toml"
 

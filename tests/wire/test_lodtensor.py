@@ -10,8 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.dtypes import BY_NAME
-from ckpttool.wire.lodtensor import ELEMENTS, read_file
-from ckpttool.wire.lodtensor_writing import NUMBERS, lod_tensor_header, rows_header, values_header
+from ckpttool.wire.lodtensor import (
+    ELEMENTS,
+    NUMBERS,
+    lod_tensor_header,
+    read_file,
+    rows_header,
+    values_header,
+)
 from ckpttool.wire.source import Buffer
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 127, 128, 300, 1 << 14, 1 << 40]), max_size=6).map(tuple)

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.wire.protobuf import fields, varint
-from ckpttool.wire.protobuf_writing import (
+from ckpttool.wire.protobuf import (
     bytes_field,
     encoded_varint,
+    fields,
     fixed32_field,
     number_field,
     text_field,
+    varint,
 )
 
 

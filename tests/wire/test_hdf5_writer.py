@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.tensor import Tensor
-from ckpttool.wire.hdf5_writing import HELD, Plan, _Memory, attribute_fault, draw
+from ckpttool.wire.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.staged_output import StagedOutput
 

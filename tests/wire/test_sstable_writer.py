@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.wire import sstable_writing
+from ckpttool.wire import sstable_writer
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Table
-from ckpttool.wire.sstable_writing import TableWriter
+from ckpttool.wire.sstable_writer import TableWriter
 from ckpttool.wire.staged_output import StagedOutput
 
 
@@ -53,7 +53,7 @@ def test_keys_tell_what_is_new(tmp_path: Path) -> None:
 
 
 def test_several_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sstable_writing, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(sstable_writer, "BLOCK_BYTES", 200)
     entries = {f"{at:05}".encode(): bytes(at % 50) for at in range(300)}
     path = write(tmp_path / "t", entries)
     with Source(path) as source:
@@ -84,6 +84,6 @@ def test_anything_comes_back(
 ) -> None:
     ordered = dict(sorted(entries.items()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sstable_writing, "BLOCK_BYTES", block)
+        patch.setattr(sstable_writer, "BLOCK_BYTES", block)
         path = write(tmp_path_factory.mktemp("any") / "t", ordered)
     assert read(path) == ordered

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckpttool import verify
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.wire import inflated as wire_inflated
-from ckpttool.wire.inflated import MAX_EXPANSION, Inflated, Inflation
+from ckpttool.wire import inflate as wire_inflated
+from ckpttool.wire.inflate import MAX_EXPANSION, Inflated, Inflation
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.zipped import Archive
 

@@ -9,7 +9,7 @@ import struct
 from itertools import takewhile
 
 from ckpttool.wire.crc import crc32c, masked
-from ckpttool.wire.protobuf_writing import encoded_varint
+from ckpttool.wire.protobuf import encoded_varint
 from ckpttool.wire.sink import Sink
 from ckpttool.wire.sstable import FOOTER_BYTES, MAGIC, Handle
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckpttool.wire import gathering
-from ckpttool.wire.gathering import boxes, copy, filled, gather
+from ckpttool.wire import gather as gathering
+from ckpttool.wire.gather import boxes, copy, filled, gather
 from ckpttool.wire.source import Buffer
 from ckpttool.wire.strided import Strided, reach
 
