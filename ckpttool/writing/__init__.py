@@ -16,7 +16,7 @@ WRITERS: dict[str, str] = {
     "tensorflow": "tensorflow:TensorFlow",
     "savedmodel": "savedmodel:SavedModel",
     "keras": "keras:Keras",
-    "keras-h5": "keras_h5:KerasH5",
+    "keras-h5": "keras:KerasH5",
     "hdf5": "hdf5:Hdf5",
     "numpy": "numpy_zip:Npz",
     "fluid": "fluid:Fluid",

@@ -1,4 +1,4 @@
-"""Plain HDF5: a dataset for each tensor, in the groups that its path names; ties are links to one dataset.
+"""Writes plain HDF5: a dataset for each tensor, in the groups that its path names; ties are links to it.
 
 Source: the HDF5 file format specification.
 """
@@ -6,12 +6,11 @@ Source: the HDF5 file format specification.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import ClassVar
 
 from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.hdf5.entry import parts_of
-from ckpttool.tensor import Path, Tensor
+from ckpttool.tensor import Tensor
 from ckpttool.wire.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
@@ -30,10 +29,10 @@ class Hdf5(Writer):
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         paths = {one.name: path_of(one) for one in content.tensors}
         yield from _collisions(paths)
-        yield from refusals(paths, content.tensors)
+        yield from path_refusals(paths, content.tensors)
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
-        plan = planned({one.name: path_of(one) for one in content.tensors}, content.tensors)
+        plan = hdf5_plan({one.name: path_of(one) for one in content.tensors}, content.tensors)
         entry = document(content, names=any(len(path_of(one)) != len(one.path) for one in content.tensors))
         if entry is not None:
             plan.texts[(ENTRY,)] = entry
@@ -54,7 +53,7 @@ def _collisions(paths: Mapping[str, Parts]) -> Iterator[str]:
             yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
 
 
-def planned(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
+def hdf5_plan(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
     """Return a file with the datasets of tensors; one that shares the elements of another becomes a link."""
     plan = Plan()
     for tensor in tensors:
@@ -68,7 +67,7 @@ def planned(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:
     return plan
 
 
-def refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iterator[str]:
+def path_refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iterator[str]:
     """Yield why HDF5 can't hold tensors under their paths, a sentence each."""
     datasets = set(paths.values())
     for tensor in tensors:
@@ -110,28 +109,3 @@ def _text_refusals(part: str) -> Iterator[str]:
         return
     if length > MAX_NAME:
         yield f"a name of {length:,} bytes, and HDF5 has room for {MAX_NAME:,}"
-
-
-def renamed(content: Content, paths: Mapping[str, Path]) -> Content:
-    """Return a content whose tensors have the paths under which a reader will know them.
-
-    Args:
-        content: What is written.
-        paths: The path of each tensor in the target, by its name.
-    """
-    from ckpttool.formats.content.objects import replaced
-
-    names = {name: ".".join(map(str, path)) for name, path in paths.items()}
-    changed = {
-        id(one): replace(
-            one,
-            path=paths.get(one.name, one.path),
-            shares_with=names.get(one.shares_with, one.shares_with) if one.shares_with else None,
-        )
-        for one in content.tensors
-    }
-    tree = None if content.tree is None else replaced(content.tree, changed)
-    layers = {names.get(name, name): kind for name, kind in content.layers.items()}
-    return replace(
-        content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree, layers=layers
-    )

@@ -1,76 +1,289 @@
-"""Keras's own file, ``.keras``: a zip of the model's config and its variables in HDF5, as Keras 3 writes it.
+"""Writes Keras's files: ``.keras``, and models and weights in HDF5.
 
-Source: Keras ``src/saving/saving_lib.py``.
+``.keras`` is a zip of the model's config, its variables in HDF5 and the files beside it. ``.weights.h5`` has
+the same variables by number, whole models in ``.h5`` have lists of layers and weights.
+
+Source: Keras ``src/saving/saving_lib.py``, ``src/legacy/saving/legacy_h5_format.py``.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.keras.native import ASSET, CONFIG, METADATA, object_of
+from ckpttool.formats.content.digests import RECORDS
+from ckpttool.formats.keras.layout import Groups, top_of
+from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.hdf5_writer import draw
+from ckpttool.training import is_told_by_name
+from ckpttool.wire.hdf5_writer import Plan, draw
 from ckpttool.wire.staged_output import StagedOutput
-from ckpttool.wire.zip_writer import NumpyZip
+from ckpttool.wire.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.writing.content import Content
-from ckpttool.writing.hdf5 import refusals
+from ckpttool.writing.document import document
+from ckpttool.writing.hdf5 import hdf5_plan, path_refusals
 from ckpttool.writing.interface import WriteOptions, Writer
-from ckpttool.writing.keras_assets import asset_refusals, assets
-from ckpttool.writing.keras_configs import archive_config, archive_metadata, has_model
-from ckpttool.writing.keras_entry import Held, entry_of
-from ckpttool.writing.keras_h5 import KERAS_TYPES, keras_plan
-from ckpttool.writing.keras_numbering import numbered
+from ckpttool.writing.keras_config import (
+    archive_config,
+    archive_metadata,
+    attribute_configs,
+    attribute_metadata,
+    has_model,
+)
+from ckpttool.writing.keras_places import Places, listed_places, numbered_places
 
-_CONFIG, _METADATA, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
+_CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _NO_MODEL = (
     "a .keras file is a model, and the source does not have its architecture "
     "(--model FILE gives it; .weights.h5 holds weights alone)"
 )
+_WEIGHTS_SUFFIX = ".weights.h5"
+_NO_ARCHITECTURE = (
+    "a whole model needs its architecture, which the source does not have "
+    "(--model FILE gives it; .weights.h5 holds weights alone)"
+)
+_DIRECTORY = "assets"
+
+KERAS_TYPES = frozenset(
+    (
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+"""Names of the types that Keras reads: what else h5py stores comes back to it as bytes without a type."""
 
 
-class Keras(Writer):
-    """A model as ``model.save("m.keras")`` writes it."""
+class _KerasWriter(Writer):
+    """A writer that finds out while it writes which names its reader will give to tensors."""
 
-    name: ClassVar[str] = "keras"
     dtypes: ClassVar[frozenset[str]] = KERAS_TYPES
 
     def __init__(self) -> None:
         self._paths: dict[str, Path] = {}
 
+    def named(self, tensor: Tensor) -> str:
+        return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
+
+
+# The zip .keras -------------------------------------------------------------------------------------
+
+
+class Keras(_KerasWriter):
+    """A model as ``model.save("m.keras")`` writes it."""
+
+    name: ClassVar[str] = "keras"
+
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         if not has_model(content.native):
             yield _NO_MODEL
             return
-        places = numbered(content)
-        yield from places.problems or refusals(places.paths, content.tensors)
-        yield from asset_refusals(content.native)
-
-    def named(self, tensor: Tensor) -> str:
-        return ".".join(map(str, self._paths.get(tensor.name, tensor.path)))
+        places = numbered_places(content)
+        yield from places.problems or path_refusals(places.paths, content.tensors)
+        yield from _asset_refusals(content.native)
 
     def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
-        places = numbered(content)
-        held = _held(content.native)
-        places.config = held.metadata["model_config"]
-        self._paths = places.named(content.tensors)
+        places = numbered_places(content)
+        own = _archive_content(content.native)
+        places.config = own.metadata["model_config"]
+        self._paths = places.reader_paths(content.tensors)
         archive = NumpyZip(target.create())
-        archive.add(_METADATA, held.native[METADATA])
-        archive.add(_CONFIG, held.native[CONFIG])
+        archive.add(_METADATA_RECORD, own.native[METADATA])
+        archive.add(_CONFIG_RECORD, own.native[CONFIG])
         weights = draw(keras_plan(content, places))
         archive.assemble(_WEIGHTS, weights.size, weights.stream_summed)
-        for name, data in assets(content.native).items():
+        for name, data in _assets(content.native).items():
             archive.add(name, data)
-        entry = entry_of(content, self._paths, held)
+        entry = _entry(content, self._paths, own)
         if entry is not None:
             archive.add(ENTRY, entry)
         archive.finish()
         archive.seal()
 
 
-def _held(native: Mapping[str, bytes]) -> Held:
+def _archive_content(native: Mapping[str, bytes]) -> NativeContent:
     config, metadata = archive_config(native), archive_metadata(native)
-    beside = {ASSET + name: data for name, data in assets(native).items()}
+    beside = {ASSET + name: data for name, data in _assets(native).items()}
     told = {**object_of(metadata), "model_config": object_of(config)}
-    return Held(told, {METADATA: metadata, CONFIG: config, **beside})
+    return NativeContent(told, {METADATA: metadata, CONFIG: config, **beside})
+
+
+# Files beside a model -------------------------------------------------------------------------------
+
+
+def _assets(native: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files beside a model (a vocabulary), which loading it unpacks, by their names."""
+    return {key.removeprefix(ASSET): data for key, data in native.items() if key.startswith(ASSET)}
+
+
+def _asset_refusals(native: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield why files can't lie beside a model, a sentence each: what unpacks them trusts their names."""
+    taken: dict[str, str] = {}
+    for name in _assets(native):
+        if why := _asset_name_refusal(name):
+            yield f"the file {name[:100]!r} of the model: {why}"
+        elif (other := taken.setdefault(_folded(name), name)) != name:
+            yield f"the file {name[:100]!r} of the model: some file systems take its name for {other[:100]!r}"
+    for folded, name in taken.items():
+        parts = folded.split("/")
+        above = ("/".join(parts[:at]) for at in range(1, len(parts)))
+        file = next((taken[directory] for directory in above if directory in taken), None)
+        if file is not None:
+            yield f"the file {name[:100]!r} of the model: {file[:100]!r} is a file and no directory"
+
+
+def _asset_name_refusal(name: str) -> str | None:
+    parts = name.split("/")
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        return "its name is no valid text"
+    if any(letter in name for letter in "\\\0") or any(part in ("", ".", "..") for part in parts):
+        return "its name leads out of where it is unpacked, or is none"
+    if parts[0] != _DIRECTORY or len(parts) < 2:
+        return f"Keras has such files in {_DIRECTORY}/"
+    return f"its name has {nbytes:,} bytes, and at most {MAX_NAME:,} fit" if nbytes > MAX_NAME else None
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+# HDF5 -----------------------------------------------------------------------------------------------
+
+
+class KerasH5(_KerasWriter):
+    """A model, or weights, in HDF5; the target's name says which."""
+
+    name: ClassVar[str] = "keras-h5"
+
+    def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
+        if not _is_weights(options) and not has_model(content.native):
+            yield _NO_ARCHITECTURE
+            return
+        places = _places_by_name(content, options)
+        yield from places.problems or path_refusals(places.paths, content.tensors)
+        if not _is_weights(options):
+            yield from _model_refusals(content)
+
+    def write(self, content: Content, target: StagedOutput, options: WriteOptions) -> None:
+        places = _places_by_name(content, options)
+        self._paths = places.reader_paths(content.tensors)
+        plan = keras_plan(content, places)
+        if not _is_weights(options):
+            _add_model_attributes(plan, content)
+        entry = _entry(content, self._paths, _h5_content(plan.groups))
+        if entry is not None:
+            plan.texts[(ENTRY,)] = entry
+        draw(plan).stream(target.create())
+
+
+def _model_refusals(content: Content) -> Iterator[str]:
+    """Yield what Keras can't read out of an ``.h5`` with lists."""
+    for tensor in content.tensors:
+        if tensor.dtype.name == "bfloat16":
+            yield f"{tensor.name}: Keras reads no bfloat16 out of an .h5 (.keras holds it, --dtype casts)"
+    for key in content.native:
+        if key.startswith(ASSET):
+            yield f"{key.removeprefix(ASSET)}: an .h5 has no place for a file of the model (.keras has)"
+
+
+def _is_weights(options: WriteOptions) -> bool:
+    return options.name.lower().endswith(_WEIGHTS_SUFFIX)
+
+
+def _places_by_name(content: Content, options: WriteOptions) -> Places:
+    return numbered_places(content) if _is_weights(options) else listed_places(content)
+
+
+def _add_model_attributes(plan: Plan, content: Content) -> None:
+    """Add the configuration of the model to a file with its weights."""
+    metadata = attribute_metadata(content.native)
+    plan.groups[()] = {**plan.groups.get((), {}), **metadata, **attribute_configs(content.native)}
+    top = top_of(plan.groups)
+    if top:
+        plan.groups[top] = {**metadata, **plan.groups[top]}
+
+
+def _h5_content(groups: Groups) -> NativeContent:
+    told = {**groups.get((), {}), **groups.get(("model_weights",), {})}
+    metadata = {key: told[key] for key in told if not key.startswith(("layer_names", *CONFIGS))}
+    configs = {key: object_of(told[key].encode()) for key in CONFIGS if key in told}
+    return NativeContent({**metadata, **configs}, h5_native(groups, ()))
+
+
+def keras_plan(content: Content, places: Places) -> Plan:
+    """Return a file with the variables of a model in their places."""
+    plan = hdf5_plan(places.paths, content.tensors)
+    plan.groups = dict(places.groups)
+    return plan
+
+
+# The entry of what a file does not hold natively ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NativeContent:
+    """What a file holds in its own way, as its reader will give it back.
+
+    Attributes:
+        metadata: Without the digests of its records.
+        native: Without the places of its tensors.
+    """
+
+    metadata: Mapping[str, object]
+    native: Mapping[str, bytes]
+
+
+def _entry(content: Content, paths: Mapping[str, Path], own: NativeContent) -> bytes | None:
+    """Return the entry, or None if the file holds everything; an entry that is there has the training, too.
+
+    Args:
+        content: What is written.
+        paths: The path under which the file's reader knows each tensor, by its name in the content.
+        own: What the file holds without it.
+    """
+    native = {
+        key: value for key, value in content.native.items() if key != STORED and own.native.get(key) != value
+    }
+    is_said = STORED in content.native and all(
+        _is_told_natively(key, content, own) for key in content.metadata
+    )
+    metadata = {} if is_said else content.metadata
+    is_known = content.training == TrainingState() or (is_said and not is_told_by_name(content.training))
+    is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
+    is_known = is_known and not content.conventions
+    if not native and not metadata and is_known and content.tree is None and not is_tied:
+        return None
+    return document(_with_paths(replace(content, native=native, metadata=metadata), paths))
+
+
+def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:
+    """Tell whether a file says in its own way what the metadata have under a key."""
+    value = content.metadata[key]
+    if key == RECORDS and isinstance(value, Mapping):
+        return all(ASSET + name in own.native for name in value)
+    return key in own.metadata and own.metadata[key] == value
+
+
+def _with_paths(content: Content, paths: Mapping[str, Path]) -> Content:
+    """Return a content whose tensors have the paths under which a reader will know them."""
+    from ckpttool.formats.content.objects import replaced
+
+    names = {name: ".".join(map(str, path)) for name, path in paths.items()}
+    changed = {
+        id(one): replace(
+            one,
+            path=paths.get(one.name, one.path),
+            shares_with=names.get(one.shares_with, one.shares_with) if one.shares_with else None,
+        )
+        for one in content.tensors
+    }
+    tree = None if content.tree is None else replaced(content.tree, changed)
+    layers = {names.get(name, name): kind for name, kind in content.layers.items()}
+    return replace(
+        content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree, layers=layers
+    )

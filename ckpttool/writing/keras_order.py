@@ -21,7 +21,7 @@ from ckpttool.formats.keras.names import CLASSES, WITHOUT
 
 Parts = tuple[str, ...]
 
-LAYERS, VARS = "layers", "vars"
+LAYERS_GROUP, VARS_GROUP = "layers", "vars"
 _RECURRENT = frozenset({"LSTM", "GRU", "SimpleRNN", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"})
 _CONV_CELL = "ConvLSTMCell"
 _UNTRAINED = {"BatchNormalization": 2}
@@ -45,11 +45,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Unknown(Exception):
-    """The weights of a layer have no order that can be told; the sentence says of which, and why."""
+class KerasRefusal(Exception):
+    """Why a model can't be written as a Keras file, in a sentence that names the layer."""
 
 
-class Slot(NamedTuple):
+class WeightSlot(NamedTuple):
     """One weight: its dataset among the numbered ones, what it is called, and if it is trained."""
 
     path: Parts
@@ -57,11 +57,11 @@ class Slot(NamedTuple):
     is_trained: bool
 
 
-Count = Callable[[Parts, Layer], int]
-"""Tells how many weights of its own a layer has, whose group is named; raises ``Unknown``."""
+WeightCount = Callable[[Parts, Layer], int]
+"""Tells how many weights of its own a layer has, whose group is named; raises ``KerasRefusal``."""
 
 
-def slots_of(layer: Layer, group: Parts, count: Count) -> list[Slot]:
+def weight_slots(layer: Layer, group: Parts, count: WeightCount) -> list[WeightSlot]:
     """Return the weights of one layer of a model, as a listed file has them.
 
     Args:
@@ -70,30 +70,32 @@ def slots_of(layer: Layer, group: Parts, count: Count) -> list[Slot]:
         count: See ``Count``.
 
     Raises:
-        Unknown: Their order can't be told.
+        KerasRefusal: Their order can't be told.
     """
-    found = list(_slots(layer, group, (), count, is_inner=False))
+    found = list(_nested_slots(layer, group, (), count, is_inner=False))
     if len({slot.path for slot in found}) < len(found):
-        raise Unknown(f"layer {layer.name!r} contains a layer twice")
+        raise KerasRefusal(f"layer {layer.name!r} contains a layer twice")
     if not layer.config.get("trainable", True):
         return found
     return sorted(found, key=lambda slot: not slot.is_trained)
 
 
-def _slots(layer: Layer, group: Parts, name: Parts, count: Count, *, is_inner: bool) -> Iterator[Slot]:
-    parts = sublayers(layer)
+def _nested_slots(
+    layer: Layer, group: Parts, name: Parts, count: WeightCount, *, is_inner: bool
+) -> Iterator[WeightSlot]:
+    parts = parts_of_layer(layer)
     own = count(group, layer)
-    names = _distinct(_names(layer, own))
+    names = _distinct_names(_weight_names(layer, own))
     trained = own - _UNTRAINED.get(layer.kind, 0) if layer.config.get("trainable", True) else 0
     if own and is_inner and layer.kind not in (*RULES, _CONV_CELL):
-        raise Unknown(f"which weights of {layer.name!r} ({layer.kind}) are trained is not known")
+        raise KerasRefusal(f"which weights of {layer.name!r} ({layer.kind}) are trained is not known")
     for at in range(own):
-        yield Slot((*group, VARS, str(at)), (*name, names[at]), at < trained)
+        yield WeightSlot((*group, VARS_GROUP, str(at)), (*name, names[at]), at < trained)
     for place, part in parts:
-        yield from _slots(part, (*group, *place), (*name, part.name), count, is_inner=True)
+        yield from _nested_slots(part, (*group, *place), (*name, part.name), count, is_inner=True)
 
 
-def _names(layer: Layer, count: int) -> list[str]:
+def _weight_names(layer: Layer, count: int) -> list[str]:
     kind = "Recurrent" if layer.kind.endswith("Cell") else layer.kind
     known = _NAMES.get(kind, ())
     if kind in ("BatchNormalization", "LayerNormalization", "GroupNormalization"):
@@ -106,103 +108,96 @@ def _names(layer: Layer, count: int) -> list[str]:
     return [f"variable_{at}" for at in range(count)] if count > 1 else ["variable"] * count
 
 
-def _distinct(names: list[str]) -> list[str]:
+def _distinct_names(names: list[str]) -> list[str]:
     if len(set(names)) == len(names):
         return names
     return [f"{name}_{at}" for at, name in enumerate(names)]
 
 
-def require_known(layer: Layer) -> None:
-    """Require that a layer stores its weights as Keras's own layers do.
-
-    Raises:
-        Unknown: It is someone else's, or stores them in an order of its own.
-    """
+def require_own_layer(layer: Layer) -> None:
+    """Require that a layer stores its weights as Keras's own layers do, and not in an order of its own."""
     if not layer.is_known or layer.kind not in CLASSES:
-        raise Unknown(f"layer {layer.name!r} ({layer.kind}) is not one of Keras's own")
+        raise KerasRefusal(f"layer {layer.name!r} ({layer.kind}) is not one of Keras's own")
     if layer.kind in _OWN_STORE or (layer.kind in RULES and weights_of(layer) is None):
-        raise Unknown(f"layer {layer.name!r} ({layer.kind}) was quantized, adapted or stores its own state")
+        raise KerasRefusal(
+            f"layer {layer.name!r} ({layer.kind}) was quantized, adapted or stores its own state"
+        )
 
 
-def sublayers(layer: Layer) -> list[tuple[Parts, Layer]]:
-    """Return the layers that a layer is made of, in its order, each with the path to its group.
-
-    Raises:
-        Unknown: A layer in it is not there, or the layer is made of others in a way that is not known.
-    """
+def parts_of_layer(layer: Layer) -> list[tuple[Parts, Layer]]:
+    """Return the layers that a layer is made of, in its order, each with the path to its group."""
     if layer.kind in WITHOUT:
         return []
     if layer.is_model:
-        return [((LAYERS, name), part) for part, (name, _) in grouped(layer)]
+        return [((LAYERS_GROUP, name), part) for part, (name, _) in grouped(layer)]
     if layer.kind in _RECURRENT:
-        return [(("cell",), _inner(layer, f"{snake_case(layer.kind, '[a-z]+')}_cell", _cell(layer.kind)))]
+        cell = _CONV_CELL if layer.kind.startswith("ConvLSTM") else f"{layer.kind}Cell"
+        return [(("cell",), _made_layer(layer, f"{snake_case(layer.kind, '[a-z]+')}_cell", cell))]
     if layer.kind in ("MultiHeadAttention", "GroupQueryAttention", "GroupedQueryAttention"):
-        return _attention(layer)
+        return _attention_denses(layer)
     rule = _MADE_OF.get(layer.kind)
     return [] if rule is None else rule(layer.config)
 
 
-def _cell(kind: str) -> str:
-    return _CONV_CELL if kind.startswith("ConvLSTM") else f"{kind}Cell"
-
-
-def _inner(layer: Layer, name: str, kind: str, **more: Any) -> Layer:
-    """Return a layer that no config describes but that of the one which makes it."""
+def _made_layer(layer: Layer, name: str, kind: str, **more: Any) -> Layer:
+    """Return a layer inside another one, described by the config of that."""
     config = {**layer.config, "name": name, **more}
     return Layer(name, kind, config, {**layer.node, "class_name": kind, "registered_name": None})
 
 
-def _attention(layer: Layer) -> list[tuple[Parts, Layer]]:
+def _attention_denses(layer: Layer) -> list[tuple[Parts, Layer]]:
     mark = "" if layer.kind == "MultiHeadAttention" else "_"
     bias = "d" if layer.config.get("use_bias", True) else None
     names = {"query": "query", "key": "key", "value": "value", "output": "attention_output"}
     return [
-        ((f"{mark}{word}_dense",), _inner(layer, name, "EinsumDense", bias_axes=bias))
+        ((f"{mark}{word}_dense",), _made_layer(layer, name, "EinsumDense", bias_axes=bias))
         for word, name in names.items()
     ]
 
 
-def _described(node: object) -> Layer:
+def _described_layer(node: object) -> Layer:
     found = layer_of(node)
     if found is None:
-        raise Unknown("a layer inside another is not described")
+        raise KerasRefusal("a layer inside another is not described")
     return found
 
 
-def _cells(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
+def _stacked_cells(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
     used: Counter[str] = Counter()
     found: list[tuple[Parts, Layer]] = []
     for node in config.get("cells", ()):
-        cell = _described(node)
+        cell = _described_layer(node)
         name = snake_case(cell.kind, "[a-z]+")
         found.append((("cells", f"{name}_{used[name]}" if used[name] else name), cell))
         used[name] += 1
     return found
 
 
-def _both(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
-    forward = _described(config.get("layer"))
+def _bidirectional_layers(config: Mapping[str, Any]) -> list[tuple[Parts, Layer]]:
+    forward = _described_layer(config.get("layer"))
     node = config.get("backward_layer")
-    backward = _described(node) if node else _inner(forward, f"backward_{forward.name}", forward.kind)
+    backward = (
+        _described_layer(node) if node else _made_layer(forward, f"backward_{forward.name}", forward.kind)
+    )
     return [(("forward_layer",), forward), (("backward_layer",), backward)]
 
 
 _MADE_OF: dict[str, Callable[[Mapping[str, Any]], list[tuple[Parts, Layer]]]] = {
-    "Bidirectional": _both,
-    "RNN": lambda config: [(("cell",), _described(config.get("cell")))],
-    "StackedRNNCells": _cells,
-    "TimeDistributed": lambda config: [(("layer",), _described(config.get("layer")))],
+    "Bidirectional": _bidirectional_layers,
+    "RNN": lambda config: [(("cell",), _described_layer(config.get("cell")))],
+    "StackedRNNCells": _stacked_cells,
+    "TimeDistributed": lambda config: [(("layer",), _described_layer(config.get("layer")))],
 }
 
 
-def made(group: Parts, layer: Layer) -> int:
-    """Return how many weights of its own a layer makes, told from its config; see ``Count``."""
-    if layer.kind in WITHOUT or layer.is_model or sublayers(layer):
+def own_weight_count(group: Parts, layer: Layer) -> int:
+    """Return how many weights of its own a layer makes, by its config; a ``WeightCount``."""
+    if layer.kind in WITHOUT or layer.is_model or parts_of_layer(layer):
         return 0
     if layer.kind == _CONV_CELL:
         return 3 if layer.config.get("use_bias", True) else 2
-    require_known(layer)
+    require_own_layer(layer)
     told = weights_of(layer)
     if told is None:
-        raise Unknown(f"how many weights layer {layer.name!r} ({layer.kind}) has is not known")
+        raise KerasRefusal(f"how many weights layer {layer.name!r} ({layer.kind}) has is not known")
     return len(told)

@@ -311,10 +311,10 @@ def test_keras_2_is_not_given_the_order_of_keras_3(files: Path, tmp_path: Path) 
 def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> None:
     from ckpttool.formats.keras.layout import names_in
     from ckpttool.wire.hdf5_writer import Plan, draw
-    from ckpttool.writing.keras_places import in_chunks
+    from ckpttool.writing.keras_places import chunked_attribute
 
     names = [f"layer_{at:04}_{'x' * 60}" for at in range(3000)]
-    attributes = in_chunks("layer_names", names)
+    attributes = chunked_attribute("layer_names", names)
     assert [*attributes] == [f"layer_names{at}" for at in range(len(attributes))] != []
     with StagedOutput(tmp_path / "x.h5") as staged:
         draw(Plan(groups={(): attributes})).stream(staged.create())

@@ -15,8 +15,8 @@ from ckpttool import open_checkpoint
 from ckpttool.errors import UsageError
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
-from ckpttool.writing.keras2_config import as_keras_3
-from ckpttool.writing.keras_order import Unknown
+from ckpttool.writing.keras_config import as_keras_3
+from ckpttool.writing.keras_order import KerasRefusal
 
 
 @pytest.mark.framework
@@ -73,5 +73,5 @@ def test_settings_that_keras_3_lacks_are_left_out() -> None:
     ],
 )
 def test_what_keras_3_would_misread_is_refused(model: dict[str, Any], why: str) -> None:
-    with pytest.raises(Unknown, match=why):
+    with pytest.raises(KerasRefusal, match=why):
         as_keras_3(model)

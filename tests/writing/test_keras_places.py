@@ -16,8 +16,7 @@ from ckpttool.formats.content.carried import ENTRY
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions
-from ckpttool.writing.keras import Keras
-from ckpttool.writing.keras_h5 import KerasH5
+from ckpttool.writing.keras import Keras, KerasH5
 from tests.writing.contents import tensor
 
 NAME = "layers/dense/vars/0"
