@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ckpttool.series.listing import list_checkpoints
     from ckpttool.series.pointers.pins import pin, unpin
     from ckpttool.series.pruning.planning import Request
-    from ckpttool.series.pruning.pruning import prune
+    from ckpttool.series.pruning.prune import prune
     from ckpttool.series.renaming.plan import RenameRequest
     from ckpttool.series.renaming.rename import rename
     from ckpttool.series.resuming.latest import latest
@@ -106,7 +106,7 @@ _HOMES = {
     "series.pointers.pins": ("pin", "unpin"),
     "series.pruning.planning": ("Request",),
     "series.retention.policy": ("Policy",),
-    "series.pruning.pruning": ("prune",),
+    "series.pruning.prune": ("prune",),
     "series.renaming.rename": ("rename",),
     "series.renaming.plan": ("RenameRequest",),
     "series.resuming.latest": ("latest",),

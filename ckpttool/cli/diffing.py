@@ -178,7 +178,7 @@ def _in_training_order(paths: Sequence[str]) -> list[str]:
     """
     from ckpttool.formats.discovery import unit_at
     from ckpttool.series.members.look import look_at
-    from ckpttool.series.members.order import in_numbered_order
+    from ckpttool.series.members.order import order_by_numbers
 
     given = [*paths]
     folded = [path.casefold() for path in paths]
@@ -192,7 +192,7 @@ def _in_training_order(paths: Sequence[str]) -> list[str]:
         if entry is None:
             return given
         found[path] = entry
-    ordered = in_numbered_order([*found.values()]) if len(found) == len(given) else None
+    ordered = order_by_numbers([*found.values()]) if len(found) == len(given) else None
     places = {id(entry): place for place, entry in enumerate(ordered or ())}
     return sorted(given, key=lambda path: places[id(found[path])]) if ordered else given
 

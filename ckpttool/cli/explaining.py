@@ -23,7 +23,7 @@ def explained(wanted: Wishes, path: str, manner: Manner) -> int:
     Raises:
         UsageError: It is none of those that are looked at.
     """
-    from ckpttool.series.pruning.explaining import explain
+    from ckpttool.series.pruning.explanation import explain
     from ckpttool.series.pruning.planning import make_plan
 
     request = _around(wanted, path)

@@ -93,7 +93,7 @@ def latest(
 ) -> int:
     """Print the path of the newest intact checkpoint; status 1 where there is none."""
     from ckpttool.amounts import seconds
-    from ckpttool.series.members.reading import unseen
+    from ckpttool.series.members.full_read import no_progress
     from ckpttool.series.resuming.latest import latest as find_latest
 
     found = find_latest(
@@ -110,7 +110,7 @@ def latest(
         wait=seconds(wait, is_lenient=True),
         tell=_tell_nobody if quiet else _tell,
         jobs=jobs,
-        progress=unseen if quiet else progress,
+        progress=no_progress if quiet else progress,
     )
     if not quiet:
         _say(found)

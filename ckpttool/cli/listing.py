@@ -18,10 +18,9 @@ from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.listing import Listing
-    from ckpttool.series.problem import Problem
-    from ckpttool.series.pruning.outlook import Looked, Place
+    from ckpttool.series.listing import DirectoryPreview, ListedDirectory, Listing
     from ckpttool.series.pruning.planning import Depth
+    from ckpttool.series.reasons import Problem
 
 COULD_NOT = 2
 _MOST_PROBLEMS = 10
@@ -85,34 +84,34 @@ def listed(directory: str | None, parameters: Mapping[str, Any], config: str | N
     return COULD_NOT if len(looked) < len(places) else int(bool(listing.problems))
 
 
-def _places(told: Wishes, depth: Depth) -> tuple[list[Place], list[Problem]]:
+def _places(told: Wishes, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
     """Return what is looked at, with what prune would do there, and why it would do nothing."""
     from ckpttool.cli.unmatched import unmatched_rules
-    from ckpttool.series.pruning.outlook import Place
-    from ckpttool.series.surveying.scope import Scope
+    from ckpttool.series.listing import ListedDirectory
+    from ckpttool.series.surveying.survey import Scope
 
     looks = {"recursive": told.read is None, **told.looks}
     scope = Scope(**{one.name: looks[one.name] for one in fields(Scope) if one.name in looks})
     if told.policies is None and told.looks.get("failed") is None:
-        return [Place(path, scope) for path in told.directories()], []
+        return [ListedDirectory(path, scope) for path in told.directories()], []
     requests = replace(told, looks={**looks, "depth": depth}).requests()
     if wrong := unmatched_rules(told, requests):
-        return [Place(one.directory, scope) for one in requests], wrong
-    return [Place(one.directory, scope, one) for one in requests], []
+        return [ListedDirectory(one.directory, scope) for one in requests], wrong
+    return [ListedDirectory(one.directory, scope, one) for one in requests], []
 
 
-def _looked_at(places: Sequence[Place]) -> dict[str, Looked]:
+def _looked_at(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
     """Return what lies in directories, by their paths; what can't be looked at is told.
 
     Raises:
         UsageError, CheckpointError: The only one can't be.
     """
-    from ckpttool.series.pruning.outlook import looked_at
+    from ckpttool.series.listing import preview_directory
 
     looked = {}
     for place in places:
         try:
-            looked[place.directory] = looked_at(place, progress)
+            looked[place.directory] = preview_directory(place, progress)
         except (CheckpointError, UsageError) as failure:
             if len(places) == 1:
                 raise
@@ -146,7 +145,7 @@ def _draw(path: str, directory: str, listing: Listing) -> None:
     write_report(path, series_picture(kind_of(path), directory, listing))
 
 
-def _show(listing: Listing, places: Sequence[Place], shown: Shown) -> None:
+def _show(listing: Listing, places: Sequence[ListedDirectory], shown: Shown) -> None:
     if shown.json:
         from ckpttool.render.json_list import list_document
 

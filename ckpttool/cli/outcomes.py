@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckpttool.series.problem import true_of_all
+from ckpttool.series.reasons import true_of_all
 
 if TYPE_CHECKING:
     from ckpttool.series.members.entry import Entry
-    from ckpttool.series.pruning.pruning import Pruned
+    from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.retention.plan import GroupPlan
 
 
@@ -25,7 +25,6 @@ def together(outcomes: Sequence[Pruned]) -> Pruned:
         groups=tuple(group for one in outcomes for group in one.plan.groups),
         excess=tuple(excess for one in outcomes for excess in one.plan.excess),
     )
-    origins = [rule.origin for rule in plan.policies.rules]
     freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
     return replace(
         first,
@@ -36,7 +35,7 @@ def together(outcomes: Sequence[Pruned]) -> Pruned:
         declined=any(one.declined for one in outcomes),
         failed={path: why for one in outcomes for path, why in one.failed.items()},
         problems=tuple(problem for one in outcomes for problem in one.problems),
-        warnings=tuple(true_of_all([one.warnings for one in outcomes], origins)),
+        warnings=tuple(true_of_all([one.warnings for one in outcomes])),
         journals=tuple(path for one in outcomes for path in one.journals),
         finished=tuple(path for one in outcomes for path in one.finished),
         put_back=tuple(path for one in outcomes for path in one.put_back),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckpttool.errors import CheckpointError
-    from ckpttool.series.pointers.pin_files import Pin
+    from ckpttool.series.pointers.pin_lists import Pin
     from ckpttool.series.pointers.pins import Pinning
 
 COULD_NOT = 2
@@ -84,7 +84,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     from ckpttool.series.paths import shown
-    from ckpttool.series.pointers.pin_search import absence, fault_of
+    from ckpttool.series.pointers.pin_lists import absence, fault_of
     from ckpttool.series.pointers.pins import pins_below
 
     errors: list[CheckpointError] = []

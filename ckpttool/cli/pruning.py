@@ -18,9 +18,9 @@ from ckpttool.render.escape import printable
 
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
-    from ckpttool.series.problem import Problem
     from ckpttool.series.pruning.planning import Planned, Request
-    from ckpttool.series.pruning.pruning import Pruned
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.plan import GroupPlan
 
 
@@ -76,7 +76,7 @@ def pruned(wanted: Wishes, manner: Manner) -> int:
 
 def _of_nothing(outcome: Pruned, request: Request, manner: Manner) -> Pruned:
     """Return what came of a directory without a checkpoint: a problem where some lie below."""
-    from ckpttool.series.problem import Problem
+    from ckpttool.series.reasons import Problem
     from ckpttool.series.surveying.survey import NOTHING, nothing_in
 
     told = nothing_in(request.directory, recursive=request.recursive)
@@ -96,11 +96,11 @@ def say_unread(wanted: Wishes, manner: Manner) -> None:
 
 def _refused(wanted: Wishes, wrong: Sequence[Problem], manner: Manner) -> int:
     """Say what is wrong with the rules, for which nothing is looked at further, and return the status."""
-    from ckpttool.series.pruning.pruning import Pruned
-    from ckpttool.series.retention.plan import Plan
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.retention.plan import RetentionPlan
     from ckpttool.series.retention.policy import Policies
 
-    plan = Plan(wanted.policies or Policies(), ())
+    plan = RetentionPlan(wanted.policies or Policies(), ())
     outcome = Pruned(plan, 0, dry_run=manner.dry_run, problems=tuple(wrong))
     _say(outcome, quiet=manner.quiet)
     if manner.json:
@@ -117,7 +117,7 @@ def placed(failure: Exception, directory: str) -> str:
 
 
 def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
-    from ckpttool.series.pruning.pruning import prune
+    from ckpttool.series.pruning.prune import prune
 
     def confirm(planned: Planned) -> bool:
         _print_plan(planned, trash, manner)
@@ -131,10 +131,10 @@ def _carried_out(request: Request, trash: str | None, manner: Manner) -> Pruned:
 
 def _left(declined: Pruned) -> Pruned:
     """Return what became of a plan that somebody said no to: all of it is still there."""
-    from ckpttool.series.retention.plan import Kept
+    from ckpttool.series.retention.plan import KeptEntry
 
     groups = tuple(
-        replace(one, keep=(*one.keep, *(Kept(entry, ("declined",)) for entry in one.remove)), remove=())
+        replace(one, keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)), remove=())
         for one in declined.plan.groups
     )
     return replace(declined, plan=replace(declined.plan, groups=groups))
@@ -194,7 +194,7 @@ def _print_plan(planned: Planned, trash: str | None, manner: Manner) -> None:
     """Show a plan before anything goes: what a kill leaves has its explanation then."""
     if manner.consent.asks:
         from ckpttool.render.text_prune import total_line
-        from ckpttool.series.pruning.pruning import Pruned
+        from ckpttool.series.pruning.prune import Pruned
 
         stream = sys.stderr if manner.json else sys.stdout
         preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)

@@ -19,7 +19,7 @@ from ckpttool.errors import UsageError
 if TYPE_CHECKING:
     from typing import TextIO
 
-    from ckpttool.series.problem import Problem
+    from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.plan import PlannedNames
     from ckpttool.series.renaming.rename import Renamed
 

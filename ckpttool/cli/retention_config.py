@@ -136,7 +136,7 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
 
 def _log(told: str, here: str) -> str:
     """Return a log as seen from here; one that isn't there has its place in each directory of checkpoints."""
-    from ckpttool.series.metrics.matched import Given
+    from ckpttool.series.metrics.log_metrics import Given
 
     placed = os.path.normpath(os.path.join(here, told))
     return placed if os.path.lexists(Given.parse(placed).name) else told

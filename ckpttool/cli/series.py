@@ -15,7 +15,7 @@ from ckpttool.cli.grouped import LOOKED_AT, SHOWN
 from ckpttool.cli.output import say, say_error, say_warning
 
 if TYPE_CHECKING:
-    from ckpttool.series.problem import Problem
+    from ckpttool.series.reasons import Problem
 
 
 class Depth(str, enum.Enum):

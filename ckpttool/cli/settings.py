@@ -10,7 +10,7 @@ from ckpttool.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
 from ckpttool.predict.request import Request
-from ckpttool.series.retention.globs import matches
+from ckpttool.series.retention.policy import matches
 
 if TYPE_CHECKING:
     from ckpttool.cli.config import Config

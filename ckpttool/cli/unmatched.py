@@ -16,8 +16,8 @@ from ckpttool.errors import CheckpointError
 if TYPE_CHECKING:
     from ckpttool.cli.retaining import Wishes
     from ckpttool.series.members.order import Group
-    from ckpttool.series.problem import Problem
     from ckpttool.series.pruning.planning import Request
+    from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.policy import PathRule
 
 _WILD = re.compile(r"[*?[]")
@@ -29,7 +29,7 @@ def unmatched_rules(wanted: Wishes, requests: Sequence[Request]) -> list[Problem
     Where a directory stands in place of the configuration's, rules for what lies elsewhere have nothing to
     match; nor has a rule for what can't be looked at, which is an error of its own.
     """
-    from ckpttool.series.problem import Problem
+    from ckpttool.series.reasons import Problem
 
     if wanted.policies is None or not wanted.policies.rules:
         return []

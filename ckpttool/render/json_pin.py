@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool.series.paths import shown
-from ckpttool.series.pointers.pin_files import Pin
+from ckpttool.series.pointers.pin_lists import Pin
 
 
 def pin_document(

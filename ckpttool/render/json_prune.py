@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.problem import Problem
-from ckpttool.series.pruning.explaining import Explanation
+from ckpttool.series.pruning.explanation import Explanation
 from ckpttool.series.pruning.planning import Planned
-from ckpttool.series.pruning.pruning import Pruned
-from ckpttool.series.pruning.strangers import strangers
-from ckpttool.series.retention.plan import GroupPlan, Kept
+from ckpttool.series.pruning.prune import Pruned, strangers
+from ckpttool.series.reasons import Problem
+from ckpttool.series.retention.plan import GroupPlan, KeptEntry
 from ckpttool.series.undoing.trash import Emptied
 
 
@@ -78,7 +77,7 @@ def _group(group: GroupPlan) -> dict[str, Any]:
     }
 
 
-def _kept(kept: Kept) -> dict[str, Any]:
+def _kept(kept: KeptEntry) -> dict[str, Any]:
     return {
         "path": kept.entry.path,
         "reasons": list(kept.reasons),

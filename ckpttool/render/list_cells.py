@@ -10,8 +10,7 @@ from datetime import datetime, timezone
 
 from ckpttool.render.escape import printable
 from ckpttool.render.text_numbers import file_size, number
-from ckpttool.series.listing import Listed
-from ckpttool.series.members.sorting import known_metrics
+from ckpttool.series.listing import Listed, known_metrics
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpttool.render.escape import printable
 from ckpttool.render.text_findings import styled
-from ckpttool.series.pruning.explaining import Explanation
+from ckpttool.series.pruning.explanation import Explanation
 
 
 def explain_text(explanation: Explanation, *, colour: bool = False) -> str:

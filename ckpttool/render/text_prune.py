@@ -16,8 +16,7 @@ from ckpttool.render.text_numbers import file_size
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
-from ckpttool.series.pruning.pruning import Pruned
-from ckpttool.series.pruning.strangers import strangers
+from ckpttool.series.pruning.prune import Pruned, strangers
 from ckpttool.series.retention.plan import GroupPlan
 from ckpttool.series.undoing.trash import Emptied
 

@@ -3,23 +3,70 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.series.members.order import Group, GroupBy
-from ckpttool.series.members.reading import Progress, read_in_full, unseen
-from ckpttool.series.members.sorting import SortKey, require_metric, sort_key
-from ckpttool.series.problem import Problem, true_of_all
-from ckpttool.series.pruning.outlook import Looked, Place, looked_at
-from ckpttool.series.pruning.planning import Depth, Request
-from ckpttool.series.retention.plan import Plan
+from ckpttool.series.paths import shown
+from ckpttool.series.pointers.protection import Pointed, follow
+from ckpttool.series.pruning.planning import Depth, Planned, Request, make_plan
+from ckpttool.series.reasons import Problem, true_of_all
+from ckpttool.series.retention.plan import RetentionPlan
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import Survey
+from ckpttool.series.surveying.survey import Scope, Survey, survey
+
+_DIGITS = re.compile(r"([0-9]+)")
+
+
+SortKey = Callable[[Entry], Any]
+"""Tells what comes first, the least; None where nobody knows."""
+
+
+_ORDERS: Mapping[str, SortKey] = {
+    "epoch": lambda entry: entry.epoch,
+    "step": lambda entry: entry.step,
+    "age": lambda entry: -entry.modified_ns,
+    "size": lambda entry: entry.nbytes,
+    "name": lambda entry: _natural(entry.path),
+}
+"""What there is besides any metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDirectory:
+    """A directory, what of it is looked at, and the policy, if there is one, that says what would stay."""
+
+    directory: str
+    scope: Scope
+    retention: Request | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryPreview:
+    """What lies in a directory: who points at it, and what a policy would do with it."""
+
+    found: Survey
+    pointed: Pointed
+    planned: Planned | None = None
+    refused: tuple[Problem, ...] = ()
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return what could not be looked at, or would not be carried out."""
+        return [*(Problem(shown(error.path), error.reason) for error in self.found.errors), *self.refused]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is doubtful."""
+        planned = () if self.planned is None else self.planned.warnings
+        return list(dict.fromkeys([*self.found.warnings, *self.pointed.warnings, *planned]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +99,7 @@ class Listed:
         if self.entry.danger is not None:
             return "unsafe"
         if self.entry.fault is not None:
-            return self.entry.fault.partition(":")[0]
+            return self.entry.fault.code.value
         return "intact" if self.is_read else "readable"
 
 
@@ -129,7 +176,7 @@ def list_checkpoints(
     depth: Depth = "quick",
     retention: Request | None = None,
     jobs: int | None = None,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Listing:
     """Return the checkpoints of a directory tree; nothing on disk is changed.
 
@@ -163,15 +210,36 @@ def list_checkpoints(
         group_by=group_by,
         metrics=metrics,
     )
-    place = Place(os.fspath(directory), scope, retention)
-    looked = looked_at(place, progress)
+    place = ListedDirectory(os.fspath(directory), scope, retention)
+    looked = preview_directory(place, progress)
     return listing_of(
         [looked], sort=sort, reverse=reverse, best=best, mode=mode, depth=depth, jobs=jobs, progress=progress
     )
 
 
+def preview_directory(place: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
+    """Return what lies in a directory; nothing on disk is changed.
+
+    Raises:
+        UsageError: The policy can't be followed there.
+        CheckpointError: The directory, or a file of metrics, can't be looked at.
+    """
+    found = survey(place.directory, place.scope, enters_root=place.retention is not None)
+    pointed = follow(found.root, found.groups, recursive=place.scope.recursive)
+    request = place.retention
+    if request is None:
+        return DirectoryPreview(found, pointed)
+    try:
+        return DirectoryPreview(found, pointed, make_plan(request, progress, found))
+    except UsageError as error:
+        if request.max_delete is None:
+            raise
+        planned = make_plan(replace(request, max_delete=None), progress, found)
+        return DirectoryPreview(found, pointed, planned, (Problem(place.directory, str(error)),))
+
+
 def listing_of(
-    places: Sequence[Looked],
+    places: Sequence[DirectoryPreview],
     *,
     sort: str | None = None,
     reverse: bool = False,
@@ -179,7 +247,7 @@ def listing_of(
     mode: Mode | None = None,
     depth: Depth = "quick",
     jobs: int | None = None,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Listing:
     """Return the list of some directories, each checkpoint once; see ``list_checkpoints``.
 
@@ -215,7 +283,7 @@ def listing_of(
 
 def _rows(
     entries: Sequence[Entry],
-    place: Looked,
+    place: DirectoryPreview,
     kept: Mapping[str, tuple[str, ...]],
     best: str | None,
     mode: Mode | None,
@@ -238,6 +306,38 @@ def _rows(
     ]
 
 
+def _kept(plan: RetentionPlan) -> dict[str, tuple[str, ...]]:
+    """Return why a plan keeps each checkpoint, by its path; nothing where it would go."""
+    kept = {one.entry.path: one.reasons or ("left alone",) for group in plan.groups for one in group.keep}
+    return kept | {entry.path: () for entry in plan.removals}
+
+
+def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
+    """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
+    if metric is None:
+        return None
+    sign = 1 if mode == "max" else -1
+    measured = [(entry.metric(metric), entry.path) for entry in entries if entry.is_sound]
+    values = [value for value, _ in measured if value is not None]
+    later = -1 if is_carried_on(metric, values, mode) else 1
+    known = [
+        (sign * value, later * place, path)
+        for place, (value, path) in enumerate(measured)
+        if value is not None
+    ]
+    return max(known)[2] if known else None
+
+
+# What is told of each -------------------------------------------------------------------------------
+
+
+def _read(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
+    """Return an entry with what reading it in full found wrong, where that is asked for."""
+    if depth == "quick" or entry.fault is not None:
+        return entry
+    return replace(entry, fault=read_in_full(entry, jobs, progress))
+
+
 def _unseen(found: Survey, seen: set[str]) -> Iterator[Group]:
     """Yield the series of a directory without what lies in another one, too, that came before."""
     real = {directory: os.path.realpath(directory) for directory in {one.directory for one in found.entries}}
@@ -249,7 +349,7 @@ def _unseen(found: Survey, seen: set[str]) -> Iterator[Group]:
     seen.update(places.values())
 
 
-def _problems(places: Sequence[Looked], rows: Sequence[Listed]) -> Iterator[Problem]:
+def _problems(places: Sequence[DirectoryPreview], rows: Sequence[Listed]) -> Iterator[Problem]:
     """Yield what must be looked at, of each path what was told of it first."""
     problems = [problem for one in places for problem in one.problems]
     problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
@@ -261,11 +361,9 @@ def _problems(places: Sequence[Looked], rows: Sequence[Listed]) -> Iterator[Prob
             yield from (one for one in place.planned.problems if one.path not in told)
 
 
-def _warnings(places: Sequence[Looked]) -> list[str]:
+def _warnings(places: Sequence[DirectoryPreview]) -> list[str]:
     lists = [one.warnings for one in places]
-    planned = next((one.planned for one in places if one.planned is not None), None)
-    origins = [] if planned is None else [rule.origin for rule in planned.plan.policies.rules]
-    return list(true_of_all(lists, origins))
+    return list(true_of_all(lists))
 
 
 def total_bytes(entries: Iterable[Entry]) -> int:
@@ -299,33 +397,43 @@ def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> li
     return [*(row for _, row in known), *(row for row in rows if key(row.entry) is None)]
 
 
-# What is told of each -------------------------------------------------------------------------------
+def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
+    """Return what checkpoints are sorted by, or None for the order in which they come.
+
+    Raises:
+        UsageError: It is a metric, and none of them has it.
+    """
+    if sort is None or sort in _ORDERS:
+        return None if sort is None else _ORDERS[sort]
+    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
+    return lambda entry: entry.metric(sort)
 
 
-def _read(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
-    """Return an entry with what reading it in full found wrong, where that is asked for."""
-    if depth == "quick" or entry.fault is not None:
-        return entry
-    return replace(entry, fault=read_in_full(entry, jobs, progress))
+def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
+    """Require that a metric is known of some checkpoint, where there are any.
+
+    Raises:
+        UsageError: It isn't; it tells which are.
+    """
+    if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
+        return
+    known = known_metrics(entries)
+    told = f"metrics: {', '.join(known)}" if known else "no checkpoint has any metric"
+    raise UsageError(f"{what or f'no checkpoint has a metric {name!r}'} ({others}{told})")
 
 
-def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> str | None:
-    """Return the path of the best sound one; of equals the newest, or the oldest of what is carried on."""
-    if metric is None:
-        return None
-    sign = 1 if mode == "max" else -1
-    measured = [(entry.metric(metric), entry.path) for entry in entries if entry.is_sound]
-    values = [value for value, _ in measured if value is not None]
-    later = -1 if is_carried_on(metric, values, mode) else 1
-    known = [
-        (sign * value, later * place, path)
-        for place, (value, path) in enumerate(measured)
-        if value is not None
-    ]
-    return max(known)[2] if known else None
+def known_metrics(entries: Iterable[Entry]) -> list[str]:
+    """Return the names of all metrics that some checkpoint has, as they come; the loss is the first."""
+    names: dict[str, None] = {}
+    has_loss = False
+    for entry in entries:
+        has_loss = has_loss or entry.loss is not None
+        names |= dict.fromkeys(entry.metrics)
+    return [*dict.fromkeys([*(["loss"] if has_loss else []), *names])]
 
 
-def _kept(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Return why a plan keeps each checkpoint, by its path; nothing where it would go."""
-    kept = {one.entry.path: one.reasons or ("left alone",) for group in plan.groups for one in group.keep}
-    return kept | {entry.path: () for entry in plan.removals}
+def _natural(path: str) -> list[Any]:
+    """Return a path as people sort it: numbers in it are compared as numbers."""
+    parts: list[Any] = _DIGITS.split(path)
+    parts[1::2] = map(int, parts[1::2])
+    return parts

@@ -15,10 +15,10 @@ from ckpttool.errors import AccessDenied
 from ckpttool.formats import discovery, open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.full_read import FullRead, read_all
 from ckpttool.series.members.look import look_for
-from ckpttool.series.members.reading import Read, read_whole
 from ckpttool.series.resuming import latest as resuming
-from ckpttool.series.surveying import looking
+from ckpttool.series.surveying import look_workers
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_one_that_may_not_be_read_is_told(run, series: Path, monkeypatch: pytest
         return refuse
 
     monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
-    monkeypatch.setattr(looking, "look_for", refusing(look_for))
+    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
     status, out, err = run("latest", series)
     newest = series / "model_epoch_10.pth"
     assert (status, out) == (0, f"{series}/model_epoch_9.pth\n")
@@ -142,11 +142,11 @@ def test_what_to_pass_over(run, series: Path) -> None:
 def test_the_answer_is_read_in_full_and_no_other(run, series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
-    def spied(entry: Entry, *more: object) -> Read:
+    def spied(entry: Entry, *more: object) -> FullRead:
         read.append(entry.name)
-        return read_whole(entry, *more)  # type: ignore[arg-type]
+        return read_all(entry, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(resuming, "read_whole", spied)
+    monkeypatch.setattr(resuming, "read_all", spied)
     _flip(series / "model_epoch_10.pth")
     status, out, err = run("latest", series)
     assert (status, out) == (0, "run/model_epoch_9.pth\n")

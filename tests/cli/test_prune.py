@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool.cli import asking
 from ckpttool.formats import open_checkpoint
-from ckpttool.series.pruning.strangers import strangers
+from ckpttool.series.pruning.prune import strangers
 from ckpttool.series.surveying.survey import survey
 
 
@@ -543,7 +543,7 @@ def test_the_plan_is_printed_before_anything_goes(
         seen.append((capsys.readouterr().out, len(_epochs(series))))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckpttool.series.pruning.pruning.remove", carried_out)
+    monkeypatch.setattr("ckpttool.series.pruning.prune.remove", carried_out)
     assert run("prune", series, "--keep", 7).status == 130
     assert seen == [(PLAN, 10)]
 

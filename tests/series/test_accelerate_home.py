@@ -16,8 +16,8 @@ from ckpttool.series.changing.home import home_of
 from ckpttool.series.changing.journal import waiting
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import Pruned, prune
-from ckpttool.series.renaming import dictated
+from ckpttool.series.pruning.prune import Pruned, prune
+from ckpttool.series.renaming import reserved_names
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy
@@ -123,7 +123,7 @@ def test_what_lies_in_it_from_before_is_found(
         if kind == "trash":
             put_aside(checkpoints)
         else:
-            before.setattr(dictated, "_is_accelerates", lambda entry: False)
+            before.setattr(reserved_names, "_is_accelerates", lambda entry: False)
             rename(RenameRequest(directory=str(checkpoints), template="n{number:03d}_{run}"))
     assert names(checkpoints)[:2] == [".ckpttool-trash", ".ckpttool.toml"]
     done = undo(str(checkpoints))

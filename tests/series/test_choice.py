@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.series.members.choice import newest_first, tiers
-from ckpttool.series.members.order import group
+from ckpttool.series.members.order import group, newest_first, tiers
+from ckpttool.series.reasons import Code
+from ckpttool.series.reasons import fault as fault_of
 
 FULL = {"granularity": Granularity.FULL, "has_weights": True}
 WEIGHTS = {"granularity": Granularity.PARTIAL, "has_weights": True}
@@ -31,7 +32,10 @@ def _first(*entries) -> str:
         (("optim_3.pt", OPTIMIZER), ("rng_epoch_9.pt", NEITHER)),
         (("model_3.pt", WEIGHTS), ("user_9.pt", WEIGHTS)),
         (("model_3.pt", WEIGHTS), ("model_4_ema.pt", WEIGHTS)),
-        (("model.pt", WEIGHTS), ("model_epoch_9.pt", {"fault": "damaged: cut", "signature": None})),
+        (
+            ("model.pt", WEIGHTS),
+            ("model_epoch_9.pt", {"fault": fault_of(Code.DAMAGED, "cut"), "signature": None}),
+        ),
     ],
 )
 def test_what_there_is_to_resume_from_comes_before_time(entry, wanted, other) -> None:

@@ -11,7 +11,7 @@ from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.interface import Unit
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.renaming.dictated import looked_for, reason_to_leave
+from ckpttool.series.renaming.reserved_names import looked_for, reason_to_leave
 
 Make = Callable[..., Entry]
 

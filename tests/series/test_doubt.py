@@ -6,20 +6,22 @@ import pytest
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.globs import Globs
-from ckpttool.series.members.doubt import (
+from ckpttool.series.members.order import group
+from ckpttool.series.members.runs import in_named_series
+from ckpttool.series.members.series_doubts import (
     CONTRADICTED,
     METRICS_ALONE,
     NOT_COUNTED,
     PARTS,
     UNORDERED,
     YEARS,
-    doubt,
-    untrained,
+    doubt_of,
+    untrained_entries,
 )
-from ckpttool.series.members.order import group
-from ckpttool.series.members.runs import as_told
-from ckpttool.series.retention.companions import belonging, doubts_of, followers
-from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.reasons import Code
+from ckpttool.series.reasons import fault as fault_of
+from ckpttool.series.retention.companions import doubts_of, followers, reasons_to_stay
+from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
 
@@ -42,31 +44,31 @@ def _made(entry, names: list[str], *, apart: int = HOUR, **told: object):
 )
 def test_what_is_numbered_from_zero_and_written_at_once_could_be_parts(entry, names, why) -> None:
     (one,) = _made(entry, names, apart=10**9)
-    assert doubt(one) == why
+    assert doubt_of(one) == why
 
 
 def test_what_is_written_one_after_another_is_no_set_of_parts(entry) -> None:
     (one,) = _made(entry, ["model_0.pt", "model_1.pt", "model_2.pt"])
-    assert doubt(one) is None
+    assert doubt_of(one) is None
 
 
 @pytest.mark.parametrize("stem", ["digit_", "dncnn_", "llama", "user_", "train_"])
 def test_a_number_after_another_word_may_count_models(entry, stem: str) -> None:
     (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
-    assert doubt(one) == NOT_COUNTED
+    assert doubt_of(one) == NOT_COUNTED
 
 
 @pytest.mark.parametrize("stem", ["model_", "ckpt", "net.", "weights-", "snapshot_", "", "my_state_"])
 def test_a_number_after_a_plain_word_counts_saves(entry, stem: str) -> None:
     (one,) = _made(entry, [f"{stem}{number}.pt" for number in (10, 20, 30)])
-    assert doubt(one) is None
+    assert doubt_of(one) is None
 
 
 def test_epochs_inside_that_grow_with_the_names_settle_it(entry) -> None:
     entries = [entry(f"vae_{number}.pt", inside=(number, None)) for number in range(3)]
-    assert [doubt(one) for one in group(entries)] == [None]
+    assert [doubt_of(one) for one in group(entries)] == [None]
     entries = [entry(f"digit_{number}.pt", inside=(10, None)) for number in range(3)]
-    assert [doubt(one) for one in group(entries)] == [NOT_COUNTED]
+    assert [doubt_of(one) for one in group(entries)] == [NOT_COUNTED]
 
 
 @pytest.mark.parametrize(
@@ -76,9 +78,9 @@ def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) 
     alike = [
         entry(names.format(number), inside=(10, None), modified=number * HOUR) for number in (1, 2, 4, 8)
     ]
-    assert all(doubt(one) for one in group(alike) if len(one.entries) > 1)
+    assert all(doubt_of(one) for one in group(alike) if len(one.entries) > 1)
     steps = [entry(names.format(number), inside=(None, 500), modified=number * HOUR) for number in (1, 2, 4)]
-    assert all(doubt(one) for one in group(steps) if len(one.entries) > 1)
+    assert all(doubt_of(one) for one in group(steps) if len(one.entries) > 1)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,9 @@ def test_models_that_were_trained_equally_long_are_no_series(entry, names: str) 
 )
 def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str | None) -> None:
     saves = [entry(f"model_{at + 1}.pt", inside=told, modified=at * HOUR) for at, told in enumerate(inside)]
-    assert [doubt(one) for one in group(saves)] == [why]
+    assert [doubt_of(one) for one in group(saves)] == [why]
     named = [entry(f"model_epoch_{at + 1}.pt", inside=told) for at, told in enumerate(inside)]
-    assert [doubt(one) for one in group(named)] == [None]
+    assert [doubt_of(one) for one in group(named)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -110,26 +112,26 @@ def test_counts_inside_go_on_where_numbers_count_saves(entry, inside, why: str |
 )
 def test_what_is_numbered_like_years_may_be_years(entry, numbers: tuple[int, ...], why: str | None) -> None:
     (one,) = _made(entry, [f"model_{number}.pt" for number in numbers])
-    assert doubt(one) == why
+    assert doubt_of(one) == why
     counted = [entry(f"model_{number}.pt", inside=(None, number)) for number in numbers]
-    assert [doubt(one) for one in group(counted)] == [None]
+    assert [doubt_of(one) for one in group(counted)] == [None]
     named = [entry(f"model_step_{number}.pt") for number in numbers]
-    assert [doubt(one) for one in group(named)] == [None]
+    assert [doubt_of(one) for one in group(named)] == [None]
 
 
 @pytest.mark.parametrize("stem", ["model_acc_90.", "checkpoint.loss_3.", "model_0."])
 def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
     (one,) = _made(entry, [f"{stem}{number}.pt" for number in (11, 12, 13)])
-    assert doubt(one) == METRICS_ALONE
+    assert doubt_of(one) == METRICS_ALONE
 
 
 def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
     for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
-        (one,) = group(as_told([entry(name) for name in names], Globs(["a_*.pt"], "run")))
-        assert doubt(one, ["a_*.pt"]) == why
+        (one,) = group(in_named_series([entry(name) for name in names], Globs(["a_*.pt"], "run")))
+        assert doubt_of(one, ["a_*.pt"]) == why
     epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
-    (one,) = group(as_told(epochs, Globs(["a_*.pt"], "run")))
-    assert doubt(one, ["a_*.pt"]) is None
+    (one,) = group(in_named_series(epochs, Globs(["a_*.pt"], "run")))
+    assert doubt_of(one, ["a_*.pt"]) is None
 
 
 def test_a_doubt_counts_where_something_would_go(entry) -> None:
@@ -144,11 +146,11 @@ def test_a_doubt_counts_where_something_would_go(entry) -> None:
 def test_what_was_not_trained_stays(entry) -> None:
     told = {"granularity": Granularity.LIGHTWEIGHT}
     (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], **told)
-    assert len(untrained(one)) == 2
+    assert len(untrained_entries(one)) == 2
     counted = [entry(f"ckpt_{number}.pkl", inside=(number, None), **told) for number in (1, 2)]
-    assert [untrained(one) for one in group(counted)] == [[]]
+    assert [untrained_entries(one) for one in group(counted)] == [[]]
     (one,) = _made(entry, ["ckpt_1.pkl", "ckpt_2.pkl"], granularity=Granularity.PARTIAL)
-    assert untrained(one) == []
+    assert untrained_entries(one) == []
 
 
 # What belongs together ------------------------------------------------------------------------------
@@ -156,11 +158,11 @@ def test_what_was_not_trained_stays(entry) -> None:
 
 def _stays(entry, kinds: dict[str, list[int]], damaged: str) -> dict[str, list[str]]:
     entries = [
-        entry(name, signature=kind, **({"fault": "damaged: cut"} if name == damaged else {}))
+        entry(name, signature=kind, **({"fault": fault_of(Code.DAMAGED, "cut")} if name == damaged else {}))
         for kind, numbers in kinds.items()
         for name in (f"{kind}_{number}.pt" for number in numbers)
     ]
-    return belonging(plan(group(entries), Policy(keep_last=1), Protections()))
+    return reasons_to_stay(plan(group(entries), Policy(keep_last=1), Protections()))
 
 
 def _saved_together(entry, kinds: dict[str, dict[str, object]], apart: int, later: int = 0) -> set[str]:
@@ -221,11 +223,13 @@ def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> No
     assert {path.split("_")[0] for path in following} == {"run/ema", "run/optim"}
     assert len(following) == 8
     chosen = [(one, policy) for one in groups]
-    assert list(remarks(chosen, None, following)) == ["4 of 8 checkpoints have no val_loss; they are kept"]
+    assert list(lack_warnings(chosen, None, following)) == [
+        "4 of 8 checkpoints have no val_loss; they are kept"
+    ]
     assert not followers([(one, Policy(keep_last=1)) for one in groups])
     groups = group(one for one in entries if not one.name.startswith("other"))
     protections = Protections(followers=following)
-    kept = belonging(plan(groups, policy, protections))
+    kept = reasons_to_stay(plan(groups, policy, protections))
     assert kept == {
         "run/ema_epoch_2.pt": ["belongs with model_epoch_2.pt"],
         "run/optim_epoch_2.pt": ["belongs with model_epoch_2.pt"],
@@ -255,7 +259,7 @@ def test_two_numbers_that_grow_are_an_epoch_and_a_step(entry, form: str) -> None
     assert [(two.name, two.epoch, two.step) for two in one.entries] == [
         (name, epoch, 700 * epoch) for name, epoch in zip(names, (9, 10, 11), strict=True)
     ]
-    assert doubt(one) is None
+    assert doubt_of(one) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ckpttool.series.changing.moves import Move, Moves, Rewrite
 from ckpttool.series.changing.moving import carry_out
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
-from ckpttool.series.pointers import pin_files
+from ckpttool.series.pointers import pin_lists
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo
 from tests.exchanging import WAYS, Way, exchanges
@@ -118,7 +118,7 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
     there, link = tmp_path / "there.toml", tmp_path / ".ckpttool.toml"
     there.write_text('pinned = ["a"]\n')
     link.symlink_to(there)
-    pin_files.write(str(link), 'pinned = ["b"]\n')
+    pin_lists.write(str(link), 'pinned = ["b"]\n')
     assert link.is_symlink()
     assert there.read_text() == 'pinned = ["b"]\n'
     real = os.lstat
@@ -131,5 +131,5 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
 
     monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(AccessDenied, match="a symlink that another user made"):
-        pin_files.write(str(link), 'pinned = ["c"]\n')
+        pin_lists.write(str(link), 'pinned = ["c"]\n')
     assert there.read_text() == 'pinned = ["b"]\n'

@@ -14,7 +14,7 @@ from ckpttool.series.changing.home import home_of, owner_of
 from ckpttool.series.changing.journal import waiting
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.surveying.survey import survey
 from ckpttool.series.undoing.undo import undo

@@ -13,7 +13,7 @@ from ckpttool.formats import discovery
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.savedmodel.graph import MetaGraph
 from ckpttool.series.members import look as looks
-from ckpttool.series.surveying import looking
+from ckpttool.series.surveying import look_workers
 from ckpttool.series.surveying.survey import Survey, survey
 
 
@@ -33,9 +33,9 @@ def tree(files: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "WORTH_UNITS", 4)
-    monkeypatch.setattr(looking, "_BATCH", 3)
-    monkeypatch.setattr(looking, "default_jobs", lambda: 3)
+    monkeypatch.setattr(look_workers, "WORTH_UNITS", 4)
+    monkeypatch.setattr(look_workers, "_BATCH", 3)
+    monkeypatch.setattr(look_workers, "default_jobs", lambda: 3)
 
 
 @pytest.fixture
@@ -89,12 +89,12 @@ def test_a_child_that_cannot_be_started_is_no_loss(
 def test_what_vanishes_meanwhile_is_not_there(
     tree: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def vanishing(found: object) -> list[looking.Entry | None]:
+    def vanishing(found: object) -> list[look_workers.Entry | None]:
         (tree / "run0" / "model_epoch_1.pth").unlink(missing_ok=True)
         return look(found)
 
-    look = looking._looked_at
-    monkeypatch.setattr(looking, "_looked_at", vanishing)
+    look = look_workers._looked_at
+    monkeypatch.setattr(look_workers, "_looked_at", vanishing)
     monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     paths = [entry.path for entry in survey(tree).entries]
     assert not any(path.endswith("run0/model_epoch_1.pth") for path in paths)
@@ -108,11 +108,11 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
             super().__init__(*arguments, **options)
             started.append(self)
 
-    def interrupted(found: object) -> list[looking.Entry | None]:
+    def interrupted(found: object) -> list[look_workers.Entry | None]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(children.subprocess, "Popen", Found)
-    monkeypatch.setattr(looking, "_looked_at", interrupted)
+    monkeypatch.setattr(look_workers, "_looked_at", interrupted)
     with pytest.raises(KeyboardInterrupt):
         survey(tree)
     assert all(child.poll() is not None for child in started)
@@ -127,7 +127,7 @@ def test_errors_come_in_the_order_of_the_walk(
     tree: Path, alone: Survey, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = [tree / "run0" / "model_epoch_2.pth", tree / "run1", tree / "run2" / "model_epoch_1.pth"]
-    unit_at, look_for = discovery.unit_at, looking.look_for
+    unit_at, look_for = discovery.unit_at, look_workers.look_for
 
     def refusing(look: object) -> object:
         def looked(path: str) -> object:
@@ -137,9 +137,9 @@ def test_errors_come_in_the_order_of_the_walk(
 
         return looked
 
-    monkeypatch.setattr(looking, "default_jobs", lambda: 1)
+    monkeypatch.setattr(look_workers, "default_jobs", lambda: 1)
     monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
-    monkeypatch.setattr(looking, "look_for", refusing(look_for))
+    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
     found = survey(tree)
     assert [error.path for error in found.errors] == [str(path) for path in refused]
     gone = {str(refused[0]), str(refused[2])}

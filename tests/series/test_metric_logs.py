@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.series.metrics import events as metric_events
-from ckpttool.series.metrics import lines as metric_lines
 from ckpttool.series.metrics import log as metric_log
+from ckpttool.series.metrics import text_logs as metric_lines
 from ckpttool.series.metrics.log import Log
-from ckpttool.series.metrics.matched import read_log
+from ckpttool.series.metrics.log_metrics import read_log
 
 ALL = frozenset(range(-5, 60))
 

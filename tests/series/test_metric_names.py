@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.metrics.named import disagreements
+from ckpttool.series.metrics.agreement import disagreements
 
 
 @pytest.mark.parametrize(

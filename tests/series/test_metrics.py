@@ -13,9 +13,8 @@ import pytest
 
 from ckpttool.errors import NotFound, UsageError
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.metrics.matched import with_metrics
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.metrics.log_metrics import with_metrics
+from ckpttool.series.surveying.survey import Scope, survey
 
 Make = Callable[..., Entry]
 

@@ -16,7 +16,7 @@ from ckpttool.series.changing import removal, stage
 from ckpttool.series.files import contents
 from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.pruning.prune import Pruned, prune
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy

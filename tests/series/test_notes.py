@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.pointers.protection import follow
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import Scope, survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:

@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.meaning import Index, Meaning
+from ckpttool.series.pointers.notes import Meaning
 from ckpttool.series.pointers.protection import follow
-from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.noting import Notes, data_text
-from ckpttool.series.renaming.scene import Noted, Scene
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.pointers.targets import Index
+from ckpttool.series.renaming.note_rewrites import Notes, data_text
+from ckpttool.series.renaming.scene import Moved, Noted, Scene
+from ckpttool.series.surveying.survey import Scope, survey
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
 

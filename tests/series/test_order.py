@@ -16,12 +16,20 @@ from hypothesis import strategies as st
 from ckpttool.errors import NotACheckpoint, NotFound
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit
-from ckpttool.series.members.choice import newest_first
-from ckpttool.series.members.counts import newest_otherwise
-from ckpttool.series.members.doubt import doubt
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import group, in_numbered_order, in_order, may_be_newest, written_last
-from ckpttool.series.members.runs import as_told, with_settings
+from ckpttool.series.members.order import (
+    group,
+    may_be_newest,
+    newest_first,
+    newest_otherwise,
+    order_by_numbers,
+    order_entries,
+    written_last,
+)
+from ckpttool.series.members.runs import in_named_series, with_run_settings
+from ckpttool.series.members.series_doubts import doubt_of
+from ckpttool.series.reasons import Code
+from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.surveying.newest import newest_in
 
 DAY = 86_400 * 10**9
@@ -33,71 +41,75 @@ def _names(entries) -> list[str]:
 
 
 def test_numbers_are_compared_as_numbers(entry) -> None:
-    ordered, warnings = in_order([entry("step_2500.pt"), entry("step_500.pt"), entry("step_10000.pt")])
+    ordered, warnings = order_entries([entry("step_2500.pt"), entry("step_500.pt"), entry("step_10000.pt")])
     assert _names(ordered) == ["step_500.pt", "step_2500.pt", "step_10000.pt"]
     assert warnings == []
 
 
 def test_what_is_inside_comes_before_the_name(entry) -> None:
-    ordered, _ = in_order([entry("m_epoch_9.pt", inside=(1, None)), entry("m_epoch_2.pt", inside=(5, None))])
+    ordered, _ = order_entries(
+        [entry("m_epoch_9.pt", inside=(1, None)), entry("m_epoch_2.pt", inside=(5, None))]
+    )
     assert _names(ordered) == ["m_epoch_9.pt", "m_epoch_2.pt"]
 
 
 def test_what_only_some_have_inside_orders_nothing(entry) -> None:
-    ordered, _ = in_order([entry("m_3.pt", inside=(9, None)), entry("m_4.pt", inside=(None, None))])
+    ordered, _ = order_entries([entry("m_3.pt", inside=(9, None)), entry("m_4.pt", inside=(None, None))])
     assert _names(ordered) == ["m_3.pt", "m_4.pt"]
 
 
 def test_the_time_inside_comes_before_the_file_s(entry) -> None:
     early = entry("a.pt", saved_at=1.0, modified=5)
     late = entry("b.pt", saved_at=2.0, modified=4)
-    assert _names(in_order([late, early])[0]) == ["a.pt", "b.pt"]
+    assert _names(order_entries([late, early])[0]) == ["a.pt", "b.pt"]
 
 
 def test_the_file_s_time_is_the_last_resort_with_a_warning(entry) -> None:
-    ordered, warnings = in_order([entry("b.pt", modified=1), entry("a.pt", modified=2)])
+    ordered, warnings = order_entries([entry("b.pt", modified=1), entry("a.pt", modified=2)])
     assert _names(ordered) == ["b.pt", "a.pt"]
     assert warnings == ["no number tells all checkpoints apart; the files' own times decide"]
 
 
 def test_numbers_alone_may_decide(entry) -> None:
     epochs = [entry("m_epoch_10.pt", modified=1), entry("m_epoch_2.pt", modified=2)]
-    assert _names(in_numbered_order(epochs) or ()) == ["m_epoch_2.pt", "m_epoch_10.pt"]
-    assert in_numbered_order([entry("a.pt", modified=1), entry("b.pt", modified=2)]) is None
-    assert in_numbered_order([entry("a.pt", saved_at=1.0), entry("b.pt", saved_at=2.0)]) is None
-    assert in_numbered_order([entry("m_1.pt"), entry("m_2.pt", fault="damaged: short")]) is None
+    assert _names(order_by_numbers(epochs) or ()) == ["m_epoch_2.pt", "m_epoch_10.pt"]
+    assert order_by_numbers([entry("a.pt", modified=1), entry("b.pt", modified=2)]) is None
+    assert order_by_numbers([entry("a.pt", saved_at=1.0), entry("b.pt", saved_at=2.0)]) is None
+    assert order_by_numbers([entry("m_1.pt"), entry("m_2.pt", fault=fault_of(Code.DAMAGED, "short"))]) is None
 
 
 def test_an_epoch_that_all_share_leaves_it_to_the_step_in_the_name(entry) -> None:
     entries = [entry(f"m_step_{step}.pt", inside=(0, None)) for step in (500, 2500, 10_000)]
-    assert _names(in_order(entries[::-1])[0]) == _names(entries)
+    assert _names(order_entries(entries[::-1])[0]) == _names(entries)
 
 
 def test_a_step_that_begins_anew_each_epoch(entry) -> None:
     entries = [entry("a.pt", inside=(1, 900), modified=1), entry("b.pt", inside=(2, 100), modified=2)]
-    ordered, warnings = in_order(entries)
+    ordered, warnings = order_entries(entries)
     assert _names(ordered) == ["a.pt", "b.pt"]
     assert warnings == ["epochs and steps disagree about the order; epochs decide"]
 
 
 def test_an_epoch_that_begins_anew_while_steps_go_on(entry) -> None:
     entries = [entry("a.pt", inside=(9, 100)), entry("b.pt", inside=(0, 200), modified=DAY)]
-    ordered, warnings = in_order(entries)
+    ordered, warnings = order_entries(entries)
     assert _names(ordered) == ["a.pt", "b.pt"]
     assert warnings == ["epochs and steps disagree about the order; steps decide"]
 
 
 def test_a_restarted_run_is_a_warning(entry) -> None:
     entries = [entry("m_epoch_9.pt", modified=0), entry("m_epoch_1.pt", modified=DAY)]
-    ordered, warnings = in_order(entries)
+    ordered, warnings = order_entries(entries)
     assert _names(ordered) == ["m_epoch_1.pt", "m_epoch_9.pt"]
     assert warnings == ["m_epoch_9.pt comes last, but m_epoch_1.pt was written later; was the run restarted?"]
 
 
 def test_an_unsound_one_does_not_spoil_the_order(entry) -> None:
-    broken = entry("m_epoch_3.pt", inside=(None, None), fault="damaged: cut", is_complete=False)
+    broken = entry(
+        "m_epoch_3.pt", inside=(None, None), fault=fault_of(Code.DAMAGED, "cut"), is_complete=False
+    )
     entries = [entry("m_epoch_2.pt"), broken, entry("m_epoch_10.pt")]
-    assert _names(in_order(entries)[0]) == ["m_epoch_2.pt", "m_epoch_3.pt", "m_epoch_10.pt"]
+    assert _names(order_entries(entries)[0]) == ["m_epoch_2.pt", "m_epoch_3.pt", "m_epoch_10.pt"]
 
 
 def test_series_are_told_apart(entry) -> None:
@@ -106,7 +118,7 @@ def test_series_are_told_apart(entry) -> None:
         entry("a_epoch_2.pt", signature="other"),
         entry("b_epoch_1.pt"),
         entry("b_epoch_2.pt"),
-        entry("b_epoch_3.pt", fault="damaged: cut", signature=None),
+        entry("b_epoch_3.pt", fault=fault_of(Code.DAMAGED, "cut"), signature=None),
     ]
     assert {one.key: _names(one.entries) for one in group(entries)} == {
         "run/a_epoch_*.pt (kind 2)": ["a_epoch_2.pt"],
@@ -174,14 +186,17 @@ def test_numpy_is_not_needed(series: Path) -> None:
 
 def test_an_unsound_one_stands_where_its_name_belongs(entry) -> None:
     sound = [entry(f"ckpt_{number}.pth", inside=(number - 1, None)) for number in (1, 2, 4)]
-    cut = {"inside": (None, None), "fault": "damaged: cut", "is_complete": False}
+    cut = {"inside": (None, None), "fault": fault_of(Code.DAMAGED, "cut"), "is_complete": False}
     broken = [entry(f"ckpt_{number}.pth", **cut) for number in (0, 3, 5, 6)]
-    assert _names(in_order([*broken[::-1], *sound])[0]) == [f"ckpt_{number}.pth" for number in range(7)]
+    assert _names(order_entries([*broken[::-1], *sound])[0]) == [f"ckpt_{number}.pth" for number in range(7)]
 
 
 def test_an_unsound_one_that_no_name_places_is_newest(entry) -> None:
-    broken = entry("a.pth", fault="damaged: cut")
-    assert _names(in_order([broken, entry("b.pth", inside=(7, None), modified=5)])[0]) == ["b.pth", "a.pth"]
+    broken = entry("a.pth", fault=fault_of(Code.DAMAGED, "cut"))
+    assert _names(order_entries([broken, entry("b.pth", inside=(7, None), modified=5)])[0]) == [
+        "b.pth",
+        "a.pth",
+    ]
 
 
 @pytest.mark.parametrize("apart", [0, 10 * 10**9])
@@ -191,7 +206,7 @@ def test_times_that_are_too_close_swap_nothing(entry, apart: int) -> None:
         entry(f"{epoch}-{step}.pt", inside=(epoch, step), modified=apart * step // 100)
         for epoch, step in counters
     ]
-    ordered, _ = in_order(entries)
+    ordered, _ = order_entries(entries)
     assert ordered[-1].inside == (2, 300)
     assert [(one.inside, count) for one, count in newest_otherwise(ordered)] == [((1, 500), "step")]
 
@@ -219,13 +234,13 @@ def _begun_again(entry, apart: int, kind: str = "epoch") -> list[Entry]:
 @pytest.mark.parametrize("apart", [0, 5 * 10**8, HOUR])
 def test_names_that_go_on_while_what_is_inside_begins_again(entry, kind: str, apart: int) -> None:
     saves = _begun_again(entry, apart, kind)
-    ordered, warnings = in_order(saves[::-1])
+    ordered, warnings = order_entries(saves[::-1])
     assert _names(ordered) == [f"m_{kind}_{number}.pt" for number in range(1, 21)]
     assert warnings == ["the names and what is inside disagree about the order; the names decide"]
     others = [(one.name, count) for one, count in newest_otherwise(ordered)]
     assert others == [(f"m_{kind}_14.pt", "what is inside")]
     for left in ([saves[13], *saves[18:]], [saves[13], saves[19]]):  # of which none repeats another
-        assert in_order(left[::-1])[0] == tuple(left)
+        assert order_entries(left[::-1])[0] == tuple(left)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +257,7 @@ def test_times_settle_which_of_names_and_what_is_inside_is_right(entry, times, l
     saves = [
         entry(f"m_epoch_{at}.pt", inside=(inside, None), modified=when * HOUR) for at, inside, when in told
     ]
-    ordered, (warning, *_) = in_order(saves)
+    ordered, (warning, *_) = order_entries(saves)
     assert ordered[-1].name == last
     assert warning.startswith("the names and what is inside disagree about the order; ")
     assert [(one.name, count) for one, count in newest_otherwise(ordered)] == [kept]
@@ -255,7 +270,7 @@ def test_times_may_bear_out_what_begins_again(entry) -> None:
         entry(f"m_iter_{step}.pt", inside=(epoch, None), modified=at * HOUR)
         for at, (epoch, step) in enumerate(told)
     ]
-    ordered, _ = in_order(saves)
+    ordered, _ = order_entries(saves)
     assert _names(ordered) == _names(saves)
     assert ("m_iter_1000.pt", "step") in [(one.name, count) for one, count in newest_otherwise(ordered)]
 
@@ -263,13 +278,13 @@ def test_times_may_bear_out_what_begins_again(entry) -> None:
 def test_names_of_other_series_say_nothing_of_order(entry) -> None:
     saves = [entry("a_epoch_9.pt", inside=(5, None)), entry("b_epoch_8.pt", inside=(5, None))]
     saves.append(entry("c_epoch_1.pt", inside=(7, None)))
-    assert _names(in_order(saves)[0])[-1] == "c_epoch_1.pt"
+    assert _names(order_entries(saves)[0])[-1] == "c_epoch_1.pt"
     told = [entry(f"digit{number}.pt", inside=(at, None)) for number, at in ((1, 8), (2, 8), (3, 7))]
-    assert _names(in_order(told)[0]) == ["digit3.pt", "digit1.pt", "digit2.pt"]
+    assert _names(order_entries(told)[0]) == ["digit3.pt", "digit1.pt", "digit2.pt"]
 
 
 def test_what_may_be_the_newest(entry) -> None:
-    cut = {"inside": (None, None), "fault": "incomplete: cut", "is_complete": False}
+    cut = {"inside": (None, None), "fault": fault_of(Code.INCOMPLETE, "cut"), "is_complete": False}
     saves = [entry(f"m_epoch_{epoch}.pt", modified=epoch * HOUR) for epoch in (1, 2, 3)]
     cut_short = entry("m_epoch_4.pt", modified=4 * HOUR, **cut)
     assert _names(may_be_newest([*saves, cut_short])) == ["m_epoch_4.pt"]
@@ -318,7 +333,7 @@ def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem:
     one, other = ([f"{stem.format(value)}_epoch_{epoch}.pt" for epoch in (1, 2, 3)] for value in values)
     names = {f"run/{stem.format(value)}_epoch_*.pt" for value in values}
     for told in ([*one, *other], [*one, other[0]]):
-        entries = with_settings([entry(name) for name in told])
+        entries = with_run_settings([entry(name) for name in told])
         assert set(_keys(entries)) == names
 
 
@@ -327,7 +342,7 @@ def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem:
 )
 def test_what_was_measured_is_no_setting(entry, told) -> None:
     names = [f"m_epoch_{epoch}_acc_{value}.pt" for epoch, values in told.items() for value in values]
-    entries = with_settings([entry(name) for name in names])
+    entries = with_run_settings([entry(name) for name in names])
     assert list(_keys(entries)) == ["run/m_epoch_*_acc_*.pt"]
 
 
@@ -351,7 +366,7 @@ def test_directories_may_order_what_has_one_name(entry, directories, names) -> N
         for place in directories
     ]
     (one,) = group(saves, by="none")
-    assert (doubt(one) is None) == (names is not None)
+    assert (doubt_of(one) is None) == (names is not None)
     if names is not None:
         assert [one.directory for one in one.entries] == names
         assert one.entries[-1].step == 100
@@ -366,11 +381,11 @@ def test_a_name_in_each_of_several_directories_is_a_series_if_somebody_says_so(e
         for place in places
     ]
     for glob in ("m.pt", "*/*/m.pt", "trial_*/*/m.pt"):
-        found = group(as_told(saves, Globs([glob], "run")))
+        found = group(in_named_series(saves, Globs([glob], "run")))
         assert [one.key for one in found] == ["run/trial_1/*/m.pt", "run/trial_2/*/m.pt"]
         assert [os.path.basename(two.directory) for one in found for two in one.entries] == ["20", "100"] * 2
-        assert [doubt(one, ("m.pt",)) for one in found] == [None, None]
-    assert len(group(as_told(saves, Globs(["m*.pt"], "run")))) == 4
+        assert [doubt_of(one, ("m.pt",)) for one in found] == [None, None]
+    assert len(group(in_named_series(saves, Globs(["m*.pt"], "run")))) == 4
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -382,7 +397,7 @@ def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.tuples(*([numbers] * len(parts))), min_size=1, max_size=8, unique=True))
     names = ["".join(word + number for word, number in zip(parts, one, strict=True)) + ".pt" for one in drawn]
     plain = [entry(name) for name in dict.fromkeys(names)]
-    parted = with_settings(plain)
+    parted = with_run_settings(plain)
     assert [one.name for one in parted] == [one.name for one in plain]
     homes: dict[str, set[str]] = {}
     for one, other in zip(plain, parted, strict=True):
@@ -393,7 +408,7 @@ def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
 
 def test_what_somebody_calls_a_series_has_no_settings(entry) -> None:
     names = [f"llama_acc{value}_epoch_{epoch}.pt" for value in (2, 4) for epoch in (1, 2)]
-    entries = as_told([entry(name) for name in names], Globs(["llama_acc*_epoch_*.pt"], "run"))
+    entries = in_named_series([entry(name) for name in names], Globs(["llama_acc*_epoch_*.pt"], "run"))
     assert list(_keys(entries)) == ["run/llama_acc*_epoch_*.pt"]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.series.pointers.pin_search import fault_of
+from ckpttool.series.pointers.pin_lists import fault_of
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.pruning.prune import Pruned, prune
 from ckpttool.series.retention.policy import Policy
 
 PINS = ".ckpttool.toml"

@@ -20,7 +20,7 @@ from ckpttool.series.changing.lock import locked
 from ckpttool.series.pointers import pins
 from ckpttool.series.pointers.pins import pin, pins_below, repinned, unpin
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.wire.tomltext import parse_toml
 

@@ -13,8 +13,7 @@ import pytest
 from ckpttool.series.pointers.protection import follow
 from ckpttool.series.pruning.planning import Request, make_plan
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import Scope, survey
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:

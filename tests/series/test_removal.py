@@ -21,9 +21,9 @@ from ckpttool.series.changing.journal import JOURNAL, stages
 from ckpttool.series.changing.lock import LOCK, locked
 from ckpttool.series.changing.stage import RETRIES, Stage
 from ckpttool.series.listing import list_checkpoints
-from ckpttool.series.pruning import pruning
+from ckpttool.series.pruning import prune as pruning
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.pruning.prune import Pruned, prune
 from ckpttool.series.resuming.latest import latest
 from ckpttool.series.retention.policy import Policy
 
@@ -123,7 +123,7 @@ KILL = """
 import os, signal, shutil, sys
 from ckpttool.series.changing import removal
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 
 opens = os.open

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ckpttool.formats.interface import Unit
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.renaming.doubts import doubts
+from ckpttool.series.renaming.name_warnings import doubts
 from ckpttool.series.renaming.names import RenamePlan, folded, plan_names, unit_stem
 from ckpttool.series.renaming.steps import next_wave, onwards, steps
 from ckpttool.series.renaming.template import parse_template

@@ -15,7 +15,7 @@ from ckpttool.formats.discovery import unit_at
 from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.members.look import look_for
 from ckpttool.series.resuming.latest import latest
-from ckpttool.series.surveying import looking
+from ckpttool.series.surveying import look_workers
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -30,7 +30,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         return refuse
 
     monkeypatch.setattr(discovery, "unit_at", refusing(unit_at))
-    monkeypatch.setattr(looking, "look_for", refusing(look_for))
+    monkeypatch.setattr(look_workers, "look_for", refusing(look_for))
 
 
 def test_what_may_not_be_looked_at_is_not_what_is_not_there(

@@ -14,14 +14,15 @@ import pytest
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.interface import Unit
-from ckpttool.series.members.doubt import EQUALLY_LONG, UNORDERED, doubt
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import GroupBy, group
-from ckpttool.series.problem import Problem
-from ckpttool.series.pruning.explaining import explain
+from ckpttool.series.members.series_doubts import EQUALLY_LONG, UNORDERED, doubt_of
+from ckpttool.series.pruning.explanation import explain
 from ckpttool.series.pruning.planning import Planned, Request, make_plan
-from ckpttool.series.retention.companions import belonging, with_siblings
-from ckpttool.series.retention.failed import failed_runs
+from ckpttool.series.reasons import Code, Problem
+from ckpttool.series.reasons import fault as fault_of
+from ckpttool.series.retention.companions import reasons_to_stay, with_failed_siblings
+from ckpttool.series.retention.failed_runs import failed_runs
 from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
 
@@ -50,7 +51,14 @@ def _many(entry) -> list[Entry]:
         at("run/a", "opt_epoch_3.pt", 3, signature="other", holds="partial, 4 tensors, 9 parameters"),
         at("run/b", "m_epoch_4.pt", 4),
         at("run/b", "m_epoch_5.keras", 5, format="keras"),
-        at("run/b", "m_epoch_6.pt", 6, fault="incomplete: cut", signature=None, is_complete=False),
+        at(
+            "run/b",
+            "m_epoch_6.pt",
+            6,
+            fault=fault_of(Code.INCOMPLETE, "cut"),
+            signature=None,
+            is_complete=False,
+        ),
     ]
 
 
@@ -123,18 +131,18 @@ def test_a_series_over_directories_is_planned_as_one(series: Path) -> None:
 def test_what_nothing_orders_is_left_alone_though_somebody_makes_it_one_series(entry) -> None:
     apart = [entry(f"{name}.pt") for name in ("alpha", "beta")]
     (one,) = group(apart, "parent")
-    assert doubt(one) == UNORDERED
+    assert doubt_of(one) == UNORDERED
     equal = [entry(f"{name}.pt", inside=(9, 900)) for name in ("alpha", "beta")]
     (one,) = group(equal, "none")
-    assert doubt(one) == EQUALLY_LONG
+    assert doubt_of(one) == EQUALLY_LONG
     (one,) = group([entry(f"{name}.pt", inside=(number, None)) for number, name in enumerate("ab")], "none")
-    assert doubt(one) is None
+    assert doubt_of(one) is None
 
 
 def test_a_doubt_about_a_part_is_one_about_all(entry) -> None:
     parts = [entry(f"digit_{number}.pt", inside=(None, None)) for number in (3, 4)]
     (one,) = group([*parts, entry("m_epoch_5.pt")], "parent")
-    assert doubt(one) == doubt(group(parts)[0]) is not None
+    assert doubt_of(one) == doubt_of(group(parts)[0]) is not None
 
 
 # Policies by path, and a limit ----------------------------------------------------------------------
@@ -455,11 +463,11 @@ def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("fault", "age", "name", "busy", "is_failed"),
     [
-        ("incomplete: a shard is missing", 7200, "m_epoch_3.pt", False, True),
-        ("incomplete: a shard is missing", 60, "m_epoch_3.pt", False, False),
-        ("incomplete: a shard is missing", 7200, "m_epoch_3.pt", True, False),
-        ("damaged: checksum", 7200, "m_epoch_3.pt", False, False),
-        ("unreadable: permission denied", 7200, "m_epoch_3.pt", False, False),
+        (fault_of(Code.INCOMPLETE, "a shard is missing"), 7200, "m_epoch_3.pt", False, True),
+        (fault_of(Code.INCOMPLETE, "a shard is missing"), 60, "m_epoch_3.pt", False, False),
+        (fault_of(Code.INCOMPLETE, "a shard is missing"), 7200, "m_epoch_3.pt", True, False),
+        (fault_of(Code.DAMAGED, "checksum"), 7200, "m_epoch_3.pt", False, False),
+        (fault_of(Code.UNREADABLE, "permission denied"), 7200, "m_epoch_3.pt", False, False),
     ],
 )
 def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
@@ -478,14 +486,14 @@ def test_what_belongs_with_a_failed_run_failed(entry) -> None:
     ]
     entries += [entry(f"other_epoch_{epoch}.pt", signature="other") for epoch in (1, 2, 3)]
     groups = group(entries)
-    told = with_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
+    told = with_failed_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
     assert told == {
         "run/model_epoch_*.pt": "NaN",
         "run/ema_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
         "run/optim_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
     }
     made = plan(groups, Policy(keep_last=1), Protections(failed=told, removes_failed=True))
-    assert belonging(made) == {}
+    assert reasons_to_stay(made) == {}
     assert sorted({one.name.split("_")[0] for one in made.removals}) == ["ema", "model", "optim", "other"]
 
 
@@ -590,7 +598,7 @@ def test_why_what_no_rule_keeps_stays(entry) -> None:
 
 
 def test_what_is_faulty_is_not_counted(entry) -> None:
-    cut = entry("m_epoch_1.pt", fault="incomplete: cut", is_complete=False, signature=None)
+    cut = entry("m_epoch_1.pt", fault=fault_of(Code.INCOMPLETE, "cut"), is_complete=False, signature=None)
     entries = [cut, entry("m_epoch_2.pt")]
     assert _explained(entries, "m_epoch_1.pt", keep_last=1) == (
         True,

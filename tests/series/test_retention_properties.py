@@ -14,15 +14,19 @@ from ckpttool.formats.interface import Unit
 from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import group, in_order
+from ckpttool.series.members.order import group, order_entries
+from ckpttool.series.reasons import Code
+from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.retention import plan as retention
-from ckpttool.series.retention.plan import FINITE, GroupPlan, Plan, Protections, plan
+from ckpttool.series.retention.plan import FINITE, GroupPlan, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import LIMITS, Policy
 
 NOW = 1_790_000_000.0
 DAY = 86_400
 
-_FAULTS = st.sampled_from([None] * 6 + ["damaged: cut short", "incomplete: a shard is missing"])
+_FAULTS = st.sampled_from(
+    [None] * 6 + [fault_of(Code.DAMAGED, "cut short"), fault_of(Code.INCOMPLETE, "a shard is missing")]
+)
 _TIMES = st.one_of(
     st.floats(NOW - 900 * DAY, NOW), st.sampled_from([NOW - 3600, NOW - DAY, NOW + DAY, 4.29e9, 0.0])
 )
@@ -99,7 +103,7 @@ _POLICIES = (
 
 def _planned(
     entries: Sequence[Entry], told: Mapping[str, object], protected: Protections | None = None
-) -> Plan:
+) -> RetentionPlan:
     """Return a plan; what is refused is no history to learn from."""
     try:
         return plan(group(entries), Policy(**told), protected or Protections(), now=NOW)
@@ -108,7 +112,7 @@ def _planned(
         raise
 
 
-def _gone(made: Plan) -> set[str]:
+def _gone(made: RetentionPlan) -> set[str]:
     return {entry.path for entry in made.removals}
 
 
@@ -132,7 +136,7 @@ def test_the_newest_and_what_is_protected_stays(entries, told, data) -> None:
     for one in group(entries):
         intact = [two for two in one.entries if two.is_sound and two.path not in protected.faults]
         if intact:
-            newest = in_order(intact)[0][-1]
+            newest = order_entries(intact)[0][-1]
             assert newest.path not in gone
             written = max(intact, key=lambda two: two.modified_ns)
             assert written.path not in gone or written.modified_ns - newest.modified_ns <= 60 * 10**9

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.rewording import (
+from ckpttool.series.renaming.scene import Moved
+from ckpttool.series.renaming.text_rewrites import (
     Changed,
     best_text,
     digests_text,

@@ -13,7 +13,9 @@ from ckpttool.errors import UsageError
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
-from ckpttool.series.retention.lacking import remarks
+from ckpttool.series.reasons import Code
+from ckpttool.series.reasons import fault as fault_of
+from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import GroupPlan, Protections, plan
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
 
@@ -131,15 +133,15 @@ def test_a_metric_that_another_series_has_is_no_mistake(entry) -> None:
 def test_what_lacks_something_is_counted(entry) -> None:
     entries = _measured(entry, 0.5, None, math.nan, 0.25)
     policy = Policy(keep_best=1, metric="val_loss", mode="min", keep_every_steps=10, keep_daily=1)
-    assert list(remarks([(one, policy) for one in group(entries)], NOW)) == [
+    assert list(lack_warnings([(one, policy) for one in group(entries)], NOW)) == [
         "2 of 4 checkpoints have no val_loss; they are kept",
         "4 of 4 checkpoints have no step; they are kept",
         "4 of 4 checkpoints have no date that can be believed; they are kept",
     ]
     (one,) = group(_measured(entry, 0.5, None))
-    told = list(remarks([(one, Policy(keep_best=1, metric="val_loss", mode="min"))], NOW))
+    told = list(lack_warnings([(one, Policy(keep_best=1, metric="val_loss", mode="min"))], NOW))
     assert told == ["1 of 2 checkpoints has no val_loss; it is kept"]
-    assert not list(remarks([(one, Policy(keep_last=1)), (one, None)], NOW))
+    assert not list(lack_warnings([(one, Policy(keep_last=1)), (one, None)], NOW))
 
 
 # Steps and epochs -----------------------------------------------------------------------------------
@@ -253,7 +255,7 @@ def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
     assert _kept(made)["m_epoch_1.pt"] == "no date (30 files within 3 s, as by a copy)"
     (one,) = group(copied)
     said = "30 of 30 checkpoints have no date that can be believed; they are kept"
-    assert list(remarks([(one, Policy(**told))], NOW)) == [said]
+    assert list(lack_warnings([(one, Policy(**told))], NOW)) == [said]
     went_on = [entry(f"m_epoch_{30 + day}.pt", modified=start + day * DAY * 10**9) for day in (1, 2, 3)]
     assert [one.name for one in _plan([*copied, *went_on], **told).remove] == [
         "m_epoch_32.pt",
@@ -428,7 +430,7 @@ def test_what_has_no_date_is_not_older_than_others(entry) -> None:
     kept, (excess,) = _kept_of_all(entries, max_total_size=100)
     assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
     assert excess.is_inevitable
-    (told,) = remarks([(one, Policy(max_total_size=1)) for one in group(entries)], NOW)
+    (told,) = lack_warnings([(one, Policy(max_total_size=1)) for one in group(entries)], NOW)
     assert told == "1 of 4 checkpoints has no date that can be believed; it is kept"
 
 
@@ -455,7 +457,11 @@ def test_bytes_with_two_names_count_once(entry) -> None:
 
 
 def _cut(entry, epoch: int, modified: int = 0) -> Entry:
-    faults = {"fault": "incomplete: a shard is missing", "is_complete": False, "signature": None}
+    faults = {
+        "fault": fault_of(Code.INCOMPLETE, "a shard is missing"),
+        "is_complete": False,
+        "signature": None,
+    }
     return entry(f"m_epoch_{epoch}.pt", modified=modified, **faults)
 
 

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 from ckpttool.formats.discovery import Walk, discover, unit_at
 from ckpttool.formats.interface import Unit
 from ckpttool.series.members import needs
-from ckpttool.series.pruning import pruning
+from ckpttool.series.pruning import prune as pruning
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy
@@ -203,12 +203,12 @@ def test_a_plan_that_overlooks_what_a_survivor_needs(
     run: Path, trash: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pruning, "named_beside", lambda directory, going: {})
-    real = needs.needs_of
+    real = needs.needed_paths
 
     def needing_all(unit: Unit, *told: object, **more: object) -> tuple[str, ...]:
         return (*real(unit, *told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ckpttool.series.members.look.needs_of", needing_all)
+    monkeypatch.setattr("ckpttool.series.members.look.needed_paths", needing_all)
     monkeypatch.setattr("ckpttool.series.pointers.protection._needed", lambda *told: None)
     done = prune(_request(run), trash=trash)
     assert [os.path.basename(path) for path in done.failed] == ["step_100.safetensors.index.json"]
@@ -248,9 +248,9 @@ def test_places_name_each_link_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("d/x")
     (tmp_path / "round").symlink_to("round")
     real = os.path.realpath(tmp_path)
-    assert list(needs.places(str(tmp_path / "a"))) == [f"{real}/a", f"{real}/d", f"{real}/store/x"]
-    assert next(needs.places(str(tmp_path / "round"))) == f"{real}/round"
-    assert needs.places_of_all([str(tmp_path / "d" / "x")]) == {f"{real}/d", f"{real}/store/x"}
+    assert list(needs.places_on_the_way(str(tmp_path / "a"))) == [f"{real}/a", f"{real}/d", f"{real}/store/x"]
+    assert next(needs.places_on_the_way(str(tmp_path / "round"))) == f"{real}/round"
+    assert needs.all_places([str(tmp_path / "d" / "x")]) == {f"{real}/d", f"{real}/store/x"}
 
 
 def test_what_vanishes_while_it_is_looked_at_is_no_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

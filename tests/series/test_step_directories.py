@@ -16,13 +16,12 @@ from safetensors.numpy import save_file
 from ckpttool.errors import UsageError
 from ckpttool.series.pointers.pins import pin
 from ckpttool.series.pruning.planning import Planned, Request, make_plan
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.resuming.latest import latest
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import Scope, survey
 from ckpttool.series.undoing.undo import undo
 
 FORMS = (

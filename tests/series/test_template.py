@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import UsageError
 from ckpttool.naming import parse_name
-from ckpttool.series.renaming.fields import moment, run_of, stem_of
-from ckpttool.series.renaming.template import FIELDS, Lacking, Template, Value, parse_template, render
+from ckpttool.series.renaming.template import (
+    FIELDS,
+    Lacking,
+    Template,
+    Value,
+    parse_template,
+    render,
+    run_of,
+    stem_of,
+    utc_time,
+)
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=timezone.utc)
 VALUES: dict[str, Value] = {
@@ -223,6 +232,6 @@ def test_suffixes(name: str, is_directory: bool, stem: str) -> None:
 
 
 def test_times_are_in_utc_and_bounded() -> None:
-    assert moment(0.0) == datetime(1970, 1, 1, tzinfo=timezone.utc)
-    assert moment(-86_400.0) == datetime(1969, 12, 31, tzinfo=timezone.utc)
-    assert moment(float("nan")) is moment(1e30) is moment(float("inf")) is None
+    assert utc_time(0.0) == datetime(1970, 1, 1, tzinfo=timezone.utc)
+    assert utc_time(-86_400.0) == datetime(1969, 12, 31, tzinfo=timezone.utc)
+    assert utc_time(float("nan")) is utc_time(1e30) is utc_time(float("inf")) is None

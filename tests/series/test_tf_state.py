@@ -24,7 +24,7 @@ from ckpttool.formats.tensorflow.state import (
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 
 

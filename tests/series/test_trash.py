@@ -14,7 +14,7 @@ from ckpttool.errors import AccessDenied
 from ckpttool.series.changing import removal
 from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import Pruned, prune
+from ckpttool.series.pruning.prune import Pruned, prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.pruning.planning import Request
-from ckpttool.series.pruning.pruning import prune
+from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.undoing.trash import empty
 from ckpttool.series.undoing.undo import undo

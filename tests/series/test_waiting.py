@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.resuming import latest as resuming
-from ckpttool.series.resuming import waiting
+from ckpttool.series.resuming import writers
 from ckpttool.series.resuming.latest import Latest, latest
 
 START = 1_700_000_000.0
@@ -99,7 +99,7 @@ def test_what_grows_is_waited_for_and_is_the_answer(run: Path, clock: Time, new:
     found, said = asked(run, clock)
     assert found.path == str(path)
     assert said[0].startswith(f"waiting up to 60 s for {path}: incomplete: ")
-    assert 10 < clock.now <= 10 + waiting.MOMENTS + 2 * waiting.POLL_SECONDS
+    assert 10 < clock.now <= 10 + writers.MOMENTS + 2 * writers.POLL_SECONDS
     assert found.waited == clock.now
     assert (found.waited_for, found.passed_over) == ((str(path),), ())
 
@@ -124,9 +124,9 @@ def test_the_answer_is_read_in_full_once_and_after_it_was_waited_for(
     write(clock, path, new[:100])()
     clock.at(5, write(clock, path, new))
     read: list[tuple[str, float]] = []
-    real = resuming.read_whole
+    real = resuming.read_all
     monkeypatch.setattr(
-        resuming, "read_whole", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
+        resuming, "read_all", lambda one, *more: read.append((one.name, clock.now)) or real(one, *more)
     )
     assert asked(run, clock)[0].path == str(path)
     ((name, when),) = read
@@ -155,7 +155,7 @@ def test_what_has_not_changed_for_long_is_not_waited_for(run: Path, clock: Time,
     path.write_bytes(new[:900])
     os.utime(path, (START - 601, START - 601))
     found, said = asked(run, clock)
-    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], waiting.MOMENTS)
+    assert (found.path, said, clock.now) == (str(run / "model_epoch_9.pth"), [], writers.MOMENTS)
     assert [one.path for one in found.passed_over] == [str(path)]
 
 
@@ -176,7 +176,7 @@ def test_a_server_s_clock_that_is_behind_hides_no_writer(run: Path, clock: Time,
     found, said = asked(run, clock)
     assert found.path == str(path)
     assert said[0].startswith("waiting up to 60 s ") and said[0].endswith(", and it changes")
-    assert 6 + waiting.MOMENTS <= clock.now <= 6 + waiting.MOMENTS + 3 * waiting.POLL_SECONDS
+    assert 6 + writers.MOMENTS <= clock.now <= 6 + writers.MOMENTS + 3 * writers.POLL_SECONDS
 
 
 def test_what_is_older_than_the_answer_is_not_waited_for(run: Path, clock: Time) -> None:
@@ -192,7 +192,7 @@ def test_a_temporary_file_becomes_the_answer(run: Path, clock: Time, new: bytes)
     clock.at(4, lambda: temporary.rename(path))
     found, said = asked(run, clock)
     assert found.path == str(path)
-    assert clock.now <= 4 + waiting.MOMENTS + 2 * waiting.POLL_SECONDS
+    assert clock.now <= 4 + writers.MOMENTS + 2 * writers.POLL_SECONDS
     assert str(temporary) in said[0]
 
 
@@ -208,7 +208,7 @@ def test_one_that_was_changed_a_moment_ago_is_looked_at_once_more(run: Path, clo
     write(clock, path, new)()
     found, said = asked(run, clock)
     assert (found.path, said) == (str(path), [f"waiting up to 60 s for {path}: it was changed a moment ago"])
-    assert waiting.MOMENTS <= clock.now <= waiting.MOMENTS + waiting.POLL_SECONDS
+    assert writers.MOMENTS <= clock.now <= writers.MOMENTS + writers.POLL_SECONDS
 
 
 def test_one_that_never_rests_is_not_the_answer(run: Path, clock: Time, new: bytes) -> None:
@@ -227,7 +227,7 @@ def test_a_clock_that_is_behind_the_files_does_not_wait_for_ever(run: Path, cloc
     os.utime(path, (START + 300, START + 300))
     found, _ = asked(run, clock)
     assert found.path == str(path)
-    assert clock.now <= waiting.MOMENTS + waiting.POLL_SECONDS
+    assert clock.now <= writers.MOMENTS + writers.POLL_SECONDS
 
 
 def test_the_best_may_be_the_one_that_is_being_written(run: Path, clock: Time, new: bytes) -> None:
@@ -265,7 +265,7 @@ def test_a_trainers_directory_is_waited_for_until_its_state_is_there(trainer: Pa
     found, said = asked(trainer, clock)
     assert found.path == str(newest)
     assert "trainer_state.json" in said[0]
-    assert clock.now <= 7 + waiting.MOMENTS_BETWEEN + 2 * waiting.POLL_SECONDS
+    assert clock.now <= 7 + writers.MOMENTS_BETWEEN + 2 * writers.POLL_SECONDS
 
 
 def test_a_writers_file_in_a_directory_tells_that_it_is_being_written(trainer: Path, clock: Time) -> None:
@@ -308,6 +308,6 @@ def test_ctrl_c_ends_the_wait(run: Path, new: bytes, monkeypatch: pytest.MonkeyP
     from ckpttool.cli import run as run_command
 
     (run / "model_epoch_10.pth").write_bytes(new[:900])
-    monkeypatch.setattr(waiting.time, "sleep", interrupt)
+    monkeypatch.setattr(writers.time, "sleep", interrupt)
     assert run_command(["latest", str(run), "--wait", "60"]) == 130
     assert capsys.readouterr().out == ""

@@ -13,6 +13,7 @@ from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import NameFields
 from ckpttool.ops.verdict import Safety
 from ckpttool.series.files import Contents
+from ckpttool.series.reasons import Code, Reason
 
 Number = int | float
 
@@ -30,7 +31,7 @@ class Entry:
         safety: What loading it with its framework could run, as far as it could be read.
         danger: What loading it would run, where that is known to be unsafe.
         is_complete: False where a part is missing, or it can't be opened.
-        fault: What is wrong with it, ``damaged: …`` or ``incomplete: …``; None where it is sound.
+        fault: What is wrong with it, by ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
         epoch, step: From inside the checkpoint, else from its name.
         inside: Epoch and step as the checkpoint itself has them.
         saved_at: When it was saved, by its own account, in seconds since 1970.
@@ -57,7 +58,7 @@ class Entry:
     safety: Safety = Safety.UNKNOWN
     danger: str | None = None
     is_complete: bool = True
-    fault: str | None = None
+    fault: Reason | None = None
     epoch: Number | None = None
     step: int | None = None
     inside: tuple[Number | None, int | None] = (None, None)
@@ -80,6 +81,11 @@ class Entry:
     def is_sound(self) -> bool:
         """Tell whether it opens, is complete, and nothing is wrong in its structure."""
         return self.fault is None
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Tell whether a part is missing, as if its save had been cut short."""
+        return self.fault is not None and self.fault.code is Code.INCOMPLETE
 
     @property
     def directory(self) -> str:

@@ -24,8 +24,9 @@ from ckpttool.ops.verdict import Safety, safety_of
 from ckpttool.report import Finding, Severity, counted
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry, Number
-from ckpttool.series.members.needs import needs_of
+from ckpttool.series.members.needs import needed_paths
 from ckpttool.series.paths import shown
+from ckpttool.series.reasons import Code, Reason, fault
 from ckpttool.tensor import Role
 
 
@@ -38,8 +39,8 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
         found = contents(os.path.dirname(unit.path) or os.curdir, unit.members)
     except OSError as error:
         failure = from_os_error(error, unit.path)
-        return None if isinstance(failure, NotFound) else _unsound(unit, Contents(), failure)
-    return _looked(unit, found, lambda: _opened(unit), holds_others=holds_others)
+        return None if isinstance(failure, NotFound) else _unsound_entry(unit, Contents(), failure)
+    return _entry_from(unit, found, lambda: _open(unit), holds_others=holds_others)
 
 
 def look_for(path: str) -> tuple[Unit | None, Entry | None]:
@@ -60,7 +61,7 @@ def look_for(path: str) -> tuple[Unit | None, Entry | None]:
         if unit is None:
             return None, None
         if unit.path == path and unit.members == (name,) and _opens_alone(unit.format):
-            return unit, _looked(unit, found, lambda: _opened_from(probe, unit.format))
+            return unit, _entry_from(unit, found, lambda: _open_from(probe, unit.format))
     return unit, look_at(unit)
 
 
@@ -69,32 +70,32 @@ def _opens_alone(format: Format | None) -> bool:
     return format is None or type(format).open_unit is Format.open_unit
 
 
-def _looked(
+def _entry_from(
     unit: Unit, found: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
     try:
         with opened() as checkpoint:
-            return _sound(unit, found, checkpoint, holds_others)
+            return _sound_entry(unit, found, checkpoint, holds_others)
     except NotFound:
         return None
     except CheckpointError as failure:
-        return _unsound(unit, found, failure)
+        return _unsound_entry(unit, found, failure)
 
 
-def _opened(unit: Unit) -> Checkpoint:
+def _open(unit: Unit) -> Checkpoint:
     if unit.format is not None:
         return unit.format.open_unit(unit)
     with Probe(unit.path) as probe:
-        return _opened_from(probe, None)
+        return _open_from(probe, None)
 
 
-def _opened_from(probe: Probe, format: Format | None) -> Checkpoint:
+def _open_from(probe: Probe, format: Format | None) -> Checkpoint:
     if format is None:
         raise unrecognised(probe)
     return open_probed(probe, lambda probe: format)
 
 
-def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
+def _unsound_entry(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
     kind = _kind_of(failure, is_empty=bool(found.files) and not found.nbytes)
     fields = parse_name(os.path.basename(unit.path))
     danger = _first_error(failure.safety) if isinstance(failure, DamagedCheckpoint) else None
@@ -107,26 +108,26 @@ def _unsound(unit: Unit, found: Contents, failure: CheckpointError) -> Entry:
         safety=Safety.UNSAFE if danger else Safety.UNKNOWN,
         danger=danger,
         is_complete=False,
-        fault=f"{kind}: {failure.reason}",
+        fault=fault(kind, failure.reason),
         epoch=fields.epoch,
         step=fields.step,
         saved_at=_seconds(fields.saved_at),
-        needs=needs_of(unit, found, None),
+        needs=needed_paths(unit, found, None),
     )
 
 
-def _kind_of(failure: CheckpointError, *, is_empty: bool) -> str:
-    """Return in a word what is wrong; what was cut short lacks its end, and the rest may be right."""
+def _kind_of(failure: CheckpointError, *, is_empty: bool) -> Code:
+    """Return what kind of fault it is; a file that was cut short lacks its end, and the rest may be right."""
     if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
-        return "unreadable"
-    return "incomplete" if isinstance(failure, Truncated) or is_empty else "damaged"
+        return Code.UNREADABLE
+    return Code.INCOMPLETE if isinstance(failure, Truncated) or is_empty else Code.DAMAGED
 
 
-def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
+def _sound_entry(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bool) -> Entry:
     training = checkpoint.training
     fields = parse_name(os.path.basename(unit.path))
-    inside = _inside(training)
-    fault = _structural_fault(checkpoint)
+    inside = _counts_inside(training)
+    wrong = _structural_fault(checkpoint)
     return Entry(
         path=shown(unit.path),
         unit=unit,
@@ -136,7 +137,7 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         safety=safety_of(checkpoint.safety),
         danger=_first_error(checkpoint.safety),
         is_complete=checkpoint.complete,
-        fault=fault,
+        fault=wrong,
         epoch=fields.epoch if inside[0] is None else inside[0],
         step=fields.step if inside[1] is None else inside[1],
         inside=inside,
@@ -144,14 +145,14 @@ def _sound(unit: Unit, found: Contents, checkpoint: Checkpoint, holds_others: bo
         loss=_own_loss(training, fields),
         metrics=training.metrics,
         logged_as=_logged_as(checkpoint),
-        signature=signature(checkpoint) if fault is None else None,
+        signature=signature(checkpoint) if wrong is None else None,
         granularity=checkpoint.granularity,
         has_weights=any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors),
         best_paths=tuple(_best_paths(checkpoint)),
         holds_others=holds_others,
         linked_bytes=_linked_bytes(unit, found),
         holds=_holds(checkpoint),
-        needs=needs_of(unit, found, checkpoint, all=holds_others),
+        needs=needed_paths(unit, found, checkpoint, all=holds_others),
     )
 
 
@@ -175,7 +176,7 @@ def _linked_bytes(unit: Unit, found: Contents) -> int | None:
     )
 
 
-def _inside(training: TrainingState) -> tuple[Number | None, int | None]:
+def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
     """Return epoch and step, unless they were taken from the name or are no numbers.
 
     A negative one is what a framework writes for "not training any more": the name knows better.
@@ -207,7 +208,7 @@ def _logged_as(checkpoint: Checkpoint) -> int | None:
     Source: lightning ``pytorch/loops/training_epoch_loop.py`` (``_batches_that_stepped``),
     ``pytorch/trainer/connectors/logger_connector/logger_connector.py`` (``log_metrics``).
     """
-    told = _told_by_training(checkpoint)
+    told = _own_metadata(checkpoint)
     batches: object = told
     for key in ("loops", "fit_loop", "epoch_loop.state_dict", "_batches_that_stepped"):
         batches = batches.get(key) if isinstance(batches, Mapping) else None
@@ -222,11 +223,11 @@ def _quotient(steps: object, optimizers: int) -> int:
     return steps // optimizers if isinstance(steps, int) and steps and steps % optimizers == 0 else -1
 
 
-def _structural_fault(checkpoint: Checkpoint) -> str | None:
-    kind = "damaged" if checkpoint.complete else "incomplete"
+def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
+    kind = Code.DAMAGED if checkpoint.complete else Code.INCOMPLETE
     if (error := _first_error(checkpoint.findings)) is not None:
-        return f"{kind}: {error}"
-    return None if checkpoint.complete else f"{kind}: a part of it is missing"
+        return fault(kind, error)
+    return None if checkpoint.complete else fault(kind, "a part of it is missing")
 
 
 def _first_error(findings: Iterable[Finding]) -> str | None:
@@ -253,14 +254,14 @@ def signature(checkpoint: Checkpoint) -> str:
 
 def _best_paths(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield what Lightning's callbacks remember as the best; of ``best_k_models`` only that."""
-    callbacks = _told_by_training(checkpoint).get("callbacks")
+    callbacks = _own_metadata(checkpoint).get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
         best = state.get("best_model_path") if isinstance(state, Mapping) else None
         if isinstance(best, str) and best:
             yield best
 
 
-def _told_by_training(checkpoint: Checkpoint) -> Mapping[str, object]:
+def _own_metadata(checkpoint: Checkpoint) -> Mapping[str, object]:
     return {} if checkpoint.derives_metadata else checkpoint.metadata
 
 

@@ -15,7 +15,7 @@ _MOST_LINKS = 40
 """A chain of symlinks that is longer is a circle, as Linux has it."""
 
 
-def needs_of(
+def needed_paths(
     unit: Unit, found: Contents, checkpoint: Checkpoint | None, *, all: bool = False
 ) -> tuple[str, ...]:
     """Return the paths of what a checkpoint needs besides files of its own.
@@ -35,7 +35,7 @@ def needs_of(
     return tuple(dict.fromkeys((*shared, *foreign, *links)))
 
 
-def places(path: str) -> Iterator[str]:
+def places_on_the_way(path: str) -> Iterator[str]:
     """Yield where a path leads, and each symlink on the way there, all in directories without a symlink."""
     waiting = [part for part in reversed(os.path.abspath(path).split(os.sep)) if part]
     place, links = os.sep, 0
@@ -66,23 +66,25 @@ def _target(path: str) -> str | None:
         return None
 
 
-def places_of_all(paths: Iterable[str]) -> set[str]:
+def all_places(paths: Iterable[str]) -> set[str]:
     """Return all places that paths lead to or over; what lies in one directory is looked up together."""
     found: set[str] = set()
     known: dict[str, str] = {}
     for path in paths:
         above, name = os.path.split(path)
         if above not in known:
-            *links, known[above] = places(above or os.curdir)
+            *links, known[above] = places_on_the_way(above or os.curdir)
             found.update(links)
         at = os.path.join(known[above], name)
-        found.update(places(at) if os.path.islink(at) else (at,))
+        found.update(places_on_the_way(at) if os.path.islink(at) else (at,))
     return found
 
 
 def named_above(root: str) -> dict[str, str]:
     """Return the places below a directory that indexes above it name, with the index."""
-    return {place: index for path, index in named_from_above(root).items() for place in places(path)}
+    return {
+        place: index for path, index in named_from_above(root).items() for place in places_on_the_way(path)
+    }
 
 
 def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
@@ -102,7 +104,7 @@ def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
     return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
 
 
-def needing(directory: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
+def who_needs(directory: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
     """Return who needs something of what lies in a directory, or None."""
     real = os.path.realpath(directory)
     for path in (*(file.path for file in contents.files), *contents.directories):

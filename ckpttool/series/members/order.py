@@ -7,30 +7,59 @@ file's own time where all else is equal or unknown. A criterion counts only wher
 from __future__ import annotations
 
 import os
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
-from ckpttool.series.members.counts import (
-    CONTRADICTION_SECONDS,
-    COUNTS,
-    decision,
-    had_by_all,
-    in_order_of,
-    is_flat,
-    newest_otherwise,
-    places,
-)
+from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import in_runs, with_directories, with_pairs
+from ckpttool.series.members.runs import split_into_runs, with_directory_counts, with_number_pairs
 from ckpttool.series.paths import shown
 
 GroupBy = Literal["parent", "prefix", "format", "none"]
 
+
 Kind = tuple[str | None, str | None]
 """Format and signature; of these, what the checkpoints of a series share."""
+
+
+CONTRADICTION_SECONDS = 60
+"""Copies made in one go have times within moments of one another; a restarted run has not."""
+
+
+Criterion = Callable[[Entry], Any]
+
+
+_INSIDE: tuple[Criterion, ...] = (lambda entry: entry.inside[0], lambda entry: entry.inside[1])
+
+
+_NAMED: tuple[Criterion, ...] = (
+    lambda entry: entry.fields.epoch,
+    lambda entry: entry.fields.step,
+    lambda entry: entry.fields.number,
+)
+
+
+COUNTS: tuple[Criterion, ...] = (*_INSIDE, *_NAMED)
+"""Epoch and step inside, then epoch, step and number of the name."""
+
+
+CRITERIA: tuple[Criterion, ...] = (*COUNTS, lambda entry: entry.saved_at)
+"""The counts, and the time inside."""
+
+
+_EPOCHS, _STEPS = (_INSIDE[0], _NAMED[0]), (_INSIDE[1], _NAMED[1])
+
+
+AVERAGED = re.compile(r"(?:^|[^a-z])(?:ema|swa|avg|averaged?)(?![a-z])", re.IGNORECASE)
+"""Averages of weights are for use; a training goes on from the weights themselves."""
+
+
+Rank = tuple[int, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +86,8 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
     named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
-    found = with_pairs(list(entries))
-    for entry in with_directories(found, everywhere=by == "none"):
+    found = with_number_pairs(list(entries))
+    for entry in with_directory_counts(found, everywhere=by == "none"):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
             named[_place(entry, by)].setdefault(kind, []).append(entry)
@@ -73,10 +102,22 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
     groups = [
         one
         for place, kinds in named.items()
-        for key, found in _keyed(place, list(kinds.values()))
+        for key, found in _by_kind(place, list(kinds.values()))
         for one in _groups(key, found, by)
     ]
     return tuple(sorted(groups, key=lambda one: one.key))
+
+
+def _groups(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
+    runs = split_into_runs(entries) if by is None else [entries]
+    for run in runs:
+        begun = min(entry.fields.saved_at or "" for entry in run)
+        yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
+
+
+def _group(key: str, entries: list[Entry]) -> Group:
+    ordered, warnings = order_entries([replace(entry, group=key) for entry in entries])
+    return Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings))
 
 
 def _place(entry: Entry, by: GroupBy | None) -> str:
@@ -93,14 +134,7 @@ def _place(entry: Entry, by: GroupBy | None) -> str:
     return shown(os.path.join(entry.directory, entry.fields.blank))
 
 
-def _groups(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
-    runs = in_runs(entries) if by is None else [entries]
-    for run in runs:
-        begun = min(entry.fields.saved_at or "" for entry in run)
-        yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
-
-
-def _keyed(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+def _by_kind(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
     if len(kinds) == 1:
         yield path, kinds[0]
@@ -111,34 +145,29 @@ def _keyed(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entr
     for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
         first = found[0]
         holds = first.holds if first.is_sound else "damaged"
-        named[_listed(first.format if is_told else None, holds)].append(found)
+        named[_joined(first.format if is_told else None, holds)].append(found)
     for words, alike in named.items():
         for number, found in enumerate(alike, 1):
-            yield f"{path} ({_listed(words, f'kind {number}' if len(alike) > 1 else None)})", found
+            yield f"{path} ({_joined(words, f'kind {number}' if len(alike) > 1 else None)})", found
 
 
-def _listed(*words: str | None) -> str:
+def _joined(*words: str | None) -> str:
     return ", ".join(filter(None, words))
 
 
-def _group(key: str, entries: list[Entry]) -> Group:
-    ordered, warnings = in_order([replace(entry, group=key) for entry in entries])
-    return Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings))
-
-
-def in_order(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
+def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str]]:
     """Return checkpoints from the oldest to the newest, and what is doubtful about that order."""
     sound = [entry for entry in entries if entry.is_sound]
     unsound = [entry for entry in entries if not entry.is_sound] if sound else []
     known = sound or list(entries)
     found = decision(known)
     warnings = list(found.warnings)
-    ordered = in_order_of(known, found.criteria)
-    if len(set(places(known, found.criteria))) < len(known):
+    ordered = sorted_by(known, found.criteria)
+    if len(set(positions(known, found.criteria))) < len(known):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
-    return tuple(_with_unsound(ordered, unsound) if unsound else ordered), warnings
+    return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
 
 
 def is_ordered(entries: Sequence[Entry]) -> bool:
@@ -146,24 +175,24 @@ def is_ordered(entries: Sequence[Entry]) -> bool:
     return bool(had_by_all(entries))
 
 
-def in_numbered_order(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
+def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
     """Return checkpoints from the oldest to the newest, by what they and their names count.
 
     None where one isn't sound, or where epochs, steps and numbers don't tell them all apart.
     """
-    found = set(places(entries, had_by_all(entries, COUNTS)))
+    found = set(positions(entries, had_by_all(entries, COUNTS)))
     if len(found) < len(entries) or not all(entry.is_sound for entry in entries):
         return None
-    return in_order(entries)[0]
+    return order_entries(entries)[0]
 
 
-def _with_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
+def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
     behind: dict[str | None, list[Entry]] = defaultdict(list)
-    places = {entry.path: _named_place(entry) for entry in unsound}
+    positions = {entry.path: _named_place(entry) for entry in unsound}
     last_before = _last_before(sound)
-    for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
-        behind[last_before(places[entry.path])].append(entry)
+    for entry in sorted(unsound, key=lambda one: (positions[one.path] or (), one.modified_ns, one.path)):
+        behind[last_before(positions[entry.path])].append(entry)
     yield from behind[None]
     for entry in sound:
         yield entry
@@ -186,15 +215,171 @@ def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
         first.setdefault(_named_place(entry), entry.path)
     if None in first:
         return lambda place: sound[-1].path
-    places = sorted(first)
+    positions = sorted(first)
 
     def found(place: Any) -> str | None:
         if place is None:
             return sound[-1].path
-        count = bisect_right(places, place)
-        return first[places[count - 1]] if count else None
+        count = bisect_right(positions, place)
+        return first[positions[count - 1]] if count else None
 
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What orders a series.
+
+    Attributes:
+        criteria: What decides, the first first.
+        usual: What would if nothing disagreed.
+        counts: What reads epochs and steps, where these disagree.
+        named: What the names count, where what is inside disagrees.
+        warnings: What disagrees, and what decides.
+    """
+
+    criteria: Sequence[Criterion]
+    usual: Sequence[Criterion]
+    counts: tuple[Criterion, Criterion] | None
+    named: Sequence[Criterion]
+    warnings: Sequence[str]
+
+
+def decision(entries: Sequence[Entry]) -> Decision:
+    """Return what orders checkpoints.
+
+    Times may settle what disagrees. Where they don't, epochs come before steps, and what is inside before
+    the names, unless it begins again while they go on.
+    """
+    usual = criteria = had_by_all(entries)
+    warnings = []
+    counts = _disagreeing_counts(entries)
+    if counts is not None:
+        epochs, steps = counts
+        if _times_confirm(entries, steps):
+            criteria = [steps, epochs, *(one for one in usual if one not in counts)]
+        first = "steps" if criteria[0] is steps else "epochs"
+        warnings.append(f"epochs and steps disagree about the order; {first} decide")
+    named = _contradicting_names(entries, criteria)
+    if named:
+        decides = _is_borne_out(entries, named, criteria) or (
+            _begins_again(entries, named) and not _is_borne_out(entries, criteria, named)
+        )
+        first = "the names decide" if decides else "what is inside decides"
+        criteria = [*named, *(one for one in criteria if one not in named)] if decides else criteria
+        warnings = [] if decides else warnings
+        warnings.append(f"the names and what is inside disagree about the order; {first}")
+    return Decision(criteria, usual, counts, named, warnings)
+
+
+def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
+    """Return what reads epochs and steps where these differ about the order: one of them began again."""
+    epochs, steps = (next(iter(had_by_all(entries, kind)), None) for kind in (_EPOCHS, _STEPS))
+    if epochs is None or steps is None:
+        return None
+    pairs = [(epochs(entry), steps(entry)) for entry in entries]
+    is_same = sorted(pairs) == sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    return None if is_same else (epochs, steps)
+
+
+def _times_confirm(entries: Sequence[Entry], count: Criterion) -> bool:
+    """Tell whether the files' times bear a count out: each later one was clearly written later."""
+    ordered = sorted(entries, key=lambda entry: (count(entry), entry.modified_ns))
+    times = [entry.modified_ns for entry in ordered]
+    return all(later - earlier > CONTRADICTION_SECONDS * 10**9 for earlier, later in pairwise(times))
+
+
+def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Criterion]:
+    """Return the counts of the names where they tell all apart, and the order by what is inside is another.
+
+    Only in a series of one name do they count the same, and only after some words do they count saves.
+    """
+    named = had_by_all(entries, _NAMED)
+    if not named or not any(one in _INSIDE for one in criteria) or not _count_alike(entries):
+        return []
+    rows = sorted(zip(positions(entries, named), positions(entries, criteria), strict=True))
+    is_told_apart = all(one[0] < two[0] for one, two in pairwise(rows))
+    is_same = all(one[1] <= two[1] for one, two in pairwise(rows))
+    return named if is_told_apart and not is_same else []
+
+
+def _count_alike(entries: Sequence[Entry]) -> bool:
+    blanks = {entry.fields.blank for entry in entries}
+    return len(blanks) == 1 and all(entry.fields.is_ordinal for entry in entries)
+
+
+def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
+    """Tell whether what is inside counts anew while the names go on: it repeats, or falls behind for good."""
+    inside = had_by_all(entries, _INSIDE)
+    if len(set(positions(entries, inside))) < len(entries):
+        return True
+    count = named[0]
+    same = next((kind[0] for kind in (_EPOCHS, _STEPS) if count in kind), inside[0])
+    if same not in inside:
+        return False
+    behind = [count(entry) - same(entry) for entry in sorted_by(entries, named)]
+    return behind[0] >= -1 and all(one <= two for one, two in pairwise(behind))
+
+
+def _is_borne_out(
+    entries: Sequence[Entry], criteria: Sequence[Criterion], others: Sequence[Criterion]
+) -> bool:
+    """Tell whether the files' times bear one order out rather than another, and aren't those of a copy."""
+    times, other_times = (
+        [entry.modified_ns for entry in sorted_by(entries, one)] for one in (criteria, others)
+    )
+    latest = max(times)
+    is_last = times[-1] == latest > other_times[-1]
+    return is_last and not is_flat(entries) and _descents(times) <= _descents(other_times)
+
+
+def _descents(times: Sequence[int]) -> int:
+    return sum(later <= earlier for earlier, later in pairwise(times))
+
+
+def is_flat(entries: Sequence[Entry]) -> bool:
+    """Tell whether all files are of one moment, as a copy makes them: their times say nothing then."""
+    times = [entry.modified_ns for entry in entries]
+    return max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
+
+
+def had_by_all(entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA) -> list[Criterion]:
+    """Return the criteria that all checkpoints have."""
+    return [one for one in criteria if all(one(entry) is not None for entry in entries)]
+
+
+def positions(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[tuple[Any, ...]]:
+    """Return the places of checkpoints by some criteria."""
+    return [tuple(one(entry) for one in criteria) for entry in entries]
+
+
+def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[Entry]:
+    """Return checkpoints from the oldest to the newest by some criteria, and by their files' times."""
+
+    def place(entry: Entry) -> tuple[Any, ...]:
+        return (*(one(entry) for one in criteria), entry.modified_ns, entry.unit.path)
+
+    return sorted(entries, key=place)
+
+
+def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+    """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside.
+
+    Args:
+        entries: Sound ones, at least one.
+    """
+    found = decision(entries)
+    others: list[tuple[Sequence[Criterion], str]] = []
+    if found.counts is not None:
+        others += [(found.counts, "epoch"), (found.counts[::-1], "step")]
+    if found.named:
+        others += [(found.named, "its name"), (found.usual, "what is inside")]
+    told = {sorted_by(entries, found.criteria)[-1].path} if others else set()
+    for criteria, name in others:
+        newest = sorted_by(entries, criteria)[-1]
+        if newest.path not in told:
+            told.add(newest.path)
+            yield newest, name
 
 
 def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
@@ -213,7 +398,7 @@ def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
 
 def written_last(entries: Sequence[Entry]) -> list[Entry]:
     """Return checkpoints with the last written first where their times contradict their order; else none."""
-    ordered, _ = in_order(entries)
+    ordered, _ = order_entries(entries)
     return sorted(ordered, key=lambda entry: -entry.modified_ns) if _contradiction(ordered) else []
 
 
@@ -224,3 +409,49 @@ def _contradiction(ordered: Sequence[Entry]) -> str | None:
     if latest.modified_ns - last.modified_ns <= CONTRADICTION_SECONDS * 10**9:
         return None
     return f"{last.name} comes last, but {latest.name} was written later; was the run restarted?"
+
+
+def newest_first(
+    groups: Iterable[Group], is_meant: Callable[[Entry], bool] = lambda entry: True
+) -> Iterator[Entry]:
+    """Yield the checkpoints of all series: the most to resume from first, then the newest.
+
+    Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
+
+    Args:
+        groups: The series.
+        is_meant: Tells which of their checkpoints are yielded.
+    """
+    for tier in tiers(groups):
+        yield from _merge_newest([list(filter(is_meant, one.entries)) for one in tier])
+
+
+def tiers(groups: Iterable[Group]) -> list[list[Group]]:
+    """Return series in the order in which one would resume from them; those of one tier compete."""
+    ranked: dict[Rank, list[Group]] = {}
+    for one in groups:
+        ranked.setdefault(_rank(one), []).append(one)
+    return [ranked[rank] for rank in sorted(ranked)]
+
+
+def _rank(group: Group) -> Rank:
+    """Return how little there is to resume from, whether nothing counts, and whether it is an average."""
+    sound = [entry for entry in group.entries if entry.is_sound]
+    if not sound:
+        return 4, True, True
+    newest = sound[-1]
+    number = newest.fields.number if newest.fields.is_ordinal else None
+    is_uncounted = all(value is None for value in (newest.epoch, newest.step, number))
+    if newest.has_weights:
+        level = 0 if newest.granularity is Granularity.FULL else 1
+    else:
+        level = 2 if newest.granularity is Granularity.PARTIAL else 3
+    return level, is_uncounted, bool(AVERAGED.search(newest.name))
+
+
+def _merge_newest(waiting: list[list[Entry]]) -> Iterator[Entry]:
+    while waiting := [one for one in waiting if one]:
+        ordered, _ = order_entries([one[-1] for one in waiting])
+        newest = ordered[-1]
+        yield newest
+        next(one for one in waiting if one[-1] is newest).pop()

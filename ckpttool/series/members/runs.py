@@ -17,12 +17,12 @@ from ckpttool.series.members.entry import Entry
 _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 
-def as_told(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
+def in_named_series(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
-    return [_as_told(entry, globs) for entry in with_settings(entries)]
+    return [_in_named_series(entry, globs) for entry in with_run_settings(entries)]
 
 
-def _as_told(entry: Entry, globs: Globs) -> Entry:
+def _in_named_series(entry: Entry, globs: Globs) -> Entry:
     """Return a checkpoint in the series of the first glob that matches it.
 
     A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
@@ -32,10 +32,10 @@ def _as_told(entry: Entry, globs: Globs) -> Entry:
         return entry
     is_in_each = glob == entry.name
     series = os.path.join(os.path.dirname(entry.directory), "*", glob) if is_in_each else None
-    return replace(entry, fields=_fields_as_told(entry, glob), series=series)
+    return replace(entry, fields=_named_series_fields(entry, glob), series=series)
 
 
-def _fields_as_told(entry: Entry, glob: str) -> NameFields:
+def _named_series_fields(entry: Entry, glob: str) -> NameFields:
     fields = entry.fields
     numbers = [one for one in _NUMBERS.findall(os.path.splitext(entry.name)[0]) if one.isdigit()]
     is_placed = any(place is not None for place in fields.position)
@@ -43,7 +43,7 @@ def _fields_as_told(entry: Entry, glob: str) -> NameFields:
     return replace(fields, blank=glob, number=number)
 
 
-def with_settings(entries: Sequence[Entry]) -> list[Entry]:
+def with_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     """Return checkpoints; a number in their names that looks like a metric and tells runs apart stays there.
 
     It does where each of its values has several checkpoints, and two have the same epoch and step:
@@ -55,7 +55,10 @@ def with_settings(entries: Sequence[Entry]) -> list[Entry]:
             named[entry.directory, entry.fields.blank].append(entry)
     settings = {place: told for place, alike in named.items() if (told := _settings(alike))}
     places = ((entry, (entry.directory, entry.fields.blank)) for entry in entries)
-    return [_told_apart(entry, settings[place]) if place in settings else entry for entry, place in places]
+    return [
+        _with_settings_in_blank(entry, settings[place]) if place in settings else entry
+        for entry, place in places
+    ]
 
 
 def _settings(alike: Sequence[Entry]) -> Collection[int]:
@@ -98,24 +101,24 @@ def _field_texts(entry: Entry) -> tuple[str, ...]:
     return match.groups() if match else ()
 
 
-def _told_apart(entry: Entry, settings: Collection[int]) -> Entry:
+def _with_settings_in_blank(entry: Entry, settings: Collection[int]) -> Entry:
     first, *rest = entry.fields.blank.split("*")
     texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
     blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
     return replace(entry, fields=replace(entry.fields, blank=blank))
 
 
-def is_parted(entry: Entry) -> bool:
+def has_run_setting(entry: Entry) -> bool:
     """Tell whether a setting in its name stays there, which would look like a metric without other runs."""
     return entry.fields.blank.count("*") < parse_name(entry.name).blank.count("*")
 
 
-def is_parted_behind(entry: Entry) -> bool:
+def has_run_setting_after_count(entry: Entry) -> bool:
     """Tell whether that setting comes after the epoch or step: it takes two of one epoch to know it, then."""
     return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
 
 
-def with_directories(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
+def with_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
     """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs.
 
     Args:
@@ -126,16 +129,16 @@ def with_directories(entries: Sequence[Entry], *, everywhere: bool) -> list[Entr
     for entry in entries:
         if (everywhere or entry.series is not None) and all(one is None for one in entry.fields.position):
             named[entry.fields.blank if everywhere else entry.series or ""].append(entry)
-    told = {path: fields for alike in named.values() for path, fields in _of_directories(alike).items()}
+    told = {path: fields for alike in named.values() for path, fields in _directory_fields(alike).items()}
     return [
-        _placed(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number))
+        _with_fields(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number))
         if fields
         else entry
         for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
     ]
 
 
-def _of_directories(alike: Sequence[Entry]) -> dict[str, NameFields]:
+def _directory_fields(alike: Sequence[Entry]) -> dict[str, NameFields]:
     """Return what the only part in which directories differ says, by the checkpoint's path."""
     parts = [entry.directory.split(os.sep) for entry in alike]
     if len({len(one) for one in parts}) != 1:
@@ -153,7 +156,7 @@ def _of_directories(alike: Sequence[Entry]) -> dict[str, NameFields]:
     return {entry.path: one for entry, one in zip(alike, fields, strict=True)}
 
 
-def with_pairs(entries: Sequence[Entry]) -> list[Entry]:
+def with_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
     """Return checkpoints; ``checkpoint_1_100.pt`` and ``checkpoint_2_200.pt`` have an epoch and a step then.
 
     A pair is one where both numbers grow together; otherwise the first may be a fold.
@@ -163,21 +166,21 @@ def with_pairs(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         if fields := pairs.get(entry.path):
             places[entry.directory, fields.blank].append(fields)
-    grown = {place for place, found in places.items() if _grow(found)}
+    grown = {place for place, found in places.items() if _grow_together(found)}
     return [
-        _placed(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
+        _with_fields(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
         for entry, fields in ((entry, pairs.get(entry.path)) for entry in entries)
     ]
 
 
-def _grow(found: Sequence[NameFields]) -> bool:
+def _grow_together(found: Sequence[NameFields]) -> bool:
     numbers = sorted((fields.epoch or 0, fields.step or 0) for fields in found)
     steps = [step for _, step in numbers]
     is_growing = len(steps) > 1 and all(one < two for one, two in pairwise(steps))
     return is_growing and all(epoch < step for epoch, step in numbers)
 
 
-def _placed(entry: Entry, fields: NameFields) -> Entry:
+def _with_fields(entry: Entry, fields: NameFields) -> Entry:
     epoch, step = entry.inside
     return replace(
         entry,
@@ -187,19 +190,19 @@ def _placed(entry: Entry, fields: NameFields) -> Entry:
     )
 
 
-def in_runs(entries: list[Entry]) -> list[list[Entry]]:
+def split_into_runs(entries: list[Entry]) -> list[list[Entry]]:
     """Return the runs among checkpoints of one name: where dates go on, but epochs begin again, is another.
 
     ``2026-01-01_e1``, ``…_e2`` and ``2026-01-02_e1`` are two runs; ``2026-01-02_e3`` would go on.
     """
-    dated = [entry for entry in entries if entry.fields.saved_at and _count(entry) != _NO_COUNT]
+    dated = [entry for entry in entries if entry.fields.saved_at and _position(entry) != _NO_COUNT]
     if len(dated) < len(entries):
         return [entries]
-    ordered = sorted(dated, key=lambda entry: (entry.fields.saved_at or "", _count(entry)))
+    ordered = sorted(dated, key=lambda entry: (entry.fields.saved_at or "", _position(entry)))
     runs = [ordered[:1]]
     for before, entry in pairwise(ordered):
         is_later = entry.fields.saved_at != before.fields.saved_at
-        if is_later and _count(entry) <= _count(before):
+        if is_later and _position(entry) <= _position(before):
             runs.append([])
         runs[-1].append(entry)
     return runs
@@ -208,5 +211,5 @@ def in_runs(entries: list[Entry]) -> list[list[Entry]]:
 _NO_COUNT = (-1, -1)
 
 
-def _count(entry: Entry) -> tuple[float, float]:
+def _position(entry: Entry) -> tuple[float, float]:
     return -1 if entry.epoch is None else entry.epoch, -1 if entry.step is None else entry.step

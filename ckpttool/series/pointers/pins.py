@@ -22,19 +22,20 @@ from ckpttool.series.changing.journal import waiting
 from ckpttool.series.changing.lock import BUSY, locked
 from ckpttool.series.changing.recovery import settle_all
 from ckpttool.series.paths import bare, shown
-from ckpttool.series.pointers.pin_files import (
+from ckpttool.series.pointers.pin_lists import (
     KEY,
     Pin,
     changed_text,
     file_for,
+    files_for,
     names_in,
+    pins_above,
     pins_in,
     read,
     write,
 )
-from ckpttool.series.pointers.pin_search import files_for, pins_above
 from ckpttool.series.pointers.readers import PINS
-from ckpttool.series.surveying.spelling import Place, named, place_of
+from ckpttool.series.surveying.path_resolution import Place, named, place_of
 from ckpttool.wire.tomledit import changed_strings, quoted
 from ckpttool.wire.walk import walk
 

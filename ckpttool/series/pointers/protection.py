@@ -9,16 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from ckpttool.errors import from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.naming import is_named_best, parse_name
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.needs import named_above, places, places_of_all
+from ckpttool.series.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.series.members.order import Group
 from ckpttool.series.paths import shown
-from ckpttool.series.pointers.meaning import Index, Meaning, exists
-from ckpttool.series.pointers.moved import elsewhere, in_own_run, lies_nearby, was_here
-from ckpttool.series.pointers.notes import is_note, said
-from ckpttool.series.pointers.pin_search import follow_pins
+from ckpttool.series.pointers.notes import Meaning, is_note, said
+from ckpttool.series.pointers.pin_lists import follow_pins
 from ckpttool.series.pointers.readers import (
     BEST_INSIDE,
     READERS,
@@ -29,11 +28,19 @@ from ckpttool.series.pointers.readers import (
     names_in,
     temporary_for,
 )
-from ckpttool.series.pointers.renamed import renamed_since
+from ckpttool.series.pointers.targets import (
+    Index,
+    elsewhere,
+    exists,
+    in_own_run,
+    lies_nearby,
+    renamed_since,
+    was_here,
+)
+from ckpttool.series.reasons import Code, Reason
 
-NAMED_BEST = "named best"
-WRITING = "being written"
-PART_OF = "a part of"
+NAMED_BEST = Reason(Code.NAMED_BEST)
+BEING_WRITTEN = Reason(Code.BEING_WRITTEN)
 
 _NEVER_ENTERED = frozenset({".git"})
 _STALE_SECONDS = 3600
@@ -142,13 +149,15 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[G
         return
     inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
-    places = [os.path.join(pointer.directory, pointer.target), pointer.target]
-    is_there = any(map(exists, places))
+    places_on_the_way = [os.path.join(pointer.directory, pointer.target), pointer.target]
+    is_there = any(map(exists, places_on_the_way))
     found = in_own_run(pointer.target, directories, index)
     found = found or renamed_since(pointer.target, directories, index)
     if not found and not is_there:
         found = elsewhere(pointer.target, directories, index)
-    found += [entry for place in places if exists(place) and (entry := index.at(place)) is not None]
+    found += [
+        entry for place in places_on_the_way if exists(place) and (entry := index.at(place)) is not None
+    ]
     for one in found:
         pointed.protect(one, pointer.reason, pointer.holder)
     if found or is_there or lies_nearby(pointer.target, directories):
@@ -220,10 +229,10 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     except OSError:  # it has just gone
         seconds = 0
     if seconds < _STALE_SECONDS:
-        return WRITING
+        return BEING_WRITTEN
     hours = int(seconds // 3600)
     age = f"{hours // 24} d" if hours >= 48 else f"{hours} h"
-    return f"{WRITING} ({temporary.name}, {age} old)"
+    return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
 def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None:
@@ -231,7 +240,7 @@ def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
     for link in [*beside, *links_below(root)]:
-        found = list(filter(None, map(index.around, list(places(link))[1:])))
+        found = list(filter(None, map(index.around, list(places_on_the_way(link))[1:])))
         reason = f"symlink {os.path.basename(link)}"
         for entry in found:
             if not _lies_in(link, entry):
@@ -244,10 +253,10 @@ def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry])
     """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
     deeper: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
-        for place in places_of_all(entry.needs):
+        for place in all_places(entry.needs):
             other = index.around(place)
             if other is not None and other is not entry:
-                pointed.protect(other, f"{PART_OF} {entry.name}")
+                pointed.protect(other, _part_of(entry.name))
         for name in entry.unit.shared:
             if os.sep in name:
                 deeper[os.path.realpath(os.path.join(entry.directory, name))].append(entry)
@@ -257,7 +266,11 @@ def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry])
     for place, holder in named_above(root).items():
         other = index.around(place)
         if other is not None:
-            pointed.protect(other, f"{PART_OF} {os.path.basename(holder)}", holder)
+            pointed.protect(other, _part_of(os.path.basename(holder)), holder)
+
+
+def _part_of(name: str) -> Reason:
+    return Reason(Code.PART_OF, f"{Code.PART_OF.value} {name}")
 
 
 def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None:
@@ -296,3 +309,14 @@ def _lies_in(link: str, entry: Entry) -> bool:
     place = os.path.realpath(os.path.dirname(link))
     inside = [os.path.realpath(os.path.join(entry.directory, name)) for name in entry.unit.members]
     return any(place == path or place.startswith(path + os.sep) for path in inside)
+
+
+def unseen_above(root: str) -> Iterator[str]:
+    """Yield a warning where the directory above another can't be listed: texts and links there go unseen."""
+    above = os.path.dirname(os.path.realpath(root))
+    try:
+        with os.scandir(above):
+            return
+    except OSError as error:
+        reason = from_os_error(error, above).reason
+        yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"

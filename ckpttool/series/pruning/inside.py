@@ -14,8 +14,7 @@ from ckpttool.naming import parse_name
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import Survey
+from ckpttool.series.surveying.survey import Scope, Survey
 
 _PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
 """The formats of what a directory that takes in others is made of: adapters, parts of a pipeline, shards."""

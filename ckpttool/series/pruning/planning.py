@@ -17,33 +17,31 @@ from ckpttool.formats.globs import Globs, last_name
 from ckpttool.report import counted
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.changing.strictly import is_name
-from ckpttool.series.members.copies import copies
-from ckpttool.series.members.doubt import (
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.full_read import Progress, no_progress, read_all
+from ckpttool.series.members.order import Group
+from ckpttool.series.members.series_doubts import (
     METRICS_ALONE,
     NOTHING_TRAINED,
     UNORDERED,
     WITNESS,
-    untrained,
+    copy_warnings,
+    untrained_entries,
     witnesses,
 )
-from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group
-from ckpttool.series.members.reading import Progress, read_whole, unseen
 from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.protection import WRITING, Pointed, follow
-from ckpttool.series.pointers.unseen import unseen_above
-from ckpttool.series.problem import Problem
+from ckpttool.series.pointers.protection import Pointed, follow, unseen_above
 from ckpttool.series.pruning.inside import passed_over, told_inside
-from ckpttool.series.retention.companions import belonging, doubts_of, followers, saved_together
-from ckpttool.series.retention.failed import Failures, failures
-from ckpttool.series.retention.lacking import remarks, unnamed
+from ckpttool.series.reasons import Code, Problem, Reason, code_of
+from ckpttool.series.retention.companions import doubts_of, followers, reasons_to_stay, saved_together
+from ckpttool.series.retention.failed_runs import Failures, failures
 from ckpttool.series.retention.lookalikes import lookalikes
-from ckpttool.series.retention.named_best import best_of_many, protecting
-from ckpttool.series.retention.plan import NO_RULE, Kept, Plan, Protections, plan
+from ckpttool.series.retention.missing_metrics import lack_warnings, unmatched_names
+from ckpttool.series.retention.named_best import best_of_many, protecting_reasons
+from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, KeptEntry, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import Survey, survey
+from ckpttool.series.surveying.survey import Scope, Survey, survey
 
 Depth = Literal["quick", "full"]
 Failed = Literal["list", "remove"]
@@ -103,7 +101,7 @@ class Planned:
         now: When that was, in seconds since 1970.
     """
 
-    plan: Plan
+    plan: RetentionPlan
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
@@ -112,7 +110,7 @@ class Planned:
     now: float | None = None
 
 
-def make_plan(request: Request, progress: Progress = unseen, known: Survey | None = None) -> Planned:
+def make_plan(request: Request, progress: Progress = no_progress, known: Survey | None = None) -> Planned:
     """Return what a policy does to a directory; nothing on disk is changed.
 
     Args:
@@ -152,16 +150,16 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
         if not unread or request.depth == "quick":
             break
         checked.update(entry.path for entry in unread)
-        read = ((entry.path, read_whole(entry, request.jobs, progress).damage) for entry in unread)
+        read = ((entry.path, read_all(entry, request.jobs, progress).damage) for entry in unread)
         damaged = {path: fault for path, fault in read if fault is not None}
         if damaged:
             faults |= damaged
             pointed = follow(root, found.groups, faults, recursive=request.recursive)
     _require_few(made, found, request.max_delete)
     chosen = [(one, planned.policy) for one, planned in zip(found.groups, made.groups, strict=True)]
-    warnings = (*found.warnings, *remarks(chosen, now, following), *_unmatched(wanted, found))
-    warnings = (*warnings, *unnamed(chosen, root), *pointed.warnings, *unseen_above(root))
-    warnings = (*warnings, *copies(found.groups), *passed_over(found, request))
+    warnings = (*found.warnings, *lack_warnings(chosen, now, following), *_unmatched(wanted, found))
+    warnings = (*warnings, *unmatched_names(chosen, root), *pointed.warnings, *unseen_above(root))
+    warnings = (*warnings, *copy_warnings(found.groups), *passed_over(found, request))
     alike = (Problem(path, told) for path, told in lookalikes(chosen, protections, now))
     problems = (*_problems(found, made, faults), *alike)
     if request.depth == "full":
@@ -171,18 +169,18 @@ def make_plan(request: Request, progress: Progress = unseen, known: Survey | Non
 
 def _with_companions(
     found: Survey, wanted: Policies, protections: Protections, now: float
-) -> tuple[Plan, Protections]:
+) -> tuple[RetentionPlan, Protections]:
     """Return a plan in which what stays keeps what belongs with it: an optimizer's file, an average's."""
     while True:
         made = plan(found.groups, wanted, protections, now=now)
-        reasons = belonging(made, protections.faults)
+        reasons = reasons_to_stay(made, protections.faults)
         if not reasons:
             return made, protections
         told = {path: [*protections.reasons.get(path, ()), *more] for path, more in reasons.items()}
         protections = replace(protections, reasons={**protections.reasons, **told})
 
 
-def _as_read(made: Plan, read: Collection[str]) -> Plan:
+def _as_read(made: RetentionPlan, read: Collection[str]) -> RetentionPlan:
     """Return a plan that calls nothing the newest without saying so where it was not read."""
     groups = tuple(
         replace(one, keep=tuple(_as_looked_at(kept, read) for kept in one.keep)) for one in made.groups
@@ -190,23 +188,27 @@ def _as_read(made: Plan, read: Collection[str]) -> Plan:
     return replace(made, groups=groups)
 
 
-def _as_looked_at(kept: Kept, read: Collection[str]) -> Kept:
-    if kept.entry.path in read or "newest" not in kept.reasons:
+def _as_looked_at(kept: KeptEntry, read: Collection[str]) -> KeptEntry:
+    if kept.entry.path in read:
         return kept
-    told = ("newest (not read)" if one == "newest" else one for one in kept.reasons)
-    return replace(kept, reasons=tuple(told))
+    reasons = (NEWEST_UNREAD if code_of(one) is Code.NEWEST else one for one in kept.reasons)
+    return replace(kept, reasons=tuple(reasons))
 
 
 def _failed(request: Request, found: Survey, pointed: Pointed, now: float, progress: Progress) -> Failures:
     """Return what failed, where somebody asked for that."""
     if request.failed is None:
         return Failures()
-    busy = {path for path, why in pointed.reasons.items() if any(one.startswith(WRITING) for one in why)}
+    busy = {
+        path
+        for path, why in pointed.reasons.items()
+        if any(code_of(one) is Code.BEING_WRITTEN for one in why)
+    }
     goes = request.failed == "remove"
     return failures(found.groups, now, busy=busy, jobs=request.jobs, goes=goes, progress=progress)
 
 
-def _require_few(made: Plan, found: Survey, limit: str | None) -> None:
+def _require_few(made: RetentionPlan, found: Survey, limit: str | None) -> None:
     """Require that no more goes than is allowed.
 
     Raises:
@@ -220,7 +222,7 @@ def _require_few(made: Plan, found: Survey, limit: str | None) -> None:
 
 def _unmatched(wanted: Policies, found: Survey) -> Iterator[str]:
     for rule in wanted.unmatched(found.groups):
-        yield f"{rule.origin or rule.glob}: no series matches {rule.glob!r}"
+        yield Reason(Code.MATCHED_NOTHING, f"{rule.origin or rule.glob}: no series matches {rule.glob!r}")
 
 
 def _surveyed(root: str, request: Request, known: Survey | None) -> Survey:
@@ -243,14 +245,14 @@ def _protections(request: Request, found: Survey, pointed: Pointed, faults: Mapp
     excluded = Globs(request.exclude, found.root)
     of_many = {path for one in found.groups for path in best_of_many(one, request.wanted.of(one), faults)}
     for entry in found.entries:
-        reasons[entry.path] += protecting(pointed.reasons.get(entry.path, ()), entry, of_many)
+        reasons[entry.path] += protecting_reasons(pointed.reasons.get(entry.path, ()), entry, of_many)
         reasons[entry.path] += _own_reasons(entry, points)
         parts = (glob for place in entry.places for glob in excluded.of(place))
         reasons[entry.path] += [f"--exclude {glob}" for glob in islice(parts, 1)]
         if request.min_age and entry.modified_ns > youngest:
             reasons[entry.path].append("too young")
     for one in found.groups:
-        for entry in untrained(one):
+        for entry in untrained_entries(one):
             reasons[entry.path].append(NOTHING_TRAINED)
     told = set(map(last_name, request.series))
     for entry in (entry for one in found.groups for entry in witnesses(one, told, faults)):
@@ -289,7 +291,7 @@ def _advised(group: Group, why: str) -> str:
     return f"{why} (if they are one series, say --series {quote(group.entries[0].fields.blank)})"
 
 
-def _survivors(made: Plan, faults: Mapping[str, str]) -> Iterator[Entry]:
+def _survivors(made: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Entry]:
     """Yield what stays, as far as it is thought to be sound, where something else goes."""
     for one in made.groups:
         for kept in one.keep if one.remove else ():
@@ -302,7 +304,7 @@ def _is_there(entry: Entry) -> bool:
     return any(os.path.lexists(os.path.join(entry.directory, name)) for name in entry.unit.members)
 
 
-def _problems(found: Survey, made: Plan, faults: Mapping[str, str]) -> Iterator[Problem]:
+def _problems(found: Survey, made: RetentionPlan, faults: Mapping[str, str]) -> Iterator[Problem]:
     for error in found.errors:
         yield Problem(shown(error.path), error.reason)
     for excess in made.excess:

@@ -12,22 +12,18 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.changing.home import serial_around
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.protection import PART_OF, WRITING, follow
+from ckpttool.series.pointers.protection import follow, unseen_above
 from ckpttool.series.pointers.readers import PINS, names_in
-from ckpttool.series.pointers.unseen import unseen_above
-from ckpttool.series.problem import Problem
-from ckpttool.series.renaming.beside import left_beside
-from ckpttool.series.renaming.dictated import best_inside, counted_in, looked_for, reason_to_leave
-from ckpttool.series.renaming.doubts import doubts
+from ckpttool.series.reasons import Code, Problem, code_of
+from ckpttool.series.renaming.name_warnings import doubts, left_beside
 from ckpttool.series.renaming.names import RenamePlan, plan_names
-from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.noting import Notes, noted_below
-from ckpttool.series.renaming.repointing import following, holders
-from ckpttool.series.renaming.scene import Following, Scene, links_around
+from ckpttool.series.renaming.note_rewrites import Notes, noted_below
+from ckpttool.series.renaming.pointer_updates import following, holders
+from ckpttool.series.renaming.reserved_names import best_inside, counted_in, looked_for, reason_to_leave
+from ckpttool.series.renaming.scene import Following, Moved, Scene, links_around
 from ckpttool.series.renaming.steps import Step, steps
 from ckpttool.series.renaming.template import FIELDS, Template, parse_template
-from ckpttool.series.surveying.scope import Scope
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import Scope, survey
 
 Names = dict[str, dict[str, str]]
 """New names by old ones, by directory."""
@@ -88,7 +84,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     }
     for path, reasons in follow(root, found.groups, recursive=request.recursive).reasons.items():
         for reason in reasons:
-            if reason.startswith((WRITING, PART_OF)):
+            if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF):
                 left.setdefault(path, reason)
     _require_known(template, [entry for entry in entries if entry.path not in left])
     scene = Scene(root, entries, links_around(root), noted_below(root, entries))

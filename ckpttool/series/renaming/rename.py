@@ -18,11 +18,10 @@ from ckpttool.series.changing.row import Row
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.problem import Problem
-from ckpttool.series.renaming.new_paths import Moved
+from ckpttool.series.reasons import Problem
 from ckpttool.series.renaming.plan import Names, PlannedNames, RenameRequest, names_of, plan_rename
-from ckpttool.series.renaming.repointing import following
-from ckpttool.series.renaming.scene import Following, Scene, links_around
+from ckpttool.series.renaming.pointer_updates import following
+from ckpttool.series.renaming.scene import Following, Moved, Scene, links_around
 from ckpttool.series.renaming.steps import Step, after, next_wave, onwards, refreshed, steps
 from ckpttool.series.renaming.template import parse_template
 

@@ -8,32 +8,165 @@ are braces.
 
 from __future__ import annotations
 
+import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 
 from ckpttool.errors import UsageError
+from ckpttool.naming import parse_name
+from ckpttool.series.members.entry import Entry, Number
 
 Value = str | int | float | datetime
 
+
 TEXTS = ("run", "name", "format")
+
+
 COUNTS = ("epoch", "step", "number")
+
+
 TIMES = {"date": "%Y%m%d", "time": "%H%M%S"}
 """Fields of a moment, and what they are written as where no format stands."""
+
 
 FIELDS = (*TEXTS, *COUNTS, *TIMES)
 """All fields that are no metric."""
 
+
 MAX_TEMPLATE = 4096
 """Characters; what is written with it has to fit into a name of 255 bytes."""
 
+
 _SEPARATORS = "-_.=:, +@~"
+
+
 _SPEC = re.compile(
     r"(?:[^{}/\\\0]?[<>=^])?[-+ ]?z?#?0?[0-9]{0,3}[,_]?(?:\.[0-9]{1,2})?[bdoxXeEfFgGs%]?", re.ASCII
 )
+
+
 _DIRECTIVE = re.compile(r"%([YymdHMSfjGVuUWaAbBpI%])")
+
+
 _SAMPLE = datetime(2026, 1, 2, 3, 4, 5)
+
+
+_SUFFIX = re.compile(
+    r"\.(?:weights\.h5|(?:pth|pt|ckpt|bin|pkl|pickle|h5|hdf5|keras|npz|npy|safetensors)?\.?tar(?:\.gz)?|pt2|h5|hdf5|[a-z]{1,12})$",
+    re.ASCII | re.IGNORECASE,
+)
+"""What tells a file's kind to people and programs; of several endings all that belong together."""
+
+
+_DIRECTORY_SUFFIX = re.compile(
+    r"\.(?:ckpt|pth|pt|dcp|distcp|bin|keras|tf|orbax|safetensors|model|savedmodel)$", re.ASCII | re.IGNORECASE
+)
+
+
+_RUN_SEPARATORS = "-_=.:, ([+@~"
+
+
+_KEY = re.compile(
+    r"(?:^|[-_=.:, (\[+@~])(?:(?:global|train|total|n)[-_]?)?"
+    r"(?:epochs?|ep|e|steps?|s|iterations?|iters?|itr|it|updates?)$",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+_UNIX_EPOCH = datetime(1970, 1, 1)
+
+
+_LONGEST = 100_000 * 366 * 86_400  # seconds; no calendar of Python's goes further
+
+
+def stem_of(name: str, *, is_directory: bool) -> str:
+    """Return a name without the suffix that says of what kind it is."""
+    match = (_DIRECTORY_SUFFIX if is_directory else _SUFFIX).search(name)
+    return name[: match.start()] if match and match.start() else name
+
+
+def run_of(stem: str, directory: str) -> str:
+    """Return what a name says of the run: the part before its first field, else the directory's name."""
+    fields = parse_name(stem)
+    run = stem
+    if fields.blank != stem:
+        run = _common(stem, fields.blank)
+        while (shorter := _run_without_key(run, fields.metrics)) != run:
+            run = shorter
+    return run or os.path.basename(os.path.abspath(directory))
+
+
+def _common(one: str, other: str) -> str:
+    """Return what two texts begin with."""
+    pairs = zip(one, other, strict=False)
+    return one[: next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))]
+
+
+def _run_without_key(run: str, metrics: Collection[str]) -> str:
+    """Return what stands before a field, without separators, and without what names the field."""
+    bare = run.rstrip(_RUN_SEPARATORS)
+    named = next((name for name in metrics if bare.endswith(name)), None)
+    return bare.removesuffix(named) if named else _KEY.sub("", bare)
+
+
+def values_of(entry: Entry, stem: str) -> dict[str, Value]:
+    """Return what is known of a checkpoint, by field; what it lacks isn't in it.
+
+    Args:
+        entry: The checkpoint.
+        stem: Its name, without its suffix.
+    """
+    told: dict[str, Value | None] = {
+        name: value
+        for name, value in ({"loss": entry.loss} | dict(entry.metrics)).items()
+        if value is not None and math.isfinite(value)
+    }
+    told |= {"run": run_of(stem, entry.directory), "name": stem, "format": entry.format}
+    told |= {"epoch": _whole_number(entry.epoch), "step": entry.step, "number": entry.fields.number}
+    told |= _saved_moments(entry)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _whole_number(value: Number | None) -> Number | None:
+    """Return an epoch that was written as a decimal and is none as a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def is_dated_by_file(entry: Entry) -> bool:
+    """Tell whether nothing but its files' times says when a checkpoint was saved."""
+    return entry.saved_at is None
+
+
+def _saved_moments(entry: Entry) -> dict[str, Value | None]:
+    """Return date and time in UTC: as it is recorded inside, else in the name, else of its newest file."""
+    written = utc_time(entry.modified_ns / 10**9)
+    if entry.saved_at is None:
+        return {"date": written, "time": written}
+    saved = utc_time(entry.saved_at)
+    named = entry.fields.saved_at
+    if (
+        named is not None
+        and "T" not in named
+        and saved is not None
+        and f"{saved:%Y-%m-%dT%X}" == f"{named}T00:00:00"
+    ):
+        # The name has a date alone; the file knows the time where it is of that day.
+        is_same = written is not None and written.date() == saved.date()
+        return {"date": saved, "time": written if is_same else None}
+    return {"date": saved, "time": saved}
+
+
+def utc_time(seconds: float) -> datetime | None:
+    """Return a time in UTC; None for one beyond what calendars hold."""
+    if not math.isfinite(seconds) or abs(seconds) > _LONGEST:
+        return None
+    try:
+        return (_UNIX_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=timezone.utc)
+    except OverflowError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +340,7 @@ def _written(field: Field, value: Value) -> str:
         Lacking: The format doesn't fit.
     """
     if isinstance(value, datetime):
-        return _moment(field, value)
+        return _written_moment(field, value)
     if _SPEC.fullmatch(field.spec) is None:
         raise Lacking(f"{field.shown}: no format: {field.spec!r}")
     try:
@@ -216,7 +349,7 @@ def _written(field: Field, value: Value) -> str:
         raise Lacking(f"{field.shown}: its format doesn't fit {value!r}") from failure
 
 
-def _moment(field: Field, value: datetime) -> str:
+def _written_moment(field: Field, value: datetime) -> str:
     spec = field.spec or TIMES[field.name]
     literal = _DIRECTIVE.sub("", spec)
     if "%" in literal or "/" in literal or "\\" in literal or not spec.isprintable() or literal == spec:

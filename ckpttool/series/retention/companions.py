@@ -6,20 +6,18 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from ckpttool.series.members.choice import AVERAGED
-from ckpttool.series.members.counts import CONTRADICTION_SECONDS, is_flat
-from ckpttool.series.members.doubt import NOT_COUNTED, doubt
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group
-from ckpttool.series.retention.plan import GroupPlan, Plan
+from ckpttool.series.members.order import AVERAGED, CONTRADICTION_SECONDS, Group, is_flat
+from ckpttool.series.members.series_doubts import NOT_COUNTED, doubt_of
+from ckpttool.series.retention.plan import GroupPlan, RetentionPlan
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import measured
+from ckpttool.series.retention.rules import metric_value
 
 Place = tuple[float | str | None, ...]
 Places = frozenset[Place]
 
 
-def belonging(made: Plan, faults: Collection[str] = ()) -> dict[str, list[str]]:
+def reasons_to_stay(made: RetentionPlan, faults: Collection[str] = ()) -> dict[str, list[str]]:
     """Return why some of what would go stays, by path: what it belongs with stays in a sibling series.
 
     Of a run that failed nothing stays for that that is faulty.
@@ -61,7 +59,7 @@ def doubts_of(groups: Sequence[Group], told: Collection[str] = ()) -> dict[str, 
         groups: The series of a directory.
         told: Globs of names of which the user says that each is a series.
     """
-    found = {one.key: why for one in groups if (why := doubt(one, told)) is not None}
+    found = {one.key: why for one in groups if (why := doubt_of(one, told)) is not None}
     uncounted = {key for key, why in found.items() if why == NOT_COUNTED}
     for members, family in _families([one.entries for one in groups]) if uncounted else ():
         counting = [groups[number] for number in family if groups[number].key not in found]
@@ -80,7 +78,7 @@ def _goes_with(group: Group, other: Group) -> bool:
     times: dict[Place, list[int]] = defaultdict(list)
     for entry in (*group.entries, *other.entries):
         times[entry.fields.position].append(entry.modified_ns)
-    pairs = sorted((place for place, both in times.items() if len(both) > 1), key=_in_turn)
+    pairs = sorted((place for place, both in times.items() if len(both) > 1), key=_sort_key)
     moment = CONTRADICTION_SECONDS * 10**9
     is_in_turn = all(max(times[one]) <= min(times[two]) + moment for one, two in pairwise(pairs))
     return is_in_turn and (
@@ -100,7 +98,9 @@ def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
     metrics = {policy.metric for _, policy in chosen if policy is not None and policy.metric is not None}
     found: set[str] = set()
     for members, family in _families([one.entries for one, _ in chosen]) if metrics else ():
-        known = {metric: _measured([(at, chosen[at][0]) for at in family], metric) for metric in metrics}
+        known = {
+            metric: _measured_places([(at, chosen[at][0]) for at in family], metric) for metric in metrics
+        }
         for number in members:
             one, policy = chosen[number]
             metric = None if policy is None else policy.metric
@@ -112,16 +112,16 @@ def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
 
 
 def _has_none(entry: Entry, metric: str) -> bool:
-    return _is_beside(entry) and entry.is_sound and measured(entry, metric) is None
+    return _is_beside(entry) and entry.is_sound and metric_value(entry, metric) is None
 
 
-def _measured(series: Sequence[tuple[int, Group]], metric: str) -> Mapping[Place, set[int]]:
+def _measured_places(series: Sequence[tuple[int, Group]], metric: str) -> Mapping[Place, set[int]]:
     """Return two of the series that have a metric at a position, by the position."""
     found: dict[Place, set[int]] = defaultdict(set)
     for number, one in series:
         for entry in one.entries:
             place = found[entry.fields.position]
-            if entry.is_sound and len(place) < 2 and measured(entry, metric) is not None:
+            if entry.is_sound and len(place) < 2 and metric_value(entry, metric) is not None:
                 place.add(number)
     return found
 
@@ -137,7 +137,7 @@ def saved_together(groups: Sequence[Group]) -> dict[str, Hashable]:
     }
 
 
-def with_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:
+def with_failed_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:
     """Return series that failed, and those that were written together with one: they are the same run."""
     told = dict(failed)
     for members, family in _families([one.entries for one in groups]) if failed else ():
@@ -165,14 +165,14 @@ def _families(series: Sequence[Sequence[Entry]]) -> Iterator[tuple[list[int], li
             known = kinds[directories.pop(), _newest(places)]
             known.setdefault(places, []).append(number)
     for found in kinds.values():
-        alike = _containing(found)
+        alike = _nested_sets(found)
         for places, members in found.items():
             family = sorted([*members, *(number for other in alike[places] for number in found[other])])
             if len(family) > 1:
                 yield members, family
 
 
-def _containing(found: Collection[Places]) -> Mapping[Places, list[Places]]:
+def _nested_sets(found: Collection[Places]) -> Mapping[Places, list[Places]]:
     """Return the sets that contain, or are contained in, each set, of those that have its rarest place."""
     holders: dict[Place, list[Places]] = defaultdict(list)
     for places in found:
@@ -194,8 +194,8 @@ def _numbers(entry: Entry) -> Iterator[bool]:
 
 
 def _newest(places: Places) -> Place:
-    return max(places, key=_in_turn)
+    return max(places, key=_sort_key)
 
 
-def _in_turn(place: Place) -> tuple[tuple[bool, str], ...]:
+def _sort_key(place: Place) -> tuple[tuple[bool, str], ...]:
     return tuple((value is not None, str(value).zfill(20)) for value in place)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from ckpttool.amounts import size
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.retention.moments import saved
+from ckpttool.series.retention.dates import save_time
 from ckpttool.series.retention.policy import Policy, option
 
 
 @dataclass(frozen=True, slots=True)
-class Bounded:
+class LimitedSeries:
     """A series as limits see it.
 
     Attributes:
@@ -71,7 +71,7 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
     return Excess(rule, limit, taken, taken_bytes(required))
 
 
-def unfitting(series: Sequence[Bounded], together: Mapping[str, Hashable]) -> dict[str, str]:
+def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, Hashable]) -> dict[str, str]:
     """Return why checkpoints don't fit, by path: first in what their series may take, then in the total.
 
     Args:
@@ -82,7 +82,9 @@ def unfitting(series: Sequence[Bounded], together: Mapping[str, Hashable]) -> di
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
             why = f"{option('max_size')} {size(limit)}: the oldest go until the rest fits"
-            found.update(dict.fromkeys(_dropped([[entry] for entry in one.staying], one.held, limit), why))
+            found.update(
+                dict.fromkeys(_drop_oldest([[entry] for entry in one.staying], one.held, limit), why)
+            )
     limit = total_limit(one.policy for one in series)
     if limit is not None:
         why = f"{option('max_total_size')} {size(limit)}: the oldest of all series go until the rest fits"
@@ -90,8 +92,8 @@ def unfitting(series: Sequence[Bounded], together: Mapping[str, Hashable]) -> di
         saves: dict[Hashable, list[Entry]] = defaultdict(list)
         for entry in rest:
             saves[together.get(entry.path, entry.path)].append(entry)
-        in_turn = sorted(saves.values(), key=lambda entries: max(map(saved, entries)))
-        found.update(dict.fromkeys(_dropped(in_turn, _held_of(series), limit), why))
+        in_turn = sorted(saves.values(), key=lambda entries: max(map(save_time, entries)))
+        found.update(dict.fromkeys(_drop_oldest(in_turn, _held_paths(series), limit), why))
     return found
 
 
@@ -100,7 +102,7 @@ def total_limit(policies: Iterable[Policy | None]) -> int | None:
     return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
 
 
-def _held_of(series: Sequence[Bounded]) -> set[str]:
+def _held_paths(series: Sequence[LimitedSeries]) -> set[str]:
     """Return what stays however large all is together: of series that this doesn't limit everything."""
     held: set[str] = set()
     for one in series:
@@ -109,7 +111,7 @@ def _held_of(series: Sequence[Bounded]) -> set[str]:
     return held
 
 
-def _dropped(in_turn: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
+def _drop_oldest(in_turn: Sequence[Sequence[Entry]], held: Collection[str], limit: int) -> list[str]:
     """Return the paths of what goes, one save in turn, until the rest takes no more than a limit."""
     names, sizes = _files(entry for entries in in_turn for entry in entries)
     total = sum(sizes.values())

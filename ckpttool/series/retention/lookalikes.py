@@ -12,7 +12,7 @@ from ckpttool import name_patterns as patterns
 from ckpttool.errors import UsageError
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, in_order
+from ckpttool.series.members.order import Group, order_entries
 from ckpttool.series.paths import shown
 from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
@@ -38,7 +38,7 @@ def lookalikes(
         if policy is not None and is_alone and (shape := _shape(entry.name)).count("*") >= _FEWEST_NUMBERS:
             alike[entry.directory, shape, entry.format, entry.signature].append((entry, policy))
     for (directory, shape, *_), found in alike.items():
-        entries = in_order([entry for entry, _ in found])[0]
+        entries = order_entries([entry for entry, _ in found])[0]
         if len(entries) > 1 and _would_go(Group(shape, entries), found[0][1], protections, now):
             why = f"{counted(len(entries), 'checkpoint')} could be one series, and nothing says so"
             yield shown(os.path.join(directory, shape)), f"left alone: {why} (--series {quote(shape)} does)"

@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.naming import is_named_best
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
-from ckpttool.series.pointers.protection import NAMED_BEST
+from ckpttool.series.reasons import Code, code_of
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import measured
+from ckpttool.series.retention.rules import metric_value
 
 
-def protecting(reasons: Sequence[str], entry: Entry, of_many: Collection[str]) -> Iterator[str]:
+def protecting_reasons(reasons: Sequence[str], entry: Entry, of_many: Collection[str]) -> Iterator[str]:
     """Yield the reasons that protect a checkpoint, without its name where that is of no account."""
-    yield from (one for one in reasons if one != NAMED_BEST or entry.path not in of_many)
+    yield from (one for one in reasons if code_of(one) is not Code.NAMED_BEST or entry.path not in of_many)
 
 
 def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -> frozenset[str]:
@@ -36,7 +36,7 @@ def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -
     if len({(one.fields.epoch, one.fields.step) for one in intact}) < len(intact):
         return frozenset()
     metric = None if policy is None else policy.metric
-    if metric is not None and all(measured(one, metric) is not None for one in intact):
+    if metric is not None and all(metric_value(one, metric) is not None for one in intact):
         return frozenset(one.path for one in intact)
     metrics = set.intersection(*(set(one.fields.metrics) for one in intact))
     extreme = {one.path for metric in metrics for one in _extremes(intact, metric)}

@@ -14,15 +14,17 @@ from typing import Any
 
 from ckpttool.amounts import size
 from ckpttool.errors import UsageError
-from ckpttool.series.members.counts import newest_otherwise
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, in_order
-from ckpttool.series.retention.lacking import require_metrics
-from ckpttool.series.retention.limits import Bounded, Excess, excess, total_limit, unfitting
+from ckpttool.series.members.order import Group, newest_otherwise, order_entries
+from ckpttool.series.reasons import Code, Reason
+from ckpttool.series.retention.limits import Excess, LimitedSeries, excess, removals_for_limits, total_limit
+from ckpttool.series.retention.missing_metrics import require_metrics
 from ckpttool.series.retention.policy import Policies, Policy
 from ckpttool.series.retention.rules import RULES, History
 
 NO_RULE = "no rule of the configuration is for it"
+NEWEST = Reason(Code.NEWEST)
+NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not read)")
 FINITE = "newest of a failed run that is intact and finite"
 
 
@@ -58,7 +60,7 @@ class Protections:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptEntry:
     """A checkpoint that stays, and every reason for it."""
 
     entry: Entry
@@ -81,7 +83,7 @@ class GroupPlan:
     """
 
     key: str
-    keep: tuple[Kept, ...]
+    keep: tuple[KeptEntry, ...]
     remove: tuple[Entry, ...] = ()
     skipped: str | None = None
     policy: Policy | None = None
@@ -91,7 +93,7 @@ class GroupPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RetentionPlan:
     """What becomes of all series.
 
     Attributes:
@@ -129,7 +131,7 @@ class Plan:
 
 def plan(
     groups: Sequence[Group], wanted: Policy | Policies, protections: Protections, *, now: float | None = None
-) -> Plan:
+) -> RetentionPlan:
     """Return what stays and what goes.
 
     Args:
@@ -146,11 +148,11 @@ def plan(
     chosen = [(one, policies.of(one)) for one in groups]
     require_metrics(chosen)
     drafts = [_draft(one, policy, protections, now) for one, policy in chosen]
-    too_large = unfitting([made.bounded for made in drafts], protections.together)
+    too_large = removals_for_limits([made.bounded for made in drafts], protections.together)
     planned = tuple(
-        _planned(one, made, too_large, protections) for one, made in zip(groups, drafts, strict=True)
+        _group_plan(one, made, too_large, protections) for one, made in zip(groups, drafts, strict=True)
     )
-    return Plan(policies, planned, protections.removes_failed, _excess_of_all(planned, drafts))
+    return RetentionPlan(policies, planned, protections.removes_failed, _excess_of_all(planned, drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class _Draft:
     """
 
     reasons: Mapping[str, Sequence[str]]
-    bounded: Bounded
+    bounded: LimitedSeries
 
     def reasons_with(self, too_large: Collection[str]) -> dict[str, list[str]]:
         """Return why each checkpoint stays, by its path, where some don't fit."""
@@ -173,7 +175,7 @@ class _Draft:
             for entry in self.bounded.staying:
                 if entry.path not in too_large and entry.path not in self.bounded.held:
                     more = _fits(policy, self.bounded.undated.get(entry.path))
-                    found[entry.path] = _listed(found[entry.path], more)
+                    found[entry.path] = _unique(found[entry.path], more)
         return found
 
 
@@ -185,7 +187,9 @@ def _fits(policy: Policy, undated: str | None) -> Iterator[str]:
         yield f"fits {size(policy.max_total_size)} in all" if undated is None else undated
 
 
-def _planned(group: Group, made: _Draft, too_large: Mapping[str, str], protections: Protections) -> GroupPlan:
+def _group_plan(
+    group: Group, made: _Draft, too_large: Mapping[str, str], protections: Protections
+) -> GroupPlan:
     policy, failed = made.bounded.policy, protections.failed.get(group.key)
     reasons = made.reasons_with(too_large)
     newest_first = group.entries[::-1]
@@ -196,7 +200,7 @@ def _planned(group: Group, made: _Draft, too_large: Mapping[str, str], protectio
     if skipped is not None:
         remove = ()
     stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
-    keep = tuple(Kept(entry, tuple(reasons[entry.path])) for entry in stays)
+    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path])) for entry in stays)
     if skipped is not None or policy is None:
         return GroupPlan(group.key, keep, remove, skipped, policy, failed)
     over = excess("max_size", policy.max_size, stays, [one for one in stays if made.reasons[one.path]])
@@ -225,7 +229,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     """
     sound = [entry for entry in group.entries if entry.is_sound]
     intact = [entry for entry in sound if entry.path not in protections.faults]
-    ordered = in_order(intact)[0] if len(intact) < len(sound) else intact
+    ordered = order_entries(intact)[0] if len(intact) < len(sound) else intact
     return History(ordered[::-1], now, protections.followers, protections.root)
 
 
@@ -238,20 +242,20 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     goes_whole = protections.removes_failed and group.key in protections.failed
     if policy is None and not goes_whole:
         reasons = {entry.path: [NO_RULE] for entry in group.entries}
-        return _Draft(reasons, Bounded(None, group.entries, reasons.keys()))
+        return _Draft(reasons, LimitedSeries(None, group.entries, reasons.keys()))
     newest_first = group.entries[::-1]
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     history = history_of(group, protections, now)
     intact = history.intact
     always = _finite_of(group, protections) if goes_whole else newest_of(newest_first, history)
-    ruled = {} if policy is None else _ruled(policy, history)
+    ruled = {} if policy is None else _rule_reasons(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
     kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
     if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
-        for path in _left_behind(newest_first, intact[0]) - protected:
+        for path in _outdated_incomplete(newest_first, intact[0]) - protected:
             del kept_faults[path]
     reasons = {
-        entry.path: _listed(
+        entry.path: _unique(
             always.get(entry.path, ()),
             ruled.get(entry.path, ()),
             protections.reasons.get(entry.path, ()),
@@ -264,22 +268,22 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
-    return _Draft(reasons, _bounded(group, policy, history, reasons, held))
+    return _Draft(reasons, _limited(group, policy, history, reasons, held))
 
 
-def _bounded(
+def _limited(
     group: Group,
     policy: Policy | None,
     history: History,
     reasons: Mapping[str, Sequence[str]],
     held: Collection[str],
-) -> Bounded:
+) -> LimitedSeries:
     """Return what limits of size see of a series; one without any brings what stays of it."""
     if policy is None or not policy.has_limit:
-        return Bounded(policy, [entry for entry in group.entries if reasons[entry.path]], held)
+        return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
     may_stay = {*held, *(entry.path for entry in history.intact)}
     undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
-    return Bounded(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
+    return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
 
 
 def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
@@ -287,7 +291,7 @@ def _finite_of(group: Group, protections: Protections) -> dict[str, list[str]]:
     return {} if path is None else {path: [FINITE]}
 
 
-def _listed(*reasons: Iterable[str]) -> list[str]:
+def _unique(*reasons: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(chain(*reasons)))
 
 
@@ -295,7 +299,7 @@ def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list
     """Return what stays for being the newest, by path: in order, in time, or by another count."""
     reasons: dict[str, list[str]] = defaultdict(list)
     if (newest := _newest(newest_first, history.intact)) is not None:
-        reasons[newest.path].append("newest" if history.intact else "none is intact")
+        reasons[newest.path].append(NEWEST if history.intact else "none is intact")
     if newest is not None and newest.danger is not None:
         for entry in [one for one in history.intact if one.danger is None][:1]:
             reasons[entry.path].append("newest that is not unsafe")
@@ -306,7 +310,7 @@ def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list
     return reasons
 
 
-def _ruled(policy: Policy, history: History) -> dict[str, list[str]]:
+def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = defaultdict(list)
     given = policy.rules
     for name, rule in RULES.items():
@@ -316,21 +320,16 @@ def _ruled(policy: Policy, history: History) -> dict[str, list[str]]:
     return reasons
 
 
-def _left_behind(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
+def _outdated_incomplete(newest_first: Sequence[Entry], newest: Entry) -> set[str]:
     """Return the paths of incomplete ones that come before the newest intact one, in order and in time."""
     older = newest_first[newest_first.index(newest) + 1 :]
-    return {
-        entry.path
-        for entry in older
-        if (entry.fault or "").startswith("incomplete") and entry.modified_ns <= newest.modified_ns
-    }
+    return {entry.path for entry in older if entry.is_incomplete and entry.modified_ns <= newest.modified_ns}
 
 
 def _newest(newest_first: Sequence[Entry], intact: Sequence[Entry]) -> Entry | None:
     if intact:
         return intact[0]
-    incomplete = (entry for entry in newest_first if (entry.fault or "").startswith("incomplete"))
-    return next(incomplete, None)
+    return next((entry for entry in newest_first if entry.is_incomplete), None)
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckpttool.errors import UsageError
-from ckpttool.series.retention.globs import matches
 
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
 
+
 Mode = Literal["min", "max"]
 """Which values of a metric are good."""
+
+
 Incomplete = Literal["keep", "remove"]
 
-_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
 COUNTED = (
     *("keep_last", "keep_best", "keep_every_steps", "keep_every_epochs"),
     *("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly"),
 )
 """The rules that have a number of at least 1."""
+
+
 LIMITS = ("max_size", "max_total_size")
 """The rules that keep what is newest, as far as it fits into so many bytes."""
+
+
+_LIMIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)%|(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +182,33 @@ class Policies:
 
 def _origin(rule: PathRule | None) -> str:
     return "no rule" if rule is None else rule.origin or rule.glob
+
+
+def matches(glob: str, path: str) -> bool:
+    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories.
+
+    Args:
+        glob: With slashes.
+        path: Relative, with slashes; one that leads upwards matches nothing.
+    """
+    parts = glob.split("/")
+    names = path.split("/")
+    if os.pardir in names:
+        return False
+    reached = _skipped({0}, parts)
+    for name in names:
+        stays = {at for at in reached if at < len(parts) and parts[at] == "**"}
+        moves = {at + 1 for at in reached - stays if at < len(parts) and fnmatchcase(name, parts[at])}
+        reached = _skipped(stays | moves, parts)
+    return len(parts) in reached
+
+
+def _skipped(reached: set[int], parts: Sequence[str]) -> set[int]:
+    """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
+    for at, part in enumerate(parts):
+        if at in reached and part == "**":
+            reached = reached | {at + 1}
+    return reached
 
 
 def option(name: str) -> str:

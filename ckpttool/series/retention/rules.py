@@ -21,7 +21,7 @@ from ckpttool.amounts import duration
 from ckpttool.formats.globs import Globs
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import written_last
-from ckpttool.series.retention.moments import PERIODS, saved, undated
+from ckpttool.series.retention.dates import PERIODS, date_doubts, save_time
 from ckpttool.series.retention.policy import Mode, Policy
 
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
@@ -62,12 +62,12 @@ class History:
 
     @cached_property
     def _doubts(self) -> Mapping[str, str]:
-        return undated(self.intact, self.now)
+        return date_doubts(self.intact, self.now)
 
     @cached_property
     def dated(self) -> Sequence[Dated]:
         """Return those with a date that can be believed, the newest first."""
-        times = [(saved(entry), entry) for entry in self.intact if entry.path not in self._doubts]
+        times = [(save_time(entry), entry) for entry in self.intact if entry.path not in self._doubts]
         return [Dated(seconds, datetime.fromtimestamp(seconds), entry) for seconds, entry in times]
 
     @cached_property
@@ -97,17 +97,17 @@ def _last(policy: Policy, history: History) -> Told:
 def _best(policy: Policy, history: History) -> Told:
     """Keep the best, and what nobody can compare; what follows another stays where that stays."""
     metric, count = policy.metric or "", policy.keep_best
-    for entry in ranked(policy, history)[:count]:
-        yield entry, f"best {count} by {metric} ({measured(entry, metric):.6g})"
+    for entry in rank_by_metric(policy, history)[:count]:
+        yield entry, f"best {count} by {metric} ({metric_value(entry, metric):.6g})"
     for entry in history.intact:
-        unmeasured = lacks(entry, metric)
+        unmeasured = metric_lack(entry, metric)
         if unmeasured is not None and not (
-            entry.path in history.followers and measured(entry, metric) is None
+            entry.path in history.followers and metric_value(entry, metric) is None
         ):
             yield entry, unmeasured
 
 
-def ranked(policy: Policy, history: History) -> list[Entry]:
+def rank_by_metric(policy: Policy, history: History) -> list[Entry]:
     """Return what has a metric, the best first, and what is infinite last.
 
     Of equals the newer comes first, unless the metric is carried on.
@@ -117,7 +117,7 @@ def ranked(policy: Policy, history: History) -> list[Entry]:
     found = [
         (entry, value)
         for entry in history.intact
-        if (value := measured(entry, metric)) is not None and not math.isnan(value)
+        if (value := metric_value(entry, metric)) is not None and not math.isnan(value)
     ]
     if is_carried_on(metric, [value for _, value in reversed(found)], policy.mode):
         found.reverse()
@@ -146,14 +146,14 @@ def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bo
     return known[-2:-1] == known[-1:] or _BEST_SO_FAR.search(metric) is not None
 
 
-def measured(entry: Entry, metric: str) -> float | None:
+def metric_value(entry: Entry, metric: str) -> float | None:
     """Return a metric's value as it is recorded, whatever it is; ``loss`` is one too."""
     return entry.metrics.get(metric, entry.loss if metric == "loss" else None)
 
 
-def lacks(entry: Entry, metric: str) -> str | None:
+def metric_lack(entry: Entry, metric: str) -> str | None:
     """Return why a checkpoint can't be compared by a metric, or None where it can."""
-    value = measured(entry, metric)
+    value = metric_value(entry, metric)
     if value is None:
         return f"no {metric}"
     return f"{metric} is NaN" if math.isnan(value) else None
@@ -220,9 +220,9 @@ def _younger(policy: Policy, history: History) -> Told:
     is_young = [one for one in history.dated if history.now is None or one.seconds > history.now - span]
     for _, _, entry in is_young:
         yield entry, f"younger than {duration(span)}"
-    undated = list(history.undated)
-    yield from undated
-    if not is_young and not undated:
+    date_doubts = list(history.undated)
+    yield from date_doubts
+    if not is_young and not date_doubts:
         for entry in history.intact[:1]:
             yield entry, f"none is younger than {duration(span)}"
 

@@ -48,9 +48,8 @@ def _standing_for(path: str) -> Chosen:
     from ckpttool.formats import unrecognised
     from ckpttool.formats.discovery import unit_at
     from ckpttool.formats.interface import Probe
-    from ckpttool.series.members.choice import newest_first
-    from ckpttool.series.surveying.scope import Scope
-    from ckpttool.series.surveying.survey import survey
+    from ckpttool.series.members.order import newest_first
+    from ckpttool.series.surveying.survey import Scope, survey
 
     if unit_at(path) is not None:
         return Chosen(path, 0)

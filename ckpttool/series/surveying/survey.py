@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -16,16 +16,43 @@ from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.changing.journal import half_removed, waiting
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.order import Group, group
-from ckpttool.series.members.runs import as_told
-from ckpttool.series.metrics.named import disagreements
+from ckpttool.series.members.order import Group, GroupBy, group
+from ckpttool.series.members.runs import in_named_series
+from ckpttool.series.metrics.agreement import disagreements
 from ckpttool.series.paths import bare
-from ckpttool.series.surveying.looking import Found, Looked, look_at_all
-from ckpttool.series.surveying.scope import WHOLE_TREE, Scope
+from ckpttool.series.reasons import Code, Reason
+from ckpttool.series.surveying.look_workers import Found, Looked, look_at_all
 
 NOTHING = "no checkpoint"
+
+
 _ENOUGH, _MAX_LOOK = 100, 3
 """How many checkpoints, and levels, a hint that some lie deeper is worth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """What of a directory is looked at, and what makes a series of it.
+
+    Attributes:
+        recursive: Whether to descend; otherwise what lies in the directory itself is meant.
+        exclude: Globs of what to pass over.
+        max_depth: How many levels to descend at most.
+        series: Globs of names that are one series each, whatever the names say.
+        group_by: What makes one series of checkpoints; None for directory, format and name together.
+        metrics: Logs that say what a checkpoint's metrics are, by its step or epoch.
+    """
+
+    recursive: bool = False
+    exclude: Sequence[str] = ()
+    max_depth: int | None = None
+    series: Sequence[str] = ()
+    group_by: GroupBy | None = None
+    metrics: Sequence[str] = ()
+
+
+WHOLE_TREE = Scope(recursive=True)
+"""All that lies in a directory and below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +115,14 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_ro
     doubts = list(disagreements(entries))
     remarks: list[str] = []
     if scope.metrics:
-        from ckpttool.series.metrics.matched import with_metrics
+        from ckpttool.series.metrics.log_metrics import with_metrics
 
         entries, remarks = with_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
         excluded.of(place)  # a part of one that stays whole is matched, too
-    groups = group(as_told(entries, one_series), scope.group_by)
-    remarks += [*doubts, *excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
+    groups = group(in_named_series(entries, one_series), scope.group_by)
+    unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
+    remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
     return Survey(path, groups, journals, tour.errors, tuple(remarks))
 
 

@@ -13,7 +13,7 @@ from ckpttool.series.changing.roots import is_elsewhere, now_called
 from ckpttool.series.changing.stage import status_of
 from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
 from ckpttool.series.paths import shown
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
 LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"

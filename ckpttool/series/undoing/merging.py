@@ -12,7 +12,7 @@ from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
 from ckpttool.series.changing.pointing import text_at
 from ckpttool.series.changing.stage import Changed
 from ckpttool.series.paths import shown
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 
 
 def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:

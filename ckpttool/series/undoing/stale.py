@@ -11,10 +11,9 @@ from typing import NamedTuple
 from ckpttool.errors import CheckpointError
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.notes import is_note, said, words
-from ckpttool.series.pointers.pin_files import pins_in, read
-from ckpttool.series.pointers.pin_search import files_for
+from ckpttool.series.pointers.pin_lists import files_for, pins_in, read
 from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 
 _SLASHES = re.compile(r"[/\\]+")
 

@@ -15,7 +15,7 @@ from ckpttool.series.changing.moves import Move, Moves
 from ckpttool.series.changing.moving import MoveOutcome, carry_out, why_not
 from ckpttool.series.changing.row import Row
 from ckpttool.series.paths import shown
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 from ckpttool.series.undoing.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
 from ckpttool.series.undoing.merging import merged
 

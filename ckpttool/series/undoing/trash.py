@@ -36,7 +36,7 @@ from ckpttool.series.changing.trash_places import opened_trash, tidy
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 from ckpttool.series.undoing.copied import (
     COPIED,
     LOST_TIMES,

@@ -16,7 +16,7 @@ from ckpttool.series.changing.moves import TRASH, Kind
 from ckpttool.series.changing.recovery import settle_all
 from ckpttool.series.changing.roots import follow, is_of, now_called, owners, trashes_under_other_names
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.problem import Problem
+from ckpttool.series.reasons import Problem
 from ckpttool.series.undoing.copied import as_given, is_anothers, left_to_another
 from ckpttool.series.undoing.stale import Taken, still_named
 from ckpttool.series.undoing.taking_back import TakenBack, taken_back

@@ -2,22 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.naming import NameFields, is_named_best, parse_name
-from ckpttool.series.renaming.fields import is_dated_by_file, run_of
+from ckpttool.report import counted
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.paths import shown
 from ckpttool.series.renaming.names import Renaming, unit_stem
-from ckpttool.series.renaming.template import FIELDS, Lacking, Template, render
+from ckpttool.series.renaming.template import FIELDS, Lacking, Template, is_dated_by_file, render, run_of
 
 _UNNAMED = "value"
 """What a metric is called whose name doesn't stand beside it."""
 
+
 _SHOWN = 1
 """How many names a warning tells; the others are counted."""
+
+
+_NAMES_SHOWN = 3
+"""How many names a warning tells; the others are counted."""
+
+
+_BEHIND = re.compile(r"[^0-9A-Za-z]|$")
+
+
+_DIGIT = re.compile(r"[0-9]")
+
+
+def left_beside(
+    renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Yield, by directory, what is called after a checkpoint that gets another name, and won't follow it.
+
+    ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
+
+    Args:
+        renamings: What gets another name.
+        entries: All checkpoints, those that keep their names included.
+        standing: All names in each of their directories.
+    """
+    parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
+    stems: dict[str, set[str]] = defaultdict(set)
+    for one in renamings:
+        stems[one.entry.directory] |= set(filter(_DIGIT.search, (one.entry.name, unit_stem(one.entry))))
+    for directory, known in stems.items():
+        others = (name for name in standing.get(directory, ()) if (directory, name) not in parts)
+        left = sorted(name for name in others if not name.startswith(OWN_PREFIX) and _is_after(name, known))
+        if left:
+            more = f" and {len(left) - _NAMES_SHOWN:,} more" if len(left) > _NAMES_SHOWN else ""
+            is_one = len(left) == 1
+            told = "begins with an old name and doesn't" if is_one else "begin with an old name and don't"
+            names = f"{', '.join(left[:_NAMES_SHOWN])}{more}"
+            yield f"{shown(directory)}{os.sep}: {counted(len(left), 'file')} {told} follow: {names}"
+
+
+def _is_after(name: str, known: Collection[str]) -> bool:
+    return any(name[: match.start()] in known for match in _BEHIND.finditer(name, 1))
 
 
 def doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:

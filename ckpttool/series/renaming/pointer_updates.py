@@ -24,10 +24,9 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import SUMS, is_note, said
 from ckpttool.series.pointers.pins import repinned
 from ckpttool.series.pointers.readers import PINS, Names, names_in, noted_name
-from ckpttool.series.renaming import rewording
-from ckpttool.series.renaming.new_paths import Moved, exists
-from ckpttool.series.renaming.noting import Notes
-from ckpttool.series.renaming.scene import Following, Noted, Scene
+from ckpttool.series.renaming import text_rewrites
+from ckpttool.series.renaming.note_rewrites import Notes
+from ckpttool.series.renaming.scene import Following, Moved, Noted, Scene, exists
 
 STATE = "trainer_state.json"
 
@@ -52,7 +51,7 @@ def following(
     part = scene.whole if home is None else scene.part(home)
     notes = Notes(scene if before is None else before, moved)
     members = {(entry.directory, name) for entry in part.entries for name in entry.unit.members}
-    edits: dict[str, dict[str, rewording.Changed]] = defaultdict(dict)
+    edits: dict[str, dict[str, text_rewrites.Changed]] = defaultdict(dict)
     for entry in part.entries:
         if entry.contents.directories:
             edits[entry.directory] |= _inside(found, entry, moved)
@@ -87,21 +86,21 @@ def _beside(
     directory: str,
     names: Names,
     moved: Moved,
-    edits: Mapping[str, rewording.Changed],
+    edits: Mapping[str, text_rewrites.Changed],
     notes: Notes,
 ) -> None:
     """Add what lies beside checkpoints, and names them."""
     from_anywhere = moved.follower(directory, os.curdir, near=[directory])
     readers: dict[str, Callable[[str], str]] = {
         tf_state.NAME: lambda text: _state_text(text, moved, directory),
-        STATE: lambda text: rewording.best_text(text, from_anywhere),
+        STATE: lambda text: text_rewrites.best_text(text, from_anywhere),
         PINS: lambda text: repinned(text, _relative(moved, directory, text)),
     }
 
     changed = dict(edits)
 
     def sums(text: str) -> str:
-        return rewording.sums_text(text, moved.follower(directory), changed)
+        return text_rewrites.sums_text(text, moved.follower(directory), changed)
 
     readers |= dict.fromkeys(SHARED, sums)
     for name, file in sorted(names.items(), key=lambda one: bool(SUMS.fullmatch(one[0]))):
@@ -132,7 +131,7 @@ def _note(
     new = moved.follower(directory, near=[directory]) if is_path else None
 
     def reword(text: str) -> str:
-        told = text if new is None else rewording.line_text(text, new)
+        told = text if new is None else text_rewrites.line_text(text, new)
         return notes.reworded(text, directory, file.name) if told == text and is_note(file.name) else told
 
     real = os.path.realpath(directory)
@@ -165,7 +164,7 @@ def _state_text(text: str, moved: Moved, directory: str) -> str:
             return moved.at(directory).get(os.path.basename(path.replace("\\", "/").rstrip("/")))
         return told
 
-    return rewording.state_file_text(text, new)
+    return text_rewrites.state_file_text(text, new)
 
 
 def _is_state(path: str) -> bool:
@@ -202,7 +201,7 @@ def _reworded(found: Following, directory: str, name: str, reword: Callable[[str
     return rewrite
 
 
-def _inside(found: Following, entry: Entry, moved: Moved) -> dict[str, rewording.Changed]:
+def _inside(found: Following, entry: Entry, moved: Moved) -> dict[str, text_rewrites.Changed]:
     """Add a trainer's state in a checkpoint's directory; return what of it says something else then."""
     directory = entry.directory
     name = os.path.join(entry.name, STATE)
@@ -211,7 +210,7 @@ def _inside(found: Following, entry: Entry, moved: Moved) -> dict[str, rewording
     own = moved.at(directory).get(entry.name, entry.name)
     new = moved.follower(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
     inner = Following()
-    told = _reworded(inner, directory, name, lambda text: rewording.best_text(text, new))
+    told = _reworded(inner, directory, name, lambda text: text_rewrites.best_text(text, new))
     found.faults |= inner.faults
     if told is None:
         return {}
@@ -221,9 +220,9 @@ def _inside(found: Following, entry: Entry, moved: Moved) -> dict[str, rewording
     return edits
 
 
-def _edit(rewrite: Rewrite) -> rewording.Changed:
+def _edit(rewrite: Rewrite) -> text_rewrites.Changed:
     before, after = (_data(text) for text in (rewrite.before, rewrite.after))
-    return rewording.Changed(
+    return text_rewrites.Changed(
         hashlib.sha256(before).hexdigest(), hashlib.sha256(after).hexdigest(), len(after)
     )
 
@@ -232,7 +231,9 @@ def _data(text: str | None) -> bytes:
     return (text or "").encode("utf-8", "surrogateescape")
 
 
-def _sums_inside(found: Following, entry: Entry, own: str, edits: Mapping[str, rewording.Changed]) -> None:
+def _sums_inside(
+    found: Following, entry: Entry, own: str, edits: Mapping[str, text_rewrites.Changed]
+) -> None:
     """Add the lists of digests in a checkpoint's directory, of which one file is another now."""
     within = {os.path.relpath(name, entry.name): edit for name, edit in edits.items()}
     inner = Following()
@@ -240,7 +241,10 @@ def _sums_inside(found: Following, entry: Entry, own: str, edits: Mapping[str, r
         name = os.path.join(entry.name, shared)
         if os.path.isfile(os.path.join(entry.directory, name)):
             told = _reworded(
-                inner, entry.directory, name, lambda text: rewording.sums_text(text, lambda _: None, within)
+                inner,
+                entry.directory,
+                name,
+                lambda text: text_rewrites.sums_text(text, lambda _: None, within),
             )
             if told is not None:
                 found.rewrites[entry.directory].append(
@@ -250,14 +254,14 @@ def _sums_inside(found: Following, entry: Entry, own: str, edits: Mapping[str, r
 
 
 def _member(
-    found: Following, entry: Entry, name: str, moved: Moved, edits: Mapping[str, rewording.Changed]
+    found: Following, entry: Entry, name: str, moved: Moved, edits: Mapping[str, text_rewrites.Changed]
 ) -> None:
     """Add a manifest or an index, whose text has names in it: it is written anew under its new name."""
     names, new = moved.at(entry.directory), moved.follower(entry.directory)
     readers: dict[str, Callable[[str], str]] = {
-        SIDECARS[0]: lambda text: rewording.sums_text(text, new, edits),
-        SIDECARS[1]: lambda text: rewording.digests_text(text, new, edits),
-        "": lambda text: rewording.index_text(text, names),
+        SIDECARS[0]: lambda text: text_rewrites.sums_text(text, new, edits),
+        SIDECARS[1]: lambda text: text_rewrites.digests_text(text, new, edits),
+        "": lambda text: text_rewrites.index_text(text, names),
     }
     kind = next((ending for ending in SIDECARS if name.endswith(ending)), None)
     if kind is None and not (name == entry.name and is_index(entry)):

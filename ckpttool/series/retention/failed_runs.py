@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from ckpttool.errors import CheckpointError
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.full_read import Progress, findings_of_weights, no_progress, read_all
 from ckpttool.series.members.order import Group, may_be_newest
-from ckpttool.series.members.reading import Progress, of_weights, read_whole, unseen
 from ckpttool.series.pointers.readers import temporary_for
-from ckpttool.series.retention.companions import with_siblings
+from ckpttool.series.retention.companions import with_failed_siblings
 
 STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; a younger one may be about to be finished."""
@@ -42,7 +42,7 @@ def failures(
     busy: Collection[str] = (),
     jobs: int | None = None,
     goes: bool = False,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
 ) -> Failures:
     """Return which series failed, with those that were written together with them.
 
@@ -54,7 +54,7 @@ def failures(
         goes: Whether they are to go, so that it matters what of them is worth keeping.
         progress: Is told what is read for that.
     """
-    reasons = with_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
+    reasons = with_failed_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
     if not goes:
         return Failures(reasons)
     faults: dict[str, str] = {}
@@ -71,7 +71,7 @@ def _newest_finite(group: Group, jobs: int | None, progress: Progress, faults: d
     for entry in reversed(group.entries):
         if not entry.is_sound:
             continue
-        read = read_whole(entry, jobs, progress)
+        read = read_all(entry, jobs, progress)
         if read.damage is not None:
             faults[entry.path] = read.damage
         elif read.is_finite:
@@ -95,33 +95,33 @@ def failed_runs(
         busy: Paths of checkpoints that a writer is at work on.
         jobs: Number of threads.
     """
-    found = {one.key: _failure_of(one, now, busy, jobs) for one in groups}
+    found = {one.key: _series_failure(one, now, busy, jobs) for one in groups}
     return {key: reason for key, reason in found.items() if reason is not None}
 
 
-def _failure_of(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:
     first = None
     for entry in may_be_newest(group.entries):
-        reason = _failure(entry, now, busy, jobs)
+        reason = _entry_failure(entry, now, busy, jobs)
         if reason is None:
             return None
         first = first or reason
     return first
 
 
-def _failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
     if newest.fault is not None:
         is_finished = newest.path not in busy and temporary_for(newest.name) is None
         is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
-        is_cut = newest.fault.startswith("incomplete") and is_finished and is_stale
+        is_cut = newest.is_incomplete and is_finished and is_stale
         return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
     if not newest.has_weights:
         return None
-    told = not_numbers(newest, jobs)
+    told = nan_in_weights(newest, jobs)
     return None if told is None else f"its newest, {newest.name}, has NaN: {told}"
 
 
-def not_numbers(entry: Entry, jobs: int | None = None) -> str | None:
+def nan_in_weights(entry: Entry, jobs: int | None = None) -> str | None:
     """Return where the weights of a checkpoint hold NaN, after reading all its values; None where none do.
 
     What can't be read is damaged, not diverged, and none of it counts. Infinities are on purpose in masks.
@@ -130,7 +130,7 @@ def not_numbers(entry: Entry, jobs: int | None = None) -> str | None:
 
     try:
         verdict = verify(entry.unit, only=("values",), jobs=jobs)
-        found = of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
+        found = findings_of_weights(entry, (one for one in verdict.findings if one.code == "nan"))
     except CheckpointError:
         return None
     return ": ".join(filter(None, (found[0].where, found[0].message))) if found else None

@@ -7,8 +7,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from ckpttool.series.members.counts import CONTRADICTION_SECONDS
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import CONTRADICTION_SECONDS
 
 EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
@@ -19,12 +19,12 @@ _COPY_SECONDS = 2
 """No training that anybody prunes by the clock saves three times at such a pace; a copy of files does."""
 
 
-def saved(entry: Entry) -> float:
+def save_time(entry: Entry) -> float:
     """Return when a checkpoint was saved, in seconds since 1970: by its own account, else by its file's."""
     return entry.modified_ns / 10**9 if entry.saved_at is None else entry.saved_at
 
 
-def moment(seconds: float) -> datetime | None:
+def local_time(seconds: float) -> datetime | None:
     """Return a time in the local zone, without naming it; None where no calendar has it."""
     try:
         return datetime.fromtimestamp(seconds)
@@ -32,7 +32,7 @@ def moment(seconds: float) -> datetime | None:
         return None
 
 
-def doubtful(seconds: float, now: float | None) -> str | None:
+def date_doubt(seconds: float, now: float | None) -> str | None:
     """Return why a time can't be believed, or None where it can.
 
     Args:
@@ -43,17 +43,17 @@ def doubtful(seconds: float, now: float | None) -> str | None:
         return f"dated in the future ({_day(seconds)})"
     if seconds < EARLIEST:
         return f"dated {_day(seconds)}, by a clock that wasn't set"
-    return None if moment(seconds) is not None else f"dated {_day(seconds)}"
+    return None if local_time(seconds) is not None else f"dated {_day(seconds)}"
 
 
-def undated(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
+def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
     """Return why checkpoints of a series have no date that can be believed, by path.
 
     Args:
         entries: Those that count.
         now: In seconds since 1970; None where nothing lies in the future.
     """
-    found = {entry.path: doubtful(saved(entry), now) for entry in entries}
+    found = {entry.path: date_doubt(save_time(entry), now) for entry in entries}
     doubts = {path: why for path, why in found.items() if why is not None}
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
     for burst in _bursts(by_file):
@@ -68,14 +68,14 @@ def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
     They lie within moments, all others apart; or they follow one another faster than anything is trained.
     """
-    for near in _parted(sorted(entries, key=lambda entry: entry.modified_ns), CONTRADICTION_SECONDS):
+    for near in _split_at_gaps(sorted(entries, key=lambda entry: entry.modified_ns), CONTRADICTION_SECONDS):
         is_at_once = near[-1].modified_ns - near[0].modified_ns <= CONTRADICTION_SECONDS * 10**9
-        for burst in [near] if is_at_once else _parted(near, _COPY_SECONDS):
+        for burst in [near] if is_at_once else _split_at_gaps(near, _COPY_SECONDS):
             if len(burst) >= _MANY:
                 yield burst
 
 
-def _parted(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entry]]:
+def _split_at_gaps(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entry]]:
     """Yield what follows one another within so many seconds."""
     part = list(ordered[:1])
     for before, entry in pairwise(ordered):
@@ -88,7 +88,7 @@ def _parted(ordered: Sequence[Entry], seconds: int) -> Iterator[list[Entry]]:
 
 
 def _day(seconds: float) -> str:
-    when = moment(seconds)
+    when = local_time(seconds)
     return f"{seconds:.0f} s after 1970" if when is None else when.strftime("%Y-%m-%d")
 
 

@@ -16,11 +16,11 @@ from typing import BinaryIO, Literal
 from ckpttool.errors import NotFound, Unsupported, UsageError, from_os_error
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import with_pairs
+from ckpttool.series.members.runs import with_number_pairs
+from ckpttool.series.metrics.agreement import agree
 from ckpttool.series.metrics.events import event_files, is_event_file, read_events
-from ckpttool.series.metrics.lines import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.series.metrics.log import Log, Number, Range
-from ckpttool.series.metrics.named import agree
+from ckpttool.series.metrics.text_logs import read_csv, read_json_lines, read_json_list, read_state
 from ckpttool.wire.source import open_regular
 from ckpttool.wire.tfrecord import is_record_head
 
@@ -81,7 +81,7 @@ def with_metrics(entries: Sequence[Entry], files: Sequence[str], root: str) -> t
         NotFound: A log is nowhere.
         CheckpointError: A log is damaged, or can't be read.
     """
-    found, warnings = with_pairs(entries), list[str]()
+    found, warnings = with_number_pairs(entries), list[str]()
     for given in map(Given.parse, files) if found else ():
         undecided: str | None = None
         has_any = False

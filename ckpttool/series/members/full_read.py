@@ -11,6 +11,7 @@ from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.verdict import OPTIONAL
 from ckpttool.report import Finding, Severity
 from ckpttool.series.members.entry import Entry
+from ckpttool.series.reasons import Code, Reason, fault
 from ckpttool.tensor import Role
 
 FULL_CHECKS = ("structure", "checksum", "values")
@@ -24,7 +25,7 @@ Progress = Callable[[str, int], AbstractContextManager[Advance]]
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class FullRead:
     """What reading all of a checkpoint came to.
 
     Attributes:
@@ -33,22 +34,22 @@ class Read:
         damage: The fault, unless it is NaN beside the weights alone: an optimizer's state, a single value.
     """
 
-    fault: str | None
+    fault: Reason | None
     is_finite: bool
-    damage: str | None = None
+    damage: Reason | None = None
 
 
-def unseen(what: str, total: int) -> AbstractContextManager[Advance]:
+def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
     """Return a progress that nobody sees."""
     return nullcontext(lambda nbytes: None)
 
 
-def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = unseen) -> str | None:
+def read_in_full(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> Reason | None:
     """Return what is wrong with a checkpoint, every byte of which is read; None where it is intact."""
-    return read_whole(entry, jobs, progress).fault
+    return read_all(entry, jobs, progress).fault
 
 
-def read_whole(entry: Entry, jobs: int | None = None, progress: Progress = unseen) -> Read:
+def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_progress) -> FullRead:
     """Return what reading every byte of a checkpoint comes to."""
     from ckpttool.ops.verify import verify
 
@@ -56,16 +57,16 @@ def read_whole(entry: Entry, jobs: int | None = None, progress: Progress = unsee
         with progress(entry.name, entry.nbytes) as advance:
             verdict = verify(entry.unit, only=_checks(entry), jobs=jobs, advance=advance)
         special = [one for one in verdict.findings if one.code in _SPECIAL]
-        grave = of_weights(entry, special)
+        grave = findings_of_weights(entry, special)
     except CheckpointError as failure:
-        fault = f"unreadable: {failure.reason}"
-        return Read(fault, is_finite=False, damage=fault)
+        unreadable = fault(Code.UNREADABLE, failure.reason)
+        return FullRead(unreadable, is_finite=False, damage=unreadable)
     if verdict.is_valid:
-        return Read(None, is_finite=not grave)
+        return FullRead(None, is_finite=not grave)
     errors = [one for one in verdict.findings if one.severity is Severity.ERROR]
     heavy = [one for one in errors if one.code != "nan" or one in grave]
-    damage = _damaged(heavy) if heavy or not errors else None
-    return Read(_damaged(errors), is_finite=not grave, damage=damage)
+    damage = _damage(heavy) if heavy or not errors else None
+    return FullRead(_damage(errors), is_finite=not grave, damage=damage)
 
 
 def _checks(entry: Entry) -> Collection[str]:
@@ -75,12 +76,12 @@ def _checks(entry: Entry) -> Collection[str]:
     return (*FULL_CHECKS, OPTIONAL) if is_told else FULL_CHECKS
 
 
-def _damaged(errors: Sequence[Finding]) -> str:
+def _damage(errors: Sequence[Finding]) -> Reason:
     where = f"{errors[0].where}: " if errors and errors[0].where else ""
-    return f"damaged: {where}{errors[0].message}" if errors else "damaged"
+    return fault(Code.DAMAGED, f"{where}{errors[0].message}" if errors else "")
 
 
-def of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
+def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
 
     An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
@@ -89,11 +90,11 @@ def of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Finding]:
         CheckpointError: It can't be opened any more.
     """
     found = list(findings)
-    names = _weights(entry) if found else ()
+    names = _names_of_weights(entry) if found else ()
     return [one for one in found if one.where in names]
 
 
-def _weights(entry: Entry) -> Collection[str]:
+def _names_of_weights(entry: Entry) -> Collection[str]:
     """Return the names of the weights, of ties the first; an average alone is weights, too."""
     if entry.unit.format is None:
         return ()

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from ckpttool.errors import AccessDenied, CheckpointError
+from ckpttool.formats.interface import SIDECARS
+from ckpttool.ops.manifest import SHARED
 from ckpttool.series.changing.home import owner_of
 from ckpttool.series.changing.journal import Journal, Removal, waiting
 from ckpttool.series.changing.lock import BUSY, clear_stale, locked
@@ -18,12 +20,12 @@ from ckpttool.series.changing.removal import Outcome, remove
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.needs import named_above, named_beside, needing, places_of_all
-from ckpttool.series.members.reading import Progress, unseen
+from ckpttool.series.members.full_read import Progress, no_progress
+from ckpttool.series.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.series.paths import require_directory
-from ckpttool.series.problem import Problem
 from ckpttool.series.pruning.planning import Planned, Request, make_plan
-from ckpttool.series.retention.plan import GroupPlan, Kept, Plan
+from ckpttool.series.reasons import Problem
+from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.series.undoing.trash import put_aside
 
 Confirm = Callable[[Planned], bool]
@@ -47,7 +49,7 @@ class Pruned:
         trashed_bytes: How much that is.
     """
 
-    plan: Plan
+    plan: RetentionPlan
     freed_bytes: int
     dry_run: bool = False
     declined: bool = False
@@ -66,7 +68,7 @@ def prune(
     *,
     dry_run: bool = False,
     confirm: Confirm = lambda planned: True,
-    progress: Progress = unseen,
+    progress: Progress = no_progress,
     trash: bool | str = False,
 ) -> Pruned:
     """Remove what a policy doesn't keep; with ``dry_run`` say what that would be.
@@ -211,7 +213,7 @@ def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan
 def _needed(groups: Sequence[GroupPlan]) -> dict[str, str]:
     """Return the places of what those that stay need besides their own, with who needs it."""
     staying = (kept.entry for one in groups for kept in one.keep)
-    return {place: entry.path for entry in staying for place in places_of_all(entry.needs)}
+    return {place: entry.path for entry in staying for place in all_places(entry.needs)}
 
 
 def _removals(
@@ -231,7 +233,7 @@ def _removals(
         survivors = [kept.entry for kept in one.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not _is_unchanged(entry)), None)
         for entry in entries:
-            who = needing(directory, entry.contents, needed)
+            who = who_needs(directory, entry.contents, needed)
             if changed is not None:
                 total.failed[entry.path] = f"{changed.name}, which was to stay, has changed"
             elif who is not None:
@@ -271,7 +273,7 @@ def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
 def _as_done(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
     """Return a plan with what could not be removed among what was kept."""
     entries = [entry for entry in group.remove if entry.path in stayed]
-    kept = tuple(Kept(entry, (stayed[entry.path],)) for entry in entries)
+    kept = tuple(KeptEntry(entry, (stayed[entry.path],)) for entry in entries)
     removed = tuple(entry for entry in group.remove if entry.path not in stayed)
     return replace(group, keep=group.keep + kept, remove=removed)
 
@@ -295,4 +297,22 @@ def _with_settled(result: Pruned, settled: Sequence[Settled]) -> Pruned:
         finished=tuple(path for one in settled for path in one.finished),
         put_back=tuple(path for one in settled for path in one.put_back),
         warnings=tuple(told for one in settled for told in one.moved) + result.warnings,
+    )
+
+
+def strangers(entry: Entry) -> tuple[str, ...]:
+    """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
+
+    A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name
+    nobody can tell.
+    """
+    written = None if entry.unit.format is None else entry.unit.format.written
+    if written is None:
+        return ()
+    inside = [file.path.partition(os.sep)[2].partition(os.sep) for file in entry.contents.files]
+    names = dict.fromkeys(name + slash for name, slash, _ in inside if name)
+    return tuple(
+        name
+        for name in sorted(names)
+        if not (written.fullmatch(name) or name.endswith(SIDECARS) or name in SHARED)
     )

@@ -4,14 +4,53 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.series.changing.history import homes, identities, read_record
+from ckpttool.series.changing.moves import Move
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.meaning import Index, exists
 
 _MOST_LEVELS = 4
 """How deep a file may lie in a checkpoint that is a directory: ``iter_0000100/mp_rank_00/…``."""
+
+
 _SLASHES = re.compile(r"[/\\]+")
+
+
+class Index:
+    """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        real = {directory: os.path.realpath(directory) for directory in {one.directory for one in entries}}
+        self.by_place: dict[str, Entry] = {}
+        self.by_name: dict[tuple[str, str], Entry] = {}
+        self.places: dict[str, list[str]] = defaultdict(list)
+        for entry in entries:
+            for name in {entry.name, *entry.unit.members}:
+                place = os.path.join(real[entry.directory], name)
+                self.by_place[place] = entry
+                self.by_name[entry.directory, name] = entry
+                self.places[name].append(place)
+
+    def at(self, path: str) -> Entry | None:
+        """Return the checkpoint at a path, or around it."""
+        return self.around(os.path.realpath(path))
+
+    def around(self, place: str) -> Entry | None:
+        """Return the checkpoint at a place in a directory without symlinks, or around it."""
+        while place not in self.by_place:
+            above = os.path.dirname(place)
+            if above == place:
+                return None
+            place = above
+        return self.by_place[place]
+
+    def holds_others(self, path: str) -> bool:
+        """Tell whether other checkpoints lie inside one that is a directory."""
+        return self.by_name[os.path.dirname(path), os.path.basename(path)].holds_others
 
 
 def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
@@ -27,6 +66,50 @@ def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[En
         if found:
             return found
     return []
+
+
+def renamed_since(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+    """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
+
+    One that was changed since, or another one that has its name now, is none of them.
+
+    Args:
+        target: What it names, as it stands there.
+        directories: Where its own run lies.
+        index: The checkpoints that were looked at.
+    """
+    found: dict[str, Entry] = {}
+    for directory in directories:
+        names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
+        for move in _moves(directory):
+            new = {now for now, old in move.members if old in names}
+            if os.path.basename(move.path) in names:
+                new |= {now for now, _ in move.members}
+            names |= new
+            for name in new:
+                entry = index.by_name.get((directory, name))
+                if entry is not None and _is_same(entry, move):
+                    found[entry.path] = entry
+    return list(found.values())
+
+
+def _moves(directory: str) -> Iterator[Move]:
+    """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
+    try:
+        known = {identity: home for home in homes(directory) for identity in identities(directory, home)}
+        records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
+    except (CheckpointError, OSError):
+        return
+    for record in records:
+        if record is not None and record.kind == "rename":
+            for step in record.steps:
+                yield from step.undoing.moves
+
+
+def _is_same(entry: Entry, move: Move) -> bool:
+    """Tell whether a checkpoint has all files that were renamed; in a copy they have other inodes."""
+    now = {(file.size, file.mtime_ns) for file in entry.contents.files}
+    return now.issuperset((file.size, file.mtime_ns) for file in move.contents.files)
 
 
 def elsewhere(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
@@ -94,3 +177,11 @@ def _above(directory: str, levels: int) -> Iterator[str]:
     for _ in range(levels):
         directory = os.path.dirname(directory)
         yield directory
+
+
+def exists(path: str) -> bool:
+    """Tell whether something lies at a path, or a TensorFlow checkpoint at a prefix."""
+    try:
+        return os.path.exists(path) or os.path.exists(f"{path}{INDEX}")
+    except ValueError:  # a NUL in it
+        return False

@@ -16,17 +16,17 @@ from ckpttool.errors import UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.pruning.planning import Planned
-from ckpttool.series.retention.moments import PERIODS, saved
+from ckpttool.series.retention.dates import PERIODS, save_time
 from ckpttool.series.retention.plan import GroupPlan, fault_of, history_of
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.retention.rules import (
     RULES,
     History,
-    lacks,
-    measured,
+    metric_lack,
+    metric_value,
     newest_of_periods,
     number,
-    ranked,
+    rank_by_metric,
     stretches,
 )
 
@@ -117,10 +117,10 @@ def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[st
         return
     place, count = history.intact.index(entry) + 1, len(history.intact)
     yield "the only intact one" if count == 1 else f"{_ordinal(place, 'newest')} of {count:,}"
-    if policy is not None and policy.metric is not None and lacks(entry, policy.metric) is None:
-        order = ranked(policy, history)
+    if policy is not None and policy.metric is not None and metric_lack(entry, policy.metric) is None:
+        order = rank_by_metric(policy, history)
         rank = _ordinal(order.index(entry) + 1, "best")
-        yield f"{rank} of {len(order):,} by {policy.metric} ({measured(entry, policy.metric):.6g})"
+        yield f"{rank} of {len(order):,} by {policy.metric} ({metric_value(entry, policy.metric):.6g})"
 
 
 def _ordinal(place: int, superlative: str) -> str:
@@ -161,10 +161,10 @@ def _not_last(policy: Policy, history: History, entry: Entry) -> str:
 
 
 def _not_best(policy: Policy, history: History, entry: Entry) -> str:
-    if lacks(entry, policy.metric or "") is not None:
+    if metric_lack(entry, policy.metric or "") is not None:
         return f"no {policy.metric} of its own: it goes by that of what belongs with it"
-    place = ranked(policy, history).index(entry) + 1
-    value = measured(entry, policy.metric or "")
+    place = rank_by_metric(policy, history).index(entry) + 1
+    value = metric_value(entry, policy.metric or "")
     told = f"{_ordinal(place, 'best')} by {policy.metric} ({value:.6g})"
     return f"{told}, not one of the best {policy.keep_best:,}"
 
@@ -191,11 +191,11 @@ def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> st
 
 def _not_within(policy: Policy, history: History, entry: Entry) -> str:
     span, since = policy.keep_within or 0, history.dated[0].seconds
-    return f"{duration(int(since - saved(entry)))} older than the newest, not within {duration(span)}"
+    return f"{duration(int(since - save_time(entry)))} older than the newest, not within {duration(span)}"
 
 
 def _not_younger(policy: Policy, history: History, entry: Entry) -> str:
-    age = int((history.now or 0) - saved(entry))
+    age = int((history.now or 0) - save_time(entry))
     return f"{duration(age)} old, not younger than {duration(policy.older_than or 0)}"
 
 

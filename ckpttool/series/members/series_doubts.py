@@ -7,31 +7,123 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.paddle.fluid_siblings import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
-from ckpttool.series.members.counts import CONTRADICTION_SECONDS
+from ckpttool.series.files import Fingerprint
 from ckpttool.series.members.entry import Entry, Number
-from ckpttool.series.members.order import Group, is_ordered
-from ckpttool.series.members.runs import is_parted, is_parted_behind
+from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, is_ordered
+from ckpttool.series.members.runs import has_run_setting, has_run_setting_after_count
+from ckpttool.wire.source import open_regular
 
 METRICS_ALONE = "a metric is all that tells its names apart"
+
+
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
+
+
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
+
+
 YEARS = "its numbers could be years: nothing inside says that they count saves"
+
+
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
+
+
 EQUALLY_LONG = "all were trained equally long: could be different models"
+
+
 UNORDERED = "no number in its names, nor in it, tells which is older"
+
+
 WITNESS = "tells its run from others"
+
+
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
+
 
 _YEARS = range(1990, 2101)
 
 
-def doubt(group: Group, told: Collection[str] = ()) -> str | None:
+_CHUNK = 1 << 20
+
+
+_SAMPLES, _SAMPLE = 8, 64
+
+
+def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield, for each series that has copies of one checkpoint, which two are the same: rules count both.
+
+    Of what has one name and one size a few samples are read, and of two with the same samples as much as is
+    alike.
+    """
+    for one in groups:
+        if (pair := _first_copies(one)) is not None:
+            first, second = pair
+            yield f"{one.key}: {first.path} and {second.path} hold the same bytes; copies count twice"
+
+
+def _first_copies(group: Group) -> tuple[Entry, Entry] | None:
+    alike: dict[tuple[str, int], list[Entry]] = defaultdict(list)
+    for entry in group.entries:
+        if entry.is_sound:
+            alike[entry.name, entry.nbytes].append(entry)
+    for found in alike.values():
+        for same in _alike_in_samples(found) if len({entry.directory for entry in found}) > 1 else ():
+            for one, other in pairwise(same):
+                if one.directory != other.directory and _are_equal(one, other):
+                    return one, other
+    return None
+
+
+def _alike_in_samples(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Yield checkpoints that can't be told apart by a few bytes of their largest files."""
+    found: dict[bytes, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        largest = max(entry.contents.files, key=lambda file: (file.size, file.path), default=None)
+        if largest is not None and (sample := _samples(entry, largest)) is not None:
+            found[sample].append(entry)
+    yield from found.values()
+
+
+def _samples(entry: Entry, file: Fingerprint) -> bytes | None:
+    try:
+        with open_regular(os.path.join(entry.directory, file.path)) as stream:
+            taken = []
+            for part in range(_SAMPLES):
+                stream.seek(file.size * part // _SAMPLES)
+                taken.append(stream.read(_SAMPLE))
+            return b"".join(taken)
+    except OSError:
+        return None
+
+
+def _are_equal(one: Entry, other: Entry) -> bool:
+    files, others = ({file.path: file for file in entry.contents.files} for entry in (one, other))
+    if files.keys() != others.keys() or any(file.size != others[path].size for path, file in files.items()):
+        return False
+    return all(
+        _same_bytes(os.path.join(one.directory, path), os.path.join(other.directory, path)) for path in files
+    )
+
+
+def _same_bytes(one: str, other: str) -> bool:
+    """Tell whether two files hold the same bytes; what can't be read is the same as nothing."""
+    try:
+        with open_regular(one) as first, open_regular(other) as second:
+            while (chunk := first.read(_CHUNK)) == second.read(_CHUNK):
+                if not chunk:
+                    return True
+    except OSError:
+        return False
+    return False
+
+
+def doubt_of(group: Group, told: Collection[str] = ()) -> str | None:
     """Return why a series may be none, or None where it is one.
 
     Args:
@@ -65,10 +157,10 @@ def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None
     if len(sound) > 1 and not is_ordered(sound):
         return UNORDERED
     is_told = all(entry.fields.blank in told for entry in entries)
-    return None if is_told or not _stand_still(sound) else EQUALLY_LONG
+    return None if is_told or not _counts_stand_still(sound) else EQUALLY_LONG
 
 
-def _stand_still(sound: Sequence[Entry]) -> bool:
+def _counts_stand_still(sound: Sequence[Entry]) -> bool:
     """Tell whether epochs and steps inside are there, and all the same."""
     counts = {entry.inside for entry in sound}
     return len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
@@ -123,10 +215,10 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
     counts = [
         told for told in ([one for one in column if one is not None] for column in columns) if len(told) > 1
     ]
-    return bool(counts) and not any(map(_goes_on, counts))
+    return bool(counts) and not any(map(_grows, counts))
 
 
-def _goes_on(told: Sequence[Number]) -> bool:
+def _grows(told: Sequence[Number]) -> bool:
     return told[0] < told[-1] and all(one <= two for one, two in pairwise(told))
 
 
@@ -155,13 +247,13 @@ def witnesses(group: Group, told: Collection[str] = (), faults: Collection[str] 
         told: Globs of names of which the user says that each is a series.
         faults: Paths of what was found damaged.
     """
-    if any(entry.fields.blank in told or not is_parted(entry) for entry in group.entries):
+    if any(entry.fields.blank in told or not has_run_setting(entry) for entry in group.entries):
         return []
     intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]
-    return intact[-2:] + [entry for entry in intact[:1] if is_parted_behind(entry)]
+    return intact[-2:] + [entry for entry in intact[:1] if has_run_setting_after_count(entry)]
 
 
-def untrained(group: Group) -> list[Entry]:
+def untrained_entries(group: Group) -> list[Entry]:
     """Return what holds nothing that was trained, unless it lies in a series that counts epochs or steps."""
     sound = [entry for entry in group.entries if entry.is_sound]
     counts = {entry.inside for entry in sound}

@@ -11,13 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.meaning import Index, Meaning
-from ckpttool.series.pointers.notes import decoded, is_note, said
+from ckpttool.series.pointers.notes import Meaning, decoded, is_note, said
 from ckpttool.series.pointers.protection import directories_below
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.renaming.new_paths import Moved
-from ckpttool.series.renaming.rewording import NewName
-from ckpttool.series.renaming.scene import Noted, Scene
+from ckpttool.series.pointers.targets import Index
+from ckpttool.series.renaming.scene import Moved, Noted, Scene
+from ckpttool.series.renaming.text_rewrites import NewName
 
 _DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
 """Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""

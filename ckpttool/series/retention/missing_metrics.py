@@ -10,9 +10,10 @@ from ckpttool.formats.globs import MATCHED_NOTHING, Globs
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
-from ckpttool.series.retention.moments import PERIODS, undated
+from ckpttool.series.reasons import Code, Reason
+from ckpttool.series.retention.dates import PERIODS, date_doubts
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.retention.rules import lacks, measured
+from ckpttool.series.retention.rules import metric_lack, metric_value
 
 Chosen = Sequence[tuple[Group, Policy | None]]
 """Series, each with its policy."""
@@ -24,14 +25,14 @@ def require_metrics(chosen: Chosen) -> None:
     Raises:
         UsageError: None has it; it tells which there are.
     """
-    for metric, sound in _by_metric(chosen).items():
-        if sound and all(measured(entry, metric) is None for entry in sound):
+    for metric, sound in _sound_by_metric(chosen).items():
+        if sound and all(metric_value(entry, metric) is None for entry in sound):
             known = {name for entry in sound for name in (*entry.metrics, *_loss(entry))}
             there = f"there are {', '.join(sorted(known))}" if known else "none has any"
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
 
-def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
+def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
     """Yield how many checkpoints a rule keeps because they lack what it asks for.
 
     Args:
@@ -39,22 +40,22 @@ def remarks(chosen: Chosen, now: float | None, followers: Collection[str] = ()) 
         now: In seconds since 1970.
         followers: Paths of those for which the metric of what belongs with them counts.
     """
-    for metric, sound in _by_metric(chosen).items():
+    for metric, sound in _sound_by_metric(chosen).items():
         own = [entry for entry in sound if entry.path not in followers]
-        yield from _told([lacks(entry, metric) is not None for entry in own], f"no {metric}")
+        yield from _kept_for_lack([metric_lack(entry, metric) is not None for entry in own], f"no {metric}")
     for count in ("step", "epoch"):
         sound = _sound(chosen, {f"keep_every_{count}s"})
-        yield from _told([getattr(entry, count) is None for entry in sound], f"no {count}")
+        yield from _kept_for_lack([getattr(entry, count) is None for entry in sound], f"no {count}")
     lacking = [
         entry.path in doubts
         for one in _groups(chosen, {*PERIODS, "keep_within", "older_than", "max_total_size"})
-        for doubts in [undated(_sound_of(one), now)]
+        for doubts in [date_doubts(_sound_of(one), now)]
         for entry in _sound_of(one)
     ]
-    yield from _told(lacking, "no date that can be believed")
+    yield from _kept_for_lack(lacking, "no date that can be believed")
 
 
-def unnamed(chosen: Chosen, root: str) -> list[str]:
+def unmatched_names(chosen: Chosen, root: str) -> list[str]:
     """Return a warning for each glob of names to keep that no checkpoint has.
 
     Args:
@@ -72,16 +73,17 @@ def unnamed(chosen: Chosen, root: str) -> list[str]:
         for glob in globs.of(place)
         if glob in policy.keep_names
     }
-    return [f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched]
+    unmatched = (f"--keep-name {glob!r} {MATCHED_NOTHING}" for glob in given if glob not in matched)
+    return [Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched]
 
 
-def _told(lacking: Sequence[bool], what: str) -> Iterator[str]:
+def _kept_for_lack(lacking: Sequence[bool], what: str) -> Iterator[str]:
     if count := sum(lacking):
         verb, they = ("has", "it is") if count == 1 else ("have", "they are")
         yield f"{count:,} of {counted(len(lacking), 'checkpoint')} {verb} {what}; {they} kept"
 
 
-def _by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
+def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
     """Return the sound checkpoints for which a policy names a metric, by the metric."""
     found: dict[str, list[Entry]] = defaultdict(list)
     for one, policy in chosen:

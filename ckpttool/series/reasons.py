@@ -1,0 +1,68 @@
+"""Why a checkpoint stays, what is wrong with it, and what to look at: codes for programs, words for people.
+
+Programs go by the code alone. The words are written once, where a reason arises, and nobody reads them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Code(Enum):
+    """What a reason is about, as far as any program asks."""
+
+    DAMAGED = "damaged"
+    INCOMPLETE = "incomplete"
+    UNREADABLE = "unreadable"
+    UNSAFE = "unsafe"
+    BEING_WRITTEN = "being written"
+    NAMED_BEST = "named best"
+    NEWEST = "newest"
+    PART_OF = "a part of"
+    MATCHED_NOTHING = "matched nothing"
+
+
+class Reason(str):
+    """A reason in words, with its code.
+
+    It is a string, since results and documents have carried these words as strings from the start.
+    """
+
+    code: Code
+
+    def __new__(cls, code: Code, text: str | None = None) -> Reason:
+        """Return a reason; without a text, the words are those of its code."""
+        reason = super().__new__(cls, code.value if text is None else text)
+        reason.code = code
+        return reason
+
+    def __reduce__(self) -> tuple[type[Reason], tuple[Code, str]]:
+        """Keep the code in a child process's answer, too."""
+        return Reason, (self.code, str(self))
+
+
+def fault(code: Code, detail: str = "") -> Reason:
+    """Return what is wrong with a checkpoint: ``damaged: …``, ``incomplete: …``, ``unreadable: …``."""
+    return Reason(code, f"{code.value}: {detail}" if detail else None)
+
+
+def code_of(reason: str) -> Code | None:
+    """Return the code of a reason; None for one in words alone, which no program asks about."""
+    return reason.code if isinstance(reason, Reason) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that the user must look at: where, and what."""
+
+    path: str
+    message: str
+
+
+def true_of_all(warnings: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the warnings of several directories once; "matched nothing" only if it is true of all of them."""
+    for warning in dict.fromkeys(warning for one in warnings for warning in one):
+        if code_of(warning) is not Code.MATCHED_NOTHING or all(warning in one for one in warnings):
+            yield warning
