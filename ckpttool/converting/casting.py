@@ -10,7 +10,7 @@ from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.objects import replaced
-from ckpttool.pairing.arranged_values import regrouped
+from ckpttool.pairing.rearrangement import regroup
 from ckpttool.report import counted
 from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
@@ -111,7 +111,7 @@ class Cast:
         count = max(16, min(_GROUP, limit // self.dtype.itemsize // 16 * 16))
         groups = [min(count, size - start) for start in range(0, size, count)]
         sizes = [self.tensor.dtype.nbytes(one) for one in groups]
-        for one, data in zip(groups, regrouped(self.tensor, sizes), strict=True):
+        for one, data in zip(groups, regroup(self.tensor, sizes), strict=True):
             rounded, more = self._rounded(data, one)
             lost += more
             yield rounded

@@ -10,16 +10,16 @@ from ckpttool.converting.known import about_norms, is_unknown, left_behind, list
 from ckpttool.converting.selecting import only_weights
 from ckpttool.converting.viewing import viewed
 from ckpttool.errors import UsageError
-from ckpttool.pairing.arranged import Unfit, joined
 from ckpttool.pairing.contents import same_content
-from ckpttool.pairing.copies import may_be_copy
-from ckpttool.pairing.doubts import Doubt
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.layers import Doubt
+from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.matching import Pair
-from ckpttool.pairing.notes import shown
+from ckpttool.pairing.notes import display_name
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
-from ckpttool.pairing.words import leaf
+from ckpttool.pairing.rearrangement import Unfit, concatenate
+from ckpttool.pairing.second_names import may_be_copy
+from ckpttool.pairing.variable_names import leaf_name
 from ckpttool.report import counted
 from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
@@ -156,15 +156,15 @@ def _alike(ordered: Sequence[Pair]) -> str:
     return f"layers are alike, and only their order would pair them: {_paired(ordered)} ({way})"
 
 
-def _proposed(lost: Sequence[Item], missing: Sequence[Item]) -> str:
+def _proposed(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
     """Return what may be done about tensors without a counterpart: lines of a map, where layers are alike."""
     ours, theirs = (_by_contents(side) for side in (lost, missing))
     alike = next((key for key in ours if key in theirs), None)
     if alike is None:
         return "--map gives names that pair"
     one, other = ours[alike], theirs[alike]
-    named = {leaf(item): item.sources[0].name for item in other[0]}
-    lines = {item.sources[0].name: named[leaf(item)] for item in one[0] if leaf(item) in named}
+    named = {leaf_name(item): item.sources[0].name for item in other[0]}
+    lines = {item.sources[0].name: named[leaf_name(item)] for item in one[0] if leaf_name(item) in named}
     told = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
     layers = " and ".join(_shortened([_layer(layer[0]) for layer in side]) for side in (one, other))
     return f"alike are {layers}; a --map gives names that pair: [names] {told}, if these are the same"
@@ -175,14 +175,14 @@ def _shortened(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _by_contents(items: Sequence[Item]) -> dict[_Contents, list[list[Item]]]:
+def _by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
     """Return layers by the names and shapes of what they hold."""
-    layers: dict[str, list[Item]] = {}
+    layers: dict[str, list[LayoutItem]] = {}
     for item in items:
         layers.setdefault(_layer(item), []).append(item)
-    found: dict[_Contents, list[list[Item]]] = {}
+    found: dict[_Contents, list[list[LayoutItem]]] = {}
     for own in layers.values():
-        key = frozenset((leaf(item), item.tensor.shape) for item in own if item.tensor.shape)
+        key = frozenset((leaf_name(item), item.tensor.shape) for item in own if item.tensor.shape)
         found.setdefault(key, []).append(own)
     return found
 
@@ -190,7 +190,7 @@ def _by_contents(items: Sequence[Item]) -> dict[_Contents, list[list[Item]]]:
 def _other_shape(pair: Pair) -> str:
     ours, theirs = ("×".join(map(str, one.tensor.shape)) or "a scalar" for one in (pair.a, pair.b))
     turned = " in PyTorch's layout" if pair.a.rule or pair.b.rule else ""
-    return f"{shown(pair.a)}: {ours}, but {shown(pair.b)} of the model is {theirs}{turned}"
+    return f"{display_name(pair.a)}: {ours}, but {display_name(pair.b)} of the model is {theirs}{turned}"
 
 
 # The tensors ------------------------------------------------------------------------------------------
@@ -237,10 +237,10 @@ class _Made:
         pair = parts[0][0]
         try:
             rows = [one.b.restored(one.a.tensor, at) for one, at in parts]
-            made = rows[0] if len(rows) == 1 else joined(rows, tensor.path)
+            made = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
         except Unfit as failure:
             raise UsageError(
-                f"{shown(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
+                f"{display_name(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
             ) from failure
         if made.shape != tensor.shape:
             raise UsageError(_other_shape(pair))
@@ -314,8 +314,8 @@ def _paired(pairs: Sequence[Pair]) -> str:
     return ", ".join(told[:_PAIRS]) + more
 
 
-def _layer(item: Item) -> str:
-    name = shown(item)
+def _layer(item: LayoutItem) -> str:
+    name = display_name(item)
     return name.rpartition(".")[0] or name
 
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.known import refused
 from ckpttool.errors import UsageError
-from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed
-from ckpttool.pairing.doubts import UNWIRED, Doubt, may_be_image
-from ckpttool.pairing.layouts import RULES, Rule, Turn
-from ckpttool.pairing.meeting import JOINED, SUMMED
+from ckpttool.pairing.layers import UNWIRED, Doubt, may_be_image
+from ckpttool.pairing.layouts import RULES, LayoutRule, Turn
+from ckpttool.pairing.rearrangement import Pattern, Unfit, add_tensors, concatenate, cut, pattern, rearrange
+from ckpttool.pairing.split_parameters import JOINED, SUMMED
 from ckpttool.tensor import Tensor
 
 Made = dict[int, list[tuple[Tensor, str | None]]]
@@ -208,14 +208,16 @@ def _made(layer: _Layer) -> Made:
     return made
 
 
-def _variable(rule: Rule, leaf: str) -> tuple[str, Turn] | None:
+def _variable(rule: LayoutRule, leaf: str) -> tuple[str, Turn] | None:
     """Return what Keras calls a variable, and how it lies there."""
     return next(
         ((name, turn) for name, turns in rule.turns.items() for turn in turns if turn.leaf == leaf), None
     )
 
 
-def _turned(layer: _Layer, tensor: Tensor, rule: Rule, name: str, turn: Turn) -> tuple[Tensor, str | None]:
+def _turned(
+    layer: _Layer, tensor: Tensor, rule: LayoutRule, name: str, turn: Turn
+) -> tuple[Tensor, str | None]:
     kind = layer.module.kind
     if kind == "transposed conv" and not _is_one_group(layer):
         raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL})")
@@ -250,7 +252,7 @@ def _arranged(
     layer: _Layer, tensor: Tensor, way: Pattern, name: str, sizes: Mapping[str, int], *inner: str
 ) -> Tensor:
     try:
-        return arranged(tensor, way, (*layer.place, *inner, name), sizes=sizes)
+        return rearrange(tensor, way, (*layer.place, *inner, name), sizes=sizes)
     except Unfit as failure:
         raise UsageError(f"{tensor.name}: {failure} ({_MODEL})") from failure
 
@@ -278,9 +280,9 @@ def _recurrent(layer: _Layer, kind: str) -> Made:
             turn = rule.turns["bias"][0]
             way = next(iter(turn.ways.values())).inverse()
             rows = [_arranged(layer, one, way, "bias", turn.sizes, "cell") for one in (own, hidden)]
-            made[id(own)] = [(joined(rows, path), rule.text)]
+            made[id(own)] = [(concatenate(rows, path), rule.text)]
         else:
-            made[id(own)] = [(summed(own, hidden, path), SUMMED)]
+            made[id(own)] = [(add_tensors(own, hidden, path), SUMMED)]
         made[id(hidden)] = []
     return made
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.doubts import UNWIRED, Doubt
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layers import has_other_word
-from ckpttool.pairing.layouts import RULES, Item
+from ckpttool.pairing.layers import UNWIRED, Doubt, has_other_word
+from ckpttool.pairing.layouts import RULES, LayoutItem
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 
@@ -27,7 +26,7 @@ _REMEDY = (
 )
 
 
-def is_unknown(item: Item, checkpoint: Checkpoint) -> bool:
+def is_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     """Tell whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False

@@ -12,12 +12,11 @@ from ckpttool.converting.known import about_norms, is_unknown, left_behind, list
 from ckpttool.converting.ties import retied
 from ckpttool.converting.viewing import View, viewed
 from ckpttool.errors import UsageError
-from ckpttool.pairing.arranged import zeros
-from ckpttool.pairing.doubts import doubtful
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layers import ATTENTION
-from ckpttool.pairing.layouts import RULES, Item, in_torch_layout
-from ckpttool.pairing.meeting import SUMMED, with_joined
+from ckpttool.pairing.layers import ATTENTION, layout_doubts
+from ckpttool.pairing.layouts import RULES, LayoutItem, torch_layout_items
+from ckpttool.pairing.rearrangement import zeros
+from ckpttool.pairing.split_parameters import SUMMED, fuse_attention_inputs
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
@@ -77,9 +76,11 @@ def _require_single(ends: _Ends) -> None:
 
 def _to_torch(view: View) -> _Ends:
     """Return for each tensor of PyTorch the one that it is made of."""
-    items = [*_biases(_joined_inputs(in_torch_layout(view.checkpoint)))]
+    items = [*_biases(_joined_inputs(torch_layout_items(view.checkpoint)))]
     free = [item for item in items if not _is_held(view, item)]
-    doubts = [one for one in doubtful(view.checkpoint) if view.tensors[id(one.tensor)].name not in view.held]
+    doubts = [
+        one for one in layout_doubts(view.checkpoint) if view.tensors[id(one.tensor)].name not in view.held
+    ]
     if doubts:
         raise UsageError(refused(doubts))
     unknown = [item.sources[0] for item in free if is_unknown(item, view.checkpoint)]
@@ -93,11 +94,11 @@ def _to_torch(view: View) -> _Ends:
     return ends
 
 
-def _is_held(view: View, item: Item) -> bool:
+def _is_held(view: View, item: LayoutItem) -> bool:
     return view.tensors[id(item.sources[0])].name in view.held
 
 
-def _named(view: View, item: Item, own: Tensor, items: Sequence[Item]) -> Tensor:
+def _named(view: View, item: LayoutItem, own: Tensor, items: Sequence[LayoutItem]) -> Tensor:
     """Return what an item is, under the name that a map gave it, if one did."""
     given = view.named.get(item.sources[0].name)
     if given is None:
@@ -110,26 +111,26 @@ def _named(view: View, item: Item, own: Tensor, items: Sequence[Item]) -> Tensor
     return replace(item.tensor, path=own.path, key=None)
 
 
-def _path(item: Item) -> Path:
+def _path(item: LayoutItem) -> Path:
     """Return the path of a state dict: one name, with dots."""
     return (".".join(map(str, item.tensor.path)),)
 
 
-def _joined_inputs(items: list[Item]) -> list[Item]:
+def _joined_inputs(items: list[LayoutItem]) -> list[LayoutItem]:
     """Return items of which each attention has its input in one, as PyTorch has it where it is square."""
     inputs = [item for item in items if _is_input(item)]
     others = {item.tensor.path[:-2] for item in inputs if len({1, *item.tensor.shape}) > 2}
-    return with_joined(items, {id(item) for item in inputs if item.tensor.path[:-2] not in others})
+    return fuse_attention_inputs(items, {id(item) for item in inputs if item.tensor.path[:-2] not in others})
 
 
-def _is_input(item: Item) -> bool:
+def _is_input(item: LayoutItem) -> bool:
     """Tell whether an item is of the query, key or value of Keras's attention."""
     steps = item.tensor.path
     is_part = any(str(step).lstrip("_") in ATTENTION for step in item.sources[0].path)
     return is_part and len(steps) > 1 and str(steps[-2]) in ("q_proj", "k_proj", "v_proj")
 
 
-def _biases(items: Iterable[Item]) -> Iterator[Item]:
+def _biases(items: Iterable[LayoutItem]) -> Iterator[LayoutItem]:
     """Yield items of which a recurrent layer's bias is two, as PyTorch has it: the sum, and zeros."""
     for item in items:
         leaf = str(item.tensor.path[-1]) if item.tensor.path else ""

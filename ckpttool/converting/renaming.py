@@ -8,9 +8,9 @@ from dataclasses import replace
 from ckpttool.converting.ties import retied, untied
 from ckpttool.converting.tree_edits import Edit, Edits, edited
 from ckpttool.errors import UsageError
-from ckpttool.pairing.arranged import Unfit
-from ckpttool.pairing.mapping import TensorMap, TensorRule
-from ckpttool.pairing.ruling import Names, filled, ruled
+from ckpttool.pairing.map_file import TensorMap, TensorRule
+from ckpttool.pairing.map_rules import SideNames, apply_rule, fill_stars
+from ckpttool.pairing.rearrangement import Unfit
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
@@ -41,7 +41,7 @@ class _Changes:
     def __init__(self, content: Content, told: TensorMap) -> None:
         self._content, self._map = content, told
         self._tensors = {tensor.name: tensor for tensor in content.tensors}
-        self._names = Names(tensor.name for tensor in content.tensors)
+        self._names = SideNames(tensor.name for tensor in content.tensors)
         self._edits: Edits = {}
         self._given: dict[str, str] = {}
         self._decided: dict[str, str] = {}
@@ -63,7 +63,7 @@ class _Changes:
                 self._require_no_state(rule.place, names[0])
             paths = [self._path(rule.place, sources[0], target) for target in targets]
             try:
-                made = ruled(sources, rule, paths, flip=False)
+                made = apply_rule(sources, rule, paths, flip=False)
             except Unfit as failure:
                 raise self._map.wrong(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
             for target in targets:
@@ -81,7 +81,7 @@ class _Changes:
         for own, captured in self._names.called(glob):
             if self._is_taken(own):
                 continue
-            tensor, target = self._tensors[own], filled(name, captured)
+            tensor, target = self._tensors[own], fill_stars(name, captured)
             self._give(place, target, own, "name")
             path = self._path(place, tensor, target)
             self._edits[id(tensor)] = [Edit(path[-1], replace(tensor, path=path))]

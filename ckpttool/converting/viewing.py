@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.mapping import TensorMap, TensorRule
+from ckpttool.pairing.map_file import TensorMap, TensorRule
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 

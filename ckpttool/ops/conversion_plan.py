@@ -268,7 +268,7 @@ def _content_steps(
         yield lambda content: only_weights(content, checkpoint)
     if wishes.mapping is not None:
         from ckpttool.converting.renaming import renamed
-        from ckpttool.pairing.mapping import read_map
+        from ckpttool.pairing.map_file import read_map
 
         told = read_map(wishes.mapping)
         yield lambda content: renamed(content, told)

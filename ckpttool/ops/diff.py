@@ -37,8 +37,8 @@ from ckpttool.ops.difference import (
 from ckpttool.ops.metadata_diff import compare_metadata, not_compared
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layouts import Item
-from ckpttool.pairing.mapping import read_map
+from ckpttool.pairing.layouts import LayoutItem
+from ckpttool.pairing.map_file import read_map
 from ckpttool.pairing.pairing import Pair, Pairing, PairingWishes, pair_up
 from ckpttool.report import Severity, counted
 from ckpttool.tensor import Span
@@ -299,12 +299,12 @@ def _change(pair: Pair, outcome: Comparison) -> Change | None:
     return Change(a=_facts(pair.a), b=_facts(pair.b), kind=kind, how=pair.how, statistics=outcome.statistics)
 
 
-def _facts(item: Item) -> Facts:
+def _facts(item: LayoutItem) -> Facts:
     tensor = item.tensor
     return Facts(_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
 
 
-def _name(item: Item) -> str:
+def _name(item: LayoutItem) -> str:
     """Return what a tensor is called in its file; what a rule joins, what it is compared under."""
     return item.sources[0].name if len(item.sources) == 1 else item.name
 
@@ -363,7 +363,7 @@ def _is_doubtful(comparison: Comparison) -> bool:
 
 
 def _checksum_mismatches(
-    checkpoint: Checkpoint, side: Side, items: Iterable[Item], jobs: int
+    checkpoint: Checkpoint, side: Side, items: Iterable[LayoutItem], jobs: int
 ) -> Iterator[Broken]:
     names = {
         (storage.file, storage.offset): source.name

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable
 from isal import isal_zlib
 
 from ckpttool.errors import CheckpointError
-from ckpttool.pairing.arranged_values import elements
-from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.layouts import LayoutItem
+from ckpttool.pairing.rearrangement import elements
 from ckpttool.tensor import Tensor
 
 _SAMPLES = 16
@@ -48,9 +48,9 @@ def same_content(a: Tensor, b: Tensor) -> bool:
     return found is not None and found == checksum(b)
 
 
-def alike(items: Iterable[Item]) -> list[list[Item]]:
+def same_samples(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     """Return those of one type and shape that have the same sample, where there are several."""
-    groups: dict[Hashable, list[Item]] = {}
+    groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         tensor = item.tensor
         found = sample(tensor) if tensor.values is not None and tensor.size else None
@@ -59,9 +59,9 @@ def alike(items: Iterable[Item]) -> list[list[Item]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def equal(items: Iterable[Item]) -> list[list[Item]]:
+def same_checksums(items: Iterable[LayoutItem]) -> list[list[LayoutItem]]:
     """Return those of ``alike`` that are equal in all elements, where there are several."""
-    groups: dict[Hashable, list[Item]] = {}
+    groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         found = checksum(item.tensor)
         if found is not None:

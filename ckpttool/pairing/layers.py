@@ -12,10 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
+from ckpttool.formats.keras.orders import UNLIKE
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.shapes import kind_of_names, kind_of_shapes, recurrent_kind
 from ckpttool.tensor import Path, Role, Tensor
 
 Steps = tuple[str, ...]
@@ -52,7 +54,7 @@ ATTENTION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class WeightLayer:
     """Tensors that lie together.
 
     Attributes:
@@ -76,7 +78,7 @@ def steps_of(path: Path) -> Steps:
     return tuple(word for word in re.split(r"[./]", words) if word)
 
 
-def layers_of(checkpoint: Checkpoint) -> list[Layer]:
+def layers_of(checkpoint: Checkpoint) -> list[WeightLayer]:
     """Return the layers that the weights lie in."""
     groups: dict[Steps, dict[str, Tensor]] = {}
     for tensor in checkpoint.tensors:
@@ -107,30 +109,34 @@ def has_other_word(tensor: Tensor) -> bool:
 # Keras ----------------------------------------------------------------------------------------------
 
 
-def _keras_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor], beside: set[str]) -> Layer:
-    told = _told(checkpoint, group)
+def _keras_layer(
+    checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor], beside: set[str]
+) -> WeightLayer:
+    told = _stated_kind(checkpoint, group)
     if place and _is_attention(place[-1], beside) and told in (None, "EinsumDense", "MultiHeadAttention"):
-        variables = _numbered(group, ("kernel", "bias")) if _all_numbered(group) else _named(group)
+        variables = (
+            _by_number(group, ("kernel", "bias")) if _are_all_numbers(group) else _by_variable_name(group)
+        )
         if "kernel" in variables and len(variables["kernel"].shape) == 3:  # Dense layers have such names, too
             is_output = ATTENTION[place[-1].lstrip("_")] == "out_proj"
-            return Layer(place, "attention output" if is_output else "attention", variables)
-    if checkpoint.conventions in _NUMBERING and _all_numbered(group):
+            return WeightLayer(place, "attention output" if is_output else "attention", variables)
+    if checkpoint.conventions in _NUMBERING and _are_all_numbers(group):
         shapes = [group[str(at)].shape for at in range(len(group)) if str(at) in group]
         kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_shapes(shapes)
         names = _order(kind, len(group), told or "") if len(shapes) == len(group) else None
         return (
-            Layer(place, None, group)
+            WeightLayer(place, None, group)
             if names is None
-            else _checked(place, kind, _numbered(group, names), told)
+            else _checked_layer(place, kind, _by_number(group, names), told)
         )
-    variables = _named(group)
+    variables = _by_variable_name(group)
     kind = _KINDS.get(told.partition(" ")[0]) if told is not None else kind_of_names(variables)
     if kind == "dense" and any(CELL.fullmatch(step) for step in place):
         kind = None  # TensorFlow 1 has a cell's two kernels in one
-    return _checked(place, kind, variables, told)
+    return _checked_layer(place, kind, variables, told)
 
 
-def _told(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> str | None:
+def _stated_kind(checkpoint: Checkpoint, group: Mapping[str, Tensor]) -> str | None:
     """Return the type that the files say outright; of a kernel it says most."""
     said = (checkpoint.layers.get(tensor.name) for tensor in group.values())
     return max((kind for kind in said if kind is not None), key=len, default=None)
@@ -143,15 +149,15 @@ def _is_attention(name: str, beside: set[str]) -> bool:
     return {"query", "key", "value"} <= inner or {"query_dense", "key_dense", "value_dense"} <= inner
 
 
-def _all_numbered(group: Mapping[str, Tensor]) -> bool:
+def _are_all_numbers(group: Mapping[str, Tensor]) -> bool:
     return all(_NUMBERED.fullmatch(name) for name in group)
 
 
-def _numbered(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
+def _by_number(group: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: group[str(at)] for at, name in enumerate(names) if str(at) in group}
 
 
-def _named(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = {}
     for name, tensor in group.items():
         match = _KERAS_VARIABLE.fullmatch(name)
@@ -209,55 +215,190 @@ def _order(kind: str | None, count: int, told: str) -> tuple[str, ...] | None:
     return next((names for names in orders if len(names) == count), None)
 
 
-def _checked(place: Steps, kind: str | None, variables: Mapping[str, Tensor], told: str | None) -> Layer:
+def _checked_layer(
+    place: Steps, kind: str | None, variables: Mapping[str, Tensor], told: str | None
+) -> WeightLayer:
     """Return a layer; its type must fit its recurrent kernel, and what it flattens must be known."""
     if kind == "depthwise" and "kernel" in variables:
         variables = {"depthwise_kernel" if name == "kernel" else name: one for name, one in variables.items()}
     if kind in ("lstm", "gru", "rnn"):
         names = [name for name in ("kernel", "recurrent_kernel", "bias") if name in variables]
         if len(names) < 2 or recurrent_kind([variables[name].shape for name in names]) != kind:
-            return Layer(place, None, variables)
+            return WeightLayer(place, None, variables)
     if told is not None and (behind := _FLATTENED.match(told)):
         if behind["channels"]:
-            return _behind_channels(place, variables, int(behind["channels"]))
-        return _flattened(place, variables, behind["shape"])
-    return Layer(place, kind, variables)
+            return _dense_behind_channels(place, variables, int(behind["channels"]))
+        return _dense_after_flatten(place, variables, behind["shape"])
+    return WeightLayer(place, kind, variables)
 
 
-def _flattened(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> Layer:
+def _dense_after_flatten(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> WeightLayer:
     """Return a Dense whose inputs were flattened, which puts them in another order than PyTorch does."""
     axes = tuple(map(int, shape.split(", "))) if shape else ()
     if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in doubt, as ``doubtful`` says
-        return Layer(place, "dense", variables)
-    return Layer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
+        return WeightLayer(place, "dense", variables)
+    return WeightLayer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
 
 
-def _behind_channels(place: Steps, variables: Mapping[str, Tensor], channels: int) -> Layer:
+def _dense_behind_channels(place: Steps, variables: Mapping[str, Tensor], channels: int) -> WeightLayer:
     """Return a Dense behind a flattened image of which the channels alone are known, which is enough."""
     inputs = variables["kernel"].shape[0] if "kernel" in variables and variables["kernel"].shape else 0
     if not channels or inputs % channels:
-        return Layer(place, "named", variables)
-    return Layer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
+        return WeightLayer(place, "named", variables)
+    return WeightLayer(place, "flattened", variables, {"h": inputs // channels, "w": 1, "c": channels})
 
 
 # Paddle ---------------------------------------------------------------------------------------------
 
 
-def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]) -> Layer:
-    told = _told(checkpoint, group)
+def _paddle_layer(checkpoint: Checkpoint, place: Steps, group: dict[str, Tensor]) -> WeightLayer:
+    told = _stated_kind(checkpoint, group)
     names = _PADDLE_CELL if told in _CELLS else _PADDLE_VARIABLE if _is_plain(group) else {}
     variables = {names.get(name, name): tensor for name, tensor in group.items()}
     if {"_mean", "_variance"} <= variables.keys():
-        return Layer(place, "paddle batch norm", variables)
+        return WeightLayer(place, "paddle batch norm", variables)
     weight, bias = variables.get("weight"), variables.get("bias")
     is_linear = told in _LINEAR
     if told is None and weight is not None and bias is not None and len(variables) == 2:
         # Of Paddle's layers, only a linear one has a matrix and a bias as long as its last axis.
         is_linear = len(weight.shape) == 2 and bias.shape == weight.shape[1:]
-    return Layer(place, "paddle linear" if is_linear else "named", variables)
+    return WeightLayer(place, "paddle linear" if is_linear else "named", variables)
 
 
 def _is_plain(group: Mapping[str, Tensor]) -> bool:
     """Tell whether a layer has one weight and one bias, or is a batch norm."""
     is_norm = {"w_0", "w_1", "w_2"} <= group.keys() and len(group["w_0"].shape) == 1
     return is_norm or not group.keys() - {"w_0", "b_0"}
+
+
+Shape = tuple[int, ...]
+
+
+def kind_of_shapes(shapes: list[Shape]) -> str | None:
+    """Return the only type of layer whose variables, numbered, have these shapes."""
+    if len(shapes) in (2, 3) and (found := recurrent_kind(shapes)) is not None:
+        return found
+    if len(shapes) == 4 and len(shapes[0]) == 1 and len(set(shapes)) == 1:
+        return "batch norm"
+    if len(shapes) != 2 or len(shapes[1]) != 1:
+        return None
+    kernel, bias = shapes
+    if len(kernel) == 2:
+        return "dense" if kernel[1:] == bias else None
+    # Of rank 3, a part of an attention has such a set, too.
+    return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
+
+
+def recurrent_kind(shapes: list[Shape]) -> str | None:
+    """Return the type of a recurrent layer from its kernels, and its bias where it has one."""
+    kernel, recurrent = shapes[:2]
+    if len(kernel) != 2 or len(recurrent) != 2 or kernel[1] != recurrent[1] or not recurrent[0]:
+        return None
+    gates = recurrent[1] / recurrent[0]
+    biases = {4: (recurrent[1],), 3: (2, recurrent[1]), 1: (recurrent[1],)}
+    if gates not in biases or (len(shapes) == 3 and shapes[2] != biases[int(gates)]):
+        return None
+    return {4: "lstm", 3: "gru", 1: "rnn"}[int(gates)]
+
+
+def _convolution(kernel: Shape, bias: Shape | None) -> str | None:
+    """Tell a convolution by its bias; Keras 3 calls a depthwise one's kernel so as well."""
+    *_, inner, outer = kernel
+    if bias is None:
+        return "conv" if outer != 1 or inner == 1 else None
+    if len(kernel) > 4:
+        return "conv" if bias == (outer,) else "transposed conv" if bias == (inner,) else None
+    fits = {
+        "conv": bias == (outer,),
+        "transposed conv": bias == (inner,),
+        "depthwise": bias == (inner * outer,),
+    }
+    if fits[
+        "conv"
+    ]:  # as a transposed one its elements lie alike; as a depthwise one, of a single channel, too
+        return "conv"
+    found = [kind for kind, is_so in fits.items() if is_so]
+    return found[0] if len(found) == 1 else None
+
+
+def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
+    """Return the type of a layer from what its variables are called."""
+    shapes = {name: tensor.shape for name, tensor in variables.items()}
+    if {"kernel", "recurrent_kernel"} <= shapes.keys():
+        known = [shapes[name] for name in ("kernel", "recurrent_kernel", "bias") if name in shapes]
+        return recurrent_kind(known)
+    if "pointwise_kernel" in shapes:
+        return "separable"
+    for name, kind in _TELLING.items():
+        if name in shapes:
+            return kind
+    kernel, bias = shapes.get("kernel", ()), shapes.get("bias")
+    if len(kernel) == 2:
+        return "dense"
+    if len(kernel) == 3:
+        return "conv" if bias == kernel[-1:] else None
+    return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
+
+
+_TELLING = {
+    "depthwise_kernel": "depthwise",
+    "embeddings": "embedding",
+    "moving_mean": "batch norm",
+    "moving_variance": "batch norm",
+    "gamma": "norm",
+    "beta": "norm",
+}
+
+
+UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
+_UNTOLD = "Dense after Flatten"
+_LEAST_IMAGE = 4
+"""Two places with two channels: the fewest elements that have two orders."""
+
+
+class Doubt(NamedTuple):
+    """A weight that may be in another order than PyTorch's, and why."""
+
+    tensor: Tensor
+    why: str
+
+
+def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
+    """Return the weights whose elements may be in another order than PyTorch's, for all that is known.
+
+    What stands behind a Flatten or before a Reshape is in another order. The configuration of a model says
+    where they are. Files of weights alone don't, and of a Dense in them only what is too small for an image
+    is certain.
+    """
+    if family_of(checkpoint.conventions) == "paddle":
+        return []
+    found = {}
+    for layer in layers_of(checkpoint):
+        for name, tensor in layer.variables.items():
+            kind = checkpoint.layers.get(tensor.name)
+            if kind is not None and UNLIKE in kind:
+                found[id(tensor)] = Doubt(tensor, kind.partition(UNLIKE)[2])
+            elif (name, kind) == ("kernel", _UNTOLD):
+                found[id(tensor)] = Doubt(tensor, "it stands behind a Flatten of a shape that is not told")
+            elif name == "kernel" and not _is_wired(kind) and (why := _doubt_of_kernel(layer, tensor)):
+                found[id(tensor)] = Doubt(tensor, why)
+    return [found[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in found]
+
+
+def _is_wired(kind: str | None) -> bool:
+    """Tell whether a configuration said how the layers are connected."""
+    return kind is not None and UNWIRED_KIND not in kind
+
+
+def _doubt_of_kernel(layer: WeightLayer, kernel: Tensor) -> str | None:
+    """Return what is not known of a kernel where nothing says how the layers are connected."""
+    if layer.kind == "dense" and len(kernel.shape) == 2 and may_be_image(*kernel.shape):
+        return UNWIRED
+    if layer.kind == "gru" and "bias" not in layer.variables:
+        return "a GRU without a bias does not show whether reset_after is set"
+    return None
+
+
+def may_be_image(*lengths: int) -> bool:
+    """Tell whether features as many as one of these may be an image: places, each with channels."""
+    return max(lengths) >= _LEAST_IMAGE

@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.arranged import Pattern, Unfit, arranged, lengths_of, pattern
-from ckpttool.pairing.doubts import doubtful
-from ckpttool.pairing.layers import ATTENTION, CELL, Layer, Steps, layers_of, steps_of
+from ckpttool.pairing.layers import ATTENTION, CELL, Steps, WeightLayer, layers_of, layout_doubts, steps_of
+from ckpttool.pairing.rearrangement import Pattern, Unfit, lengths_of, pattern, rearrange
 from ckpttool.tensor import Tensor
 
 Back = Callable[[Tensor, int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class LayoutItem:
     """One tensor as it is compared.
 
     Attributes:
@@ -76,7 +75,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LayoutRule:
     """The layout of one type of layer, in words and for each of its variables."""
 
     text: str
@@ -102,8 +101,8 @@ _NORM = {"gamma": (Turn("weight"),), "beta": (Turn("bias"),)}
 _STATISTICS = {"moving_mean": (Turn("running_mean"),), "moving_variance": (Turn("running_var"),)}
 
 
-def _recurrent(name: str) -> Rule:
-    return Rule(
+def _recurrent(name: str) -> LayoutRule:
+    return LayoutRule(
         f"{name} kernel (I, g·u), recurrent_kernel (u, g·u) = weight_ih (g·u, I), weight_hh (g·u, u)",
         {
             "kernel": (Turn("weight_ih_l0", _MATRIX),),
@@ -113,19 +112,19 @@ def _recurrent(name: str) -> Rule:
     )
 
 
-RULES: Mapping[str, Rule] = {
-    "dense": Rule(DENSE, {"kernel": (Turn("weight", _MATRIX),)}),
-    "flattened": Rule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
-    "conv": Rule(CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}),
-    "transposed conv": Rule(
+RULES: Mapping[str, LayoutRule] = {
+    "dense": LayoutRule(DENSE, {"kernel": (Turn("weight", _MATRIX),)}),
+    "flattened": LayoutRule(FLATTENED, {"kernel": (Turn("weight", {2: FLATTEN}),)}),
+    "conv": LayoutRule(CONVOLUTION, {"kernel": (Turn("weight", CONVOLUTIONS),)}),
+    "transposed conv": LayoutRule(
         "transposed convolution kernel (k…, O, I) = weight (I, O, k…)",
         {"kernel": (Turn("weight", CONVOLUTIONS),)},
     ),
-    "depthwise": Rule(
+    "depthwise": LayoutRule(
         "depthwise kernel (k…, C, m) = convolution weight (C·m, 1, k…)",
         {"depthwise_kernel": (Turn("weight", _DEPTHWISE),)},
     ),
-    "separable": Rule(
+    "separable": LayoutRule(
         "separable convolution = a depthwise and a pointwise convolution",
         {
             "depthwise_kernel": (Turn("depthwise.weight", _DEPTHWISE),),
@@ -133,16 +132,16 @@ RULES: Mapping[str, Rule] = {
             "bias": (Turn("pointwise.bias"),),
         },
     ),
-    "batch norm": Rule(
+    "batch norm": LayoutRule(
         "gamma, beta, moving_mean, moving_variance = BatchNorm weight, bias, running_mean, running_var",
         _NORM | _STATISTICS,
     ),
-    "norm": Rule("gamma, beta = norm weight, bias", _NORM),
-    "rms norm": Rule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
-    "embedding": Rule("embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}),
+    "norm": LayoutRule("gamma, beta = norm weight, bias", _NORM),
+    "rms norm": LayoutRule("scale = RMSNorm weight", {"scale": (Turn("weight"),)}),
+    "embedding": LayoutRule("embeddings (V, E) = Embedding weight (V, E)", {"embeddings": (Turn("weight"),)}),
     "lstm": _recurrent("LSTM"),
     "rnn": _recurrent("SimpleRNN"),
-    "gru": Rule(
+    "gru": LayoutRule(
         "GRU gates z, r, h = r, z, n; bias (2, 3u) = bias_ih, bias_hh",
         {
             "kernel": (Turn("weight_ih_l0", _GATES, _THREE),),
@@ -153,21 +152,21 @@ RULES: Mapping[str, Rule] = {
             ),
         },
     ),
-    "attention": Rule(
+    "attention": LayoutRule(
         "MultiHeadAttention kernel (E, H, d) = weight (H·d, E)",
         {
             "kernel": (Turn("weight", {3: pattern("e h d -> (h d) e")}),),
             "bias": (Turn("bias", {2: pattern("h d -> (h d)")}),),
         },
     ),
-    "attention output": Rule(
+    "attention output": LayoutRule(
         "MultiHeadAttention output kernel (H, d, E) = out_proj weight (E, H·d)",
         {"kernel": (Turn("weight", {3: pattern("h d e -> e (h d)")}),)},
     ),
-    "paddle linear": Rule(
+    "paddle linear": LayoutRule(
         "Paddle Linear weight (I, O) = Linear weight (O, I)", {"weight": (Turn("weight", _MATRIX),)}
     ),
-    "paddle batch norm": Rule(
+    "paddle batch norm": LayoutRule(
         "_mean, _variance = BatchNorm running_mean, running_var",
         {"_mean": (Turn("running_mean"),), "_variance": (Turn("running_var"),)},
     ),
@@ -176,76 +175,76 @@ RULES: Mapping[str, Rule] = {
 _DIRECTION = re.compile(r"(?P<forward>forward|backward)_.+")
 
 
-def as_stored(checkpoint: Checkpoint) -> list[Item]:
+def stored_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """Return the tensors as they are."""
-    return [stored(tensor) for tensor in checkpoint.tensors]
+    return [stored_item(tensor) for tensor in checkpoint.tensors]
 
 
-def stored(tensor: Tensor) -> Item:
+def stored_item(tensor: Tensor) -> LayoutItem:
     """Return a tensor as it is."""
-    return Item(tensor.name, tensor, (tensor,))
+    return LayoutItem(tensor.name, tensor, (tensor,))
 
 
-def in_torch_layout(checkpoint: Checkpoint) -> list[Item]:
+def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
 
     One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
     biases of an LSTM, are put together by ``meeting.met``, where the other side has them in one.
     """
     turned = {id(tensor): items for layer in layers_of(checkpoint) for tensor, items in _layer_items(layer)}
-    for doubt in doubtful(checkpoint):
-        items = turned.get(id(doubt.tensor), [stored(doubt.tensor)])
+    for doubt in layout_doubts(checkpoint):
+        items = turned.get(id(doubt.tensor), [stored_item(doubt.tensor)])
         turned[id(doubt.tensor)] = [replace(item, doubt=doubt.why) for item in items]
-    return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored(tensor)])]
+    return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored_item(tensor)])]
 
 
-def under_torch_names(checkpoint: Checkpoint) -> list[Item]:
+def torch_name_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """Return the tensors as they are stored, by PyTorch's names: enough where both sides hold them alike."""
-    first = {id(item.sources[0]): item for item in reversed(in_torch_layout(checkpoint))}
+    first = {id(item.sources[0]): item for item in reversed(torch_layout_items(checkpoint))}
     return [_as_named(tensor, first[id(tensor)]) for tensor in checkpoint.tensors]
 
 
-def _as_named(tensor: Tensor, item: Item) -> Item:
-    return Item(item.name, replace(tensor, path=item.tensor.path), (tensor,), item.rule)
+def _as_named(tensor: Tensor, item: LayoutItem) -> LayoutItem:
+    return LayoutItem(item.name, replace(tensor, path=item.tensor.path), (tensor,), item.rule)
 
 
-def _layer_items(layer: Layer) -> Iterator[tuple[Tensor, list[Item]]]:
+def _layer_items(layer: WeightLayer) -> Iterator[tuple[Tensor, list[LayoutItem]]]:
     rule = RULES.get(layer.kind or "")
     for name, tensor in layer.variables.items():
         if rule is not None and (turns := rule.turns.get(name)) is not None:
-            items = [_turned(tensor, layer, rule, turn) for turn in turns]
-            yield tensor, [item for item in items if item is not None] or [stored(tensor)]
+            items = [_turned_item(tensor, layer, rule, turn) for turn in turns]
+            yield tensor, [item for item in items if item is not None] or [stored_item(tensor)]
         elif layer.kind is not None and steps_of(tensor.path) != (place := _place(layer, name)):
-            yield tensor, [_named(tensor, place, None)]  # what is called alike in both: a numbered bias
+            yield tensor, [_named_item(tensor, place, None)]  # what is called alike in both: a numbered bias
 
 
-def _turned(tensor: Tensor, layer: Layer, rule: Rule, turn: Turn) -> Item | None:
+def _turned_item(tensor: Tensor, layer: WeightLayer, rule: LayoutRule, turn: Turn) -> LayoutItem | None:
     """Return what a variable becomes, or None where its shape isn't the rule's."""
     path = _place(layer, turn.leaf)
     if not turn.ways:
-        return _named(tensor, path, None if path == steps_of(tensor.path) else rule.text)
+        return _named_item(tensor, path, None if path == steps_of(tensor.path) else rule.text)
     way = turn.ways.get(len(tensor.shape))
     if way is None:
         return None
     sizes = {**turn.sizes, **layer.sizes}
     try:
         lengths = lengths_of(tensor.shape, way, sizes)
-        made = arranged(tensor, way, path, sizes=sizes, row=turn.row)
+        made = rearrange(tensor, way, path, sizes=sizes, row=turn.row)
     except Unfit:
         return None
 
     def back(given: Tensor, at: int) -> Tensor:
-        return arranged(given, way.inverse(), tensor.path, sizes=lengths)
+        return rearrange(given, way.inverse(), tensor.path, sizes=lengths)
 
-    return Item(".".join(path), made, (tensor,), rule.text, turn.row, back=back)
+    return LayoutItem(".".join(path), made, (tensor,), rule.text, turn.row, back=back)
 
 
-def _named(tensor: Tensor, path: Steps, rule: str | None) -> Item:
+def _named_item(tensor: Tensor, path: Steps, rule: str | None) -> LayoutItem:
     made = replace(tensor, path=path)
-    return Item(".".join(path), made, (tensor,), rule)
+    return LayoutItem(".".join(path), made, (tensor,), rule)
 
 
-def _place(layer: Layer, leaf: str) -> Steps:
+def _place(layer: WeightLayer, leaf: str) -> Steps:
     """Return the path that PyTorch has, which knows no step for a cell or its direction."""
     place, last = layer.place, tuple(leaf.split("."))
     if layer.kind in ("lstm", "gru", "rnn"):

@@ -6,18 +6,18 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from ckpttool.pairing.layouts import Item
+from ckpttool.pairing.layouts import LayoutItem
 
 How = Literal["name", "convention", "map", "content", "shape"]
-Keyed = Callable[[Item], "Hashable | None"]
+Keyed = Callable[[LayoutItem], "Hashable | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """One tensor on both sides, and what told that it is one."""
 
-    a: Item
-    b: Item
+    a: LayoutItem
+    b: LayoutItem
     how: How
 
     @property
@@ -31,14 +31,14 @@ class Clash:
     """Tensors that a key can't tell apart."""
 
     key: Hashable
-    a: tuple[Item, ...]
-    b: tuple[Item, ...]
+    a: tuple[LayoutItem, ...]
+    b: tuple[LayoutItem, ...]
 
 
 class Unpaired:
     """The tensors of both sides that no pair has yet, in their order, and the pairs."""
 
-    def __init__(self, a: Iterable[Item], b: Iterable[Item]) -> None:
+    def __init__(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
         self.a = list(a)
         self.b = list(b)
         self.pairs: list[Pair] = []
@@ -46,10 +46,10 @@ class Unpaired:
     def match(
         self,
         key: Keyed,
-        how: How | Callable[[Item, Item], How],
+        how: How | Callable[[LayoutItem, LayoutItem], How],
         *,
         in_order: bool = False,
-        unless: Callable[[Item, Item], bool] = lambda a, b: False,
+        unless: Callable[[LayoutItem, LayoutItem], bool] = lambda a, b: False,
     ) -> list[Clash]:
         """Pair what has a key that one tensor on each side has; return what more of them have.
 
@@ -59,7 +59,7 @@ class Unpaired:
             in_order: Whether as many on both sides are paired in their order.
             unless: What tells that two of one key are not one all the same.
         """
-        ours, theirs = _grouped(self.a, key), _grouped(self.b, key)
+        ours, theirs = _group_by_key(self.a, key), _group_by_key(self.b, key)
         clashes, found = [], []
         for one, own in ours.items():
             other = theirs.get(one)
@@ -84,15 +84,15 @@ class Unpaired:
         self.pairs += found
         self.drop([pair.a for pair in found], [pair.b for pair in found])
 
-    def drop(self, a: Iterable[Item], b: Iterable[Item]) -> None:
+    def drop(self, a: Iterable[LayoutItem], b: Iterable[LayoutItem]) -> None:
         """Take tensors out that are to be paired with none."""
         ours, theirs = {id(item) for item in a}, {id(item) for item in b}
         self.a = [item for item in self.a if id(item) not in ours]
         self.b = [item for item in self.b if id(item) not in theirs]
 
 
-def _grouped(items: Iterable[Item], key: Keyed) -> dict[Hashable, list[Item]]:
-    groups: dict[Hashable, list[Item]] = {}
+def _group_by_key(items: Iterable[LayoutItem], key: Keyed) -> dict[Hashable, list[LayoutItem]]:
+    groups: dict[Hashable, list[LayoutItem]] = {}
     for item in items:
         if (found := key(item)) is not None:
             groups.setdefault(found, []).append(item)

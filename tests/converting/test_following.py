@@ -18,7 +18,7 @@ from ckpttool.converting.renaming import renamed
 from ckpttool.converting.selecting import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.mapping import parse_map
+from ckpttool.pairing.map_file import parse_map
 from ckpttool.tensor import Role
 from ckpttool.wire.tomltext import parse_toml
 from tests.comparing.tensors import Array

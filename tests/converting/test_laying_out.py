@@ -19,7 +19,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
 from ckpttool.ops.diff import DiffWishes, diff
-from ckpttool.pairing.mapping import parse_map
+from ckpttool.pairing.map_file import parse_map
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content
 from tests.comparing.tensors import Array

@@ -17,7 +17,7 @@ from torch import nn
 from ckpttool.converting.renaming import renamed
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.mapping import parse_map
+from ckpttool.pairing.map_file import parse_map
 from ckpttool.pairing.pairing import PairingWishes, pair_up
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content

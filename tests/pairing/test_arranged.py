@@ -17,9 +17,19 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.torch import chunks
-from ckpttool.pairing import arranged_values
-from ckpttool.pairing.arranged import Pattern, Unfit, arranged, cut, joined, pattern, summed, transposed
-from ckpttool.pairing.arranged_values import Reordered, elements
+from ckpttool.pairing import rearrangement
+from ckpttool.pairing.rearrangement import (
+    Pattern,
+    ReorderedValues,
+    Unfit,
+    add_tensors,
+    concatenate,
+    cut,
+    elements,
+    pattern,
+    rearrange,
+    transpose_pattern,
+)
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.strided import Strided
@@ -70,7 +80,7 @@ def test_any_arrangement_is_what_numpy_makes(
 ) -> None:
     array, way, sizes, expected = drawn
     stored = tensor("x", array)
-    made = arranged(sequential(stored) if is_sequential else stored, way, ("y",), sizes=sizes)
+    made = rearrange(sequential(stored) if is_sequential else stored, way, ("y",), sizes=sizes)
     assert (made.name, made.shape, made.dtype) == ("y", expected.shape, stored.dtype)
     assert content(made, limit) == np.ascontiguousarray(expected).tobytes()
 
@@ -79,8 +89,8 @@ def test_any_arrangement_is_what_numpy_makes(
 @settings(deadline=None, max_examples=100)
 def test_the_inverse_leads_back(drawn: tuple[Array, Pattern, dict[str, int], Array]) -> None:
     array, way, sizes, _ = drawn
-    there = arranged(tensor("x", array), way, ("y",), sizes=sizes)
-    back = arranged(tensor("y", there.array()), way.inverse(), ("x",), sizes=sizes)
+    there = rearrange(tensor("x", array), way, ("y",), sizes=sizes)
+    back = rearrange(tensor("y", there.array()), way.inverse(), ("x",), sizes=sizes)
     assert back.shape == array.shape
     assert content(back) == array.tobytes()
 
@@ -91,24 +101,24 @@ def test_gates_change_places_and_back(gates: tuple[int, ...], is_sequential: boo
     array = numbers(5, 12)
     way = pattern("i (g u) -> (g u) i", gates)
     stored = sequential(tensor("x", array)) if is_sequential else tensor("x", array)
-    made = arranged(stored, way, ("y",), sizes={"g": 3})
+    made = rearrange(stored, way, ("y",), sizes={"g": 3})
     expected = np.concatenate([array.T[4 * gate : 4 * gate + 4] for gate in gates])
     assert np.array_equal(made.array(), expected)
-    back = arranged(tensor("y", expected), way.inverse(), ("x",), sizes={"g": 3})
+    back = rearrange(tensor("y", expected), way.inverse(), ("x",), sizes={"g": 3})
     assert np.array_equal(back.array(), array)
 
 
 def test_one_row_of_two() -> None:
     array = numbers(2, 6)
-    made = arranged(
+    made = rearrange(
         tensor("x", array), pattern("row (g u) -> (g u)", (1, 0, 2)), ("y",), sizes={"g": 3}, row=1
     )
     assert made.array().tolist() == [8, 9, 6, 7, 10, 11]
 
 
 def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arranged_values, "PASS_BYTES", 1024)
-    monkeypatch.setattr(arranged_values, "_BOX_BYTES", 512)
+    monkeypatch.setattr(rearrangement, "PASS_BYTES", 1024)
+    monkeypatch.setattr(rearrangement, "_BOX_BYTES", 512)
     array = numbers(37, 29)
     reads = []
 
@@ -119,8 +129,8 @@ def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: py
 
     stored = tensor("x", array)
     assert stored.values is not None
-    made = arranged(replace(stored, values=Counted(stored.values)), transposed((1, 0)), ("y",))
-    assert isinstance(made.values, Reordered)
+    made = rearrange(replace(stored, values=Counted(stored.values)), transpose_pattern((1, 0)), ("y",))
+    assert isinstance(made.values, ReorderedValues)
     assert np.array_equal(made.array(), array.T)
     assert len(reads) >= array.nbytes // 1024
 
@@ -130,36 +140,36 @@ def test_what_is_larger_than_memory_allows_is_read_several_times(monkeypatch: py
 def test_compressed_chunks_of_hdf5(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_bytes: int, dtype: str
 ) -> None:
-    monkeypatch.setattr(arranged_values, "PASS_BYTES", pass_bytes)
+    monkeypatch.setattr(rearrangement, "PASS_BYTES", pass_bytes)
     array = numbers(23, 5, 6, dtype=dtype)
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file.create_dataset("x", data=array, chunks=(7, 2, 6), compression="gzip")
     with open_checkpoint(tmp_path / "x.h5") as stored:
-        made = arranged(stored["x"], pattern("k i o -> o i k"), ("y",))
-        assert isinstance(made.values, Reordered)
+        made = rearrange(stored["x"], pattern("k i o -> o i k"), ("y",))
+        assert isinstance(made.values, ReorderedValues)
         assert np.array_equal(made.array(), array.transpose(2, 1, 0))
-        merged = arranged(stored["x"], pattern("e h d -> (h d) e"), ("y",))
+        merged = rearrange(stored["x"], pattern("e h d -> (h d) e"), ("y",))
         assert np.array_equal(merged.array(), array.reshape(23, 30).T)
-        turned = arranged(stored["x"], pattern("(g u) i o -> i (g u) o", (0,)), ("y",), sizes={"g": 1})
+        turned = rearrange(stored["x"], pattern("(g u) i o -> i (g u) o", (0,)), ("y",), sizes={"g": 1})
         assert np.array_equal(turned.array(), array.transpose(1, 0, 2))
         assert np.array_equal(cut(stored["x"], 3, 9, ("y",)).array(), array[3:12])
 
 
 def test_stored_views_stay_views_and_what_keeps_its_order_stays_as_it_is() -> None:
     stored = tensor("x", numbers(4, 6))
-    turned = arranged(stored, transposed((1, 0)), ("y",))
-    again = arranged(turned, transposed((1, 0)), ("z",))
+    turned = rearrange(stored, transpose_pattern((1, 0)), ("y",))
+    again = rearrange(turned, transpose_pattern((1, 0)), ("z",))
     assert isinstance(turned.values, Strided) and isinstance(again.values, Strided)
     assert np.array_equal(again.array(), numbers(4, 6))
-    assert arranged(tensor("x", numbers(1, 6)), transposed((1, 0)), ("y",)).shape == (6, 1)
-    flat = arranged(stored, pattern("h d -> (h d)"), ("y",))
+    assert rearrange(tensor("x", numbers(1, 6)), transpose_pattern((1, 0)), ("y",)).shape == (6, 1)
+    flat = rearrange(stored, pattern("h d -> (h d)"), ("y",))
     assert flat.values is stored.values and flat.shape == (24,)
 
 
 def test_big_endian_elements_are_swapped_once() -> None:
     array = numbers(3, 4)
     one = replace(tensor_of(array, big=True), path=("x",))
-    assert np.array_equal(arranged(one, transposed((1, 0)), ("y",)).array(), array.T)
+    assert np.array_equal(rearrange(one, transpose_pattern((1, 0)), ("y",)).array(), array.T)
 
 
 @pytest.mark.parametrize(
@@ -174,22 +184,22 @@ def test_big_endian_elements_are_swapped_once() -> None:
 )
 def test_what_does_not_fit_is_refused(shape: Any, text: str, sizes: dict[str, int], told: str) -> None:
     with pytest.raises(Unfit, match=f"^{told}$"):
-        arranged(tensor("x", numbers(*shape)), pattern(text), ("y",), sizes=sizes)
+        rearrange(tensor("x", numbers(*shape)), pattern(text), ("y",), sizes=sizes)
 
 
 def test_packed_elements_are_refused() -> None:
     four = Tensor(("x",), BY_NAME["float4_e2m1fn"], (4, 2), values=InMemory(b"abcd"))
     with pytest.raises(Unfit, match="4 bits"):
-        arranged(four, transposed((1, 0)), ("y",))
+        rearrange(four, transpose_pattern((1, 0)), ("y",))
     with pytest.raises(Unfit, match="float4"):
-        joined([four, four], ("y",))
+        concatenate([four, four], ("y",))
 
 
 @pytest.mark.parametrize("is_sequential", [False, True])
 def test_rows_are_joined_and_cut(is_sequential: bool) -> None:
     parts = [numbers(2, 3), numbers(4, 3, start=50)]
     tensors = [tensor("x", part) for part in parts]
-    whole = joined([sequential(one) for one in tensors] if is_sequential else tensors, ("y",))
+    whole = concatenate([sequential(one) for one in tensors] if is_sequential else tensors, ("y",))
     expected = np.concatenate(parts)
     assert whole.shape == (6, 3) and np.array_equal(whole.array(), expected)
     stored = tensor("y", expected)
@@ -198,34 +208,34 @@ def test_rows_are_joined_and_cut(is_sequential: bool) -> None:
     with pytest.raises(Unfit, match=r"rows 5\.\.8 of shape"):
         cut(stored, 5, 3, ("z",))
     with pytest.raises(Unfit, match="shapes"):
-        joined([stored, tensor("x", numbers(2, 4))], ("z",))
+        concatenate([stored, tensor("x", numbers(2, 4))], ("z",))
     with pytest.raises(Unfit, match="types float32, float64"):
-        joined([stored, tensor("x", numbers(2, 3, dtype="<f8"))], ("z",))
+        concatenate([stored, tensor("x", numbers(2, 3, dtype="<f8"))], ("z",))
 
 
 def test_sums_are_those_of_the_type() -> None:
     a, b = np.float32([1e8, 1.0, np.inf]), np.float32([3.0, 2.0, -np.inf])
-    total = summed(tensor("a", a), sequential(tensor("b", b)), ("y",))
+    total = add_tensors(tensor("a", a), sequential(tensor("b", b)), ("y",))
     with np.errstate(all="ignore"):
         assert np.array_equal(total.array(), a + b, equal_nan=True)
     half = np.arange(40, dtype="<f2")
-    assert content(summed(tensor("a", half), tensor("b", half), ("y",)), 16) == (half + half).tobytes()
+    assert content(add_tensors(tensor("a", half), tensor("b", half), ("y",)), 16) == (half + half).tobytes()
     with pytest.raises(Unfit):
-        summed(tensor("a", a), tensor("b", half), ("y",))
+        add_tensors(tensor("a", a), tensor("b", half), ("y",))
 
 
 def test_no_values_stay_no_values() -> None:
     meta = replace(tensor("x", numbers(2, 3)), values=None)
-    assert arranged(meta, transposed((1, 0)), ("y",)).values is None
-    assert joined([meta, meta], ("y",)).values is None
+    assert rearrange(meta, transpose_pattern((1, 0)), ("y",)).values is None
+    assert concatenate([meta, meta], ("y",)).values is None
     assert cut(meta, 0, 1, ("y",)).values is None
-    assert summed(meta, meta, ("y",)).values is None
+    assert add_tensors(meta, meta, ("y",)).values is None
 
 
 def test_fewer_elements_than_the_shape_says_are_damage() -> None:
     short = replace(tensor("x", numbers(2, 3)), values=Sequential(InMemory(b"1234" * 5)))
     with pytest.raises(DamagedCheckpoint, match="fewer elements"):
-        content(arranged(short, transposed((1, 0)), ("y",)))
+        content(rearrange(short, transpose_pattern((1, 0)), ("y",)))
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.data())
@@ -237,24 +247,24 @@ def test_samples_are_the_elements_at_their_positions(rows: int, columns: int, da
     stored = tensor("x", array)
     for one in (stored, sequential(stored)):
         assert elements(one, positions) == array.reshape(-1)[positions].tobytes()
-        assert elements(arranged(one, transposed((1, 0)), ("y",)), positions) == turned
-    twice = joined([stored, stored], ("y",))
+        assert elements(rearrange(one, transpose_pattern((1, 0)), ("y",)), positions) == turned
+    twice = concatenate([stored, stored], ("y",))
     assert elements(twice, [array.size]) == array.reshape(-1)[:1].tobytes()
 
 
 @pytest.mark.parametrize("pass_bytes", [64, 1 << 20])
 def test_what_lies_in_pieces_is_gathered_from_them(monkeypatch: pytest.MonkeyPatch, pass_bytes: int) -> None:
-    monkeypatch.setattr(arranged_values, "PASS_BYTES", pass_bytes)
+    monkeypatch.setattr(rearrangement, "PASS_BYTES", pass_bytes)
     array = numbers(5, 12)
     pieces = []
     for columns in (slice(0, 7), slice(7, 12)):
         part = tensor("x", np.ascontiguousarray(array[:, columns]))
-        stored = arranged_values.strided(part)
+        stored = rearrangement.as_strided(part)
         assert stored is not None
         pieces.append(chunks.Piece((0, columns.start), stored))
     whole = replace(tensor("x", array), values=chunks.Chunked((5, 12), 4, tuple(pieces)), extent=None)
-    made = arranged(whole, transposed((1, 0)), ("y",))
+    made = rearrange(whole, transpose_pattern((1, 0)), ("y",))
     assert np.array_equal(made.array(), array.T)
     way = pattern("i (g u) -> (g u) i", (1, 0, 2))
-    gated = arranged(whole, way, ("y",), sizes={"g": 3})
+    gated = rearrange(whole, way, ("y",), sizes={"g": 3})
     assert np.array_equal(gated.array(), np.concatenate([array.T[4:8], array.T[:4], array.T[8:]]))

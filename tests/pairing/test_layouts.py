@@ -12,9 +12,9 @@ import pytest
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.arranged import Unfit
-from ckpttool.pairing.layouts import RULES, Item, in_torch_layout
-from ckpttool.pairing.meeting import met
+from ckpttool.pairing.layouts import RULES, LayoutItem, torch_layout_items
+from ckpttool.pairing.rearrangement import Unfit
+from ckpttool.pairing.split_parameters import fuse_split_parameters
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers
 from tests.twins import FIXTURES
@@ -26,10 +26,10 @@ def turned(
     arrays: Arrays, layers: Mapping[str, str] | None = None, family: str = "keras"
 ) -> dict[str, tuple[Array, str | None]]:
     """Return what becomes of the weights of a checkpoint, by name."""
-    return told(in_torch_layout(checkpoint(arrays, family, layers)))
+    return told(torch_layout_items(checkpoint(arrays, family, layers)))
 
 
-def told(items: list[Item]) -> dict[str, tuple[Array, str | None]]:
+def told(items: list[LayoutItem]) -> dict[str, tuple[Array, str | None]]:
     return {item.name: (item.tensor.array(), item.rule) for item in items}
 
 
@@ -43,7 +43,7 @@ def require(arrays: Arrays, expected: Arrays, *, rules: int = 1, **known: object
 
 
 def untouched(arrays: Arrays, layers: Mapping[str, str] | None = None, family: str = "keras") -> None:
-    items = in_torch_layout(checkpoint(arrays, family, layers))
+    items = torch_layout_items(checkpoint(arrays, family, layers))
     assert [item.name for item in items] == list(arrays)
     assert all(item.sources == (item.tensor,) and item.rule is None for item in items)
 
@@ -184,9 +184,9 @@ def test_attention(parts: tuple[str, ...]) -> None:
     out = numbers(heads, width, embedded)
     stored = {f"m.{part}.kernel": kernel for part, kernel in zip(parts, [*kernels, out], strict=True)}
     stored |= {f"m.{part}.bias": bias for part, bias in zip(parts, [*biases, numbers(6)], strict=True)}
-    items = in_torch_layout(checkpoint(stored, "keras"))
+    items = torch_layout_items(checkpoint(stored, "keras"))
     whole = np.concatenate([kernel.reshape(embedded, heads * width).T for kernel in kernels])
-    found = told(met(items, in_torch_layout(checkpoint({"m.in_proj_weight": whole}))))
+    found = told(fuse_split_parameters(items, torch_layout_items(checkpoint({"m.in_proj_weight": whole}))))
     assert np.array_equal(found["m.in_proj_weight"][0], whole)
     assert np.array_equal(found["m.in_proj_bias"][0], np.concatenate([bias.reshape(-1) for bias in biases]))
     assert np.array_equal(found["m.out_proj.weight"][0], out.reshape(heads * width, embedded).T)
@@ -225,12 +225,14 @@ def test_the_kernel_of_a_dense_behind_a_flattened_sequence() -> None:
 def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong(shape: str) -> None:
     """An entry may say anything."""
     kernel = numbers(24, 5)
-    (item,) = in_torch_layout(checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"}))
+    (item,) = torch_layout_items(
+        checkpoint({"f.0": kernel}, "keras", {"f.0": f"Dense after Flatten ({shape})"})
+    )
     assert sorted(item.tensor.array().ravel()) == sorted(kernel.ravel())
 
 
 def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
-    (item,) = in_torch_layout(checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": "Dense after Flatten"}))
+    (item,) = torch_layout_items(checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": "Dense after Flatten"}))
     assert (item.name, item.tensor.shape) == ("f.weight", (5, 24))
     assert item.doubt == "it stands behind a Flatten of a shape that is not told"
 
@@ -290,7 +292,7 @@ def test_a_cell_of_tensorflow_1_holds_both_kernels_in_one() -> None:
 
 def test_an_optimizer_has_no_layers() -> None:
     stored = checkpoint({"optimizer.kernel": numbers(3, 5)}, "keras", optimizer="optimizer")
-    assert [item.rule for item in in_torch_layout(stored)] == [None]
+    assert [item.rule for item in torch_layout_items(stored)] == [None]
 
 
 def test_types_without_whole_bytes_stay_as_they_are() -> None:
@@ -299,7 +301,7 @@ def test_types_without_whole_bytes_stay_as_they_are() -> None:
     from tests.pairing.checkpoints import of_tensors
 
     four = Tensor(("d", "kernel"), BY_NAME["float4_e2m1fn"], (4, 2), Role.WEIGHTS)
-    (item,) = in_torch_layout(of_tensors([four], "keras"))
+    (item,) = torch_layout_items(of_tensors([four], "keras"))
     assert item.tensor is four and item.rule is None
 
 
@@ -339,25 +341,30 @@ def test_paddle_names() -> None:
 def test_two_biases_are_summed_where_the_other_side_has_one() -> None:
     ih, hh = np.float32([1.5, 2, 3, 4]), np.float32([0.25, 1, 1, 1])
     lstm = {"l.weight_hh_l0": numbers(4, 1), "l.bias_ih_l0": ih, "l.bias_hh_l0": hh}
-    other = in_torch_layout(checkpoint({"l.bias_l0": ih}))
-    found = told(met(in_torch_layout(checkpoint(lstm)), other))
+    other = torch_layout_items(checkpoint({"l.bias_l0": ih}))
+    found = told(fuse_split_parameters(torch_layout_items(checkpoint(lstm)), other))
     assert list(found) == ["l.weight_hh_l0", "l.bias_l0"]
     assert np.array_equal(found["l.bias_l0"][0], ih + hh)
-    assert len(met(in_torch_layout(checkpoint(lstm)), in_torch_layout(checkpoint(lstm)))) == 3
+    assert (
+        len(fuse_split_parameters(torch_layout_items(checkpoint(lstm)), torch_layout_items(checkpoint(lstm))))
+        == 3
+    )
     gru = {"g.weight_hh_l0": numbers(6, 2), "g.bias_ih_l0": numbers(6), "g.bias_hh_l0": numbers(6)}
-    assert len(met(in_torch_layout(checkpoint(gru)), other)) == 3
+    assert len(fuse_split_parameters(torch_layout_items(checkpoint(gru)), other)) == 3
 
 
 def test_parts_of_an_attention_of_different_shapes_stay_apart() -> None:
     stored = {f"m.{part}_proj.weight": numbers(4, at + 2) for at, part in enumerate("qkv")}
-    other = in_torch_layout(checkpoint({"m.in_proj_weight": numbers(12, 4)}))
-    assert [item.name for item in met(in_torch_layout(checkpoint(stored)), other)] == list(stored)
+    other = torch_layout_items(checkpoint({"m.in_proj_weight": numbers(12, 4)}))
+    assert [
+        item.name for item in fuse_split_parameters(torch_layout_items(checkpoint(stored)), other)
+    ] == list(stored)
 
 
 # The way back -------------------------------------------------------------------------------------------
 
 
-def require_back(items: list[Item]) -> None:
+def require_back(items: list[LayoutItem]) -> None:
     """Require that what each item is made of comes back from it, to the last element."""
     for item in items:
         for at, source in enumerate(item.sources):
@@ -391,7 +398,7 @@ def require_back(items: list[Item]) -> None:
     ],
 )
 def test_what_a_rule_made_comes_back(stored: Arrays, layers: Mapping[str, str] | None) -> None:
-    items = in_torch_layout(checkpoint(stored, "keras", layers))
+    items = torch_layout_items(checkpoint(stored, "keras", layers))
     assert any(item.rule for item in items)
     require_back(items)
 
@@ -400,19 +407,19 @@ def test_what_was_put_together_comes_back() -> None:
     parts = {
         f"m.{part}.kernel": numbers(6, 2, 3, start=at) for at, part in enumerate(("query", "key", "value"))
     }
-    other = in_torch_layout(checkpoint({"m.in_proj_weight": numbers(18, 6)}))
-    (whole,) = met(in_torch_layout(checkpoint(parts, "keras")), other)
+    other = torch_layout_items(checkpoint({"m.in_proj_weight": numbers(18, 6)}))
+    (whole,) = fuse_split_parameters(torch_layout_items(checkpoint(parts, "keras")), other)
     require_back([whole])
     lstm = {"l.weight_hh_l0": numbers(4, 1), "l.bias_ih_l0": numbers(4), "l.bias_hh_l0": numbers(4, start=2)}
-    bias = in_torch_layout(checkpoint({"l.bias_l0": numbers(4)}))
-    summed = met(in_torch_layout(checkpoint(lstm)), bias)[1]
+    bias = torch_layout_items(checkpoint({"l.bias_l0": numbers(4)}))
+    summed = fuse_split_parameters(torch_layout_items(checkpoint(lstm)), bias)[1]
     assert np.array_equal(summed.restored(summed.tensor, 0).array(), numbers(4) + numbers(4, start=2))
     assert np.array_equal(summed.restored(summed.tensor, 1).array(), np.zeros(4, "f4"))
 
 
 def test_the_way_back_takes_the_shape_of_its_item_alone() -> None:
-    (item,) = in_torch_layout(checkpoint({"d.kernel": numbers(3, 5)}, "keras"))
-    (other,) = in_torch_layout(checkpoint({"d.weight": numbers(3, 5)}))
+    (item,) = torch_layout_items(checkpoint({"d.kernel": numbers(3, 5)}, "keras"))
+    (other,) = torch_layout_items(checkpoint({"d.weight": numbers(3, 5)}))
     with pytest.raises(Unfit, match=r"shape \[3, 5\], not \[5, 3\]"):
         item.restored(other.tensor)
 
@@ -432,7 +439,7 @@ def test_a_dense_behind_channels_alone() -> None:
 def test_arrays_under_names_of_keras_become_those_of_the_twin() -> None:
     truth = np.load(FIXTURES / "twin.npz")
     with open_checkpoint(FIXTURES / "twin-keras.npz") as stored:
-        found = told(in_torch_layout(stored))
+        found = told(torch_layout_items(stored))
     for name, (array, _) in found.items():
         if name != "lstm.bias_l0":
             assert np.array_equal(array, truth[name.replace("/", ".")]), name
@@ -448,7 +455,7 @@ def opened(arrays: Arrays, path: Path) -> Checkpoint:
 def test_opening_and_arranging_reads_no_value(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     with opened({"d/kernel": numbers(300, 200)}, path) as stored:
-        (item,) = in_torch_layout(stored)
+        (item,) = torch_layout_items(stored)
         whole = path.read_bytes()
         assert stored["d/kernel"].extent is not None
         at = stored["d/kernel"].extent.offset
@@ -458,9 +465,9 @@ def test_opening_and_arranging_reads_no_value(tmp_path: Path) -> None:
 
 def test_every_rule_is_reached() -> None:
     """Each key of the table is a kind that some layer has; a key that nothing leads to would hide a gap."""
-    from ckpttool.pairing import layers, shapes
+    from ckpttool.pairing import layers
 
-    source = "".join(Path(one.__file__).read_text() for one in (layers, shapes))
+    source = Path(layers.__file__).read_text()
     assert [kind for kind in RULES if f'"{kind}"' not in source] == []
 
 
@@ -470,8 +477,8 @@ os.environ["KERAS_BACKEND"] = "torch"
 sys.modules["tensorflow"] = None  # Keras saves without, and imports it where it can
 import keras, numpy as np, torch
 
-from ckpttool.pairing.layouts import in_torch_layout
-from ckpttool.pairing.meeting import met
+from ckpttool.pairing.layouts import torch_layout_items
+from ckpttool.pairing.split_parameters import fuse_split_parameters
 from ckpttool.formats import open_checkpoint
 
 keras.utils.set_random_seed(5)
@@ -523,7 +530,7 @@ for name, (own, module, shape, order) in CASES.items():
         wanted = [type("Named", (), {"name": key}) for key in module.state_dict()]
         state = {
             item.name.split(".", 1)[1]: torch.from_numpy(np.array(item.tensor.array()))
-            for item in met(in_torch_layout(stored), wanted)
+            for item in fuse_split_parameters(torch_layout_items(stored), wanted)
         }
     for key in [key for key in state if key.startswith("bias_l0")]:  # the way back: the sum, and zeros
         total = state.pop(key)

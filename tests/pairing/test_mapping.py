@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound, UsageError
-from ckpttool.pairing.mapping import MAX_BYTES, TensorMap, TensorRule, parse_map, read_map
+from ckpttool.pairing.map_file import MAX_BYTES, TensorMap, TensorRule, parse_map, read_map
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers, of_tensors, tensor

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import Truncated
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.mapping import TensorMap
+from ckpttool.pairing.map_file import TensorMap
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
 from ckpttool.tensor import Extent, Path, Role, Values
 from tests.comparing.tensors import Array

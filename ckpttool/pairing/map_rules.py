@@ -1,21 +1,131 @@
-"""The pairs that a map file asks for."""
+"""What the rules of a map mean: which names a glob takes, and what becomes of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ckpttool.pairing.arranged import Unfit
-from ckpttool.pairing.layouts import Item, stored
-from ckpttool.pairing.mapping import TensorMap, TensorRule
+from ckpttool.pairing.layouts import CONVOLUTIONS, FLATTEN, LayoutItem, stored_item
+from ckpttool.pairing.map_file import TensorMap, TensorRule
 from ckpttool.pairing.matching import Pair, Unpaired
-from ckpttool.pairing.ruling import Names, filled, ruled
+from ckpttool.pairing.rearrangement import (
+    Pattern,
+    Unfit,
+    concatenate,
+    cut,
+    pattern,
+    rearrange,
+    transpose_pattern,
+)
+from ckpttool.tensor import Path, Tensor
 
-Becomes = Callable[[Item], list[Item]]
+
+class SideNames:
+    """The names of one side's tensors, in their order.
+
+    Attributes:
+        twice: Names that several tensors have.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._count = Counter(names)
+        self.twice = {name for name, times in self._count.items() if times > 1}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._count
+
+    def called(self, glob: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Yield the names that a glob means, each with what its stars took."""
+        if "*" not in glob:
+            yield from [(glob, ())] if glob in self._count else []
+            return
+        stars = re.compile("(.*)".join(map(re.escape, glob.split("*"))), re.DOTALL)
+        for own in self._count:
+            if match := stars.fullmatch(own):
+                yield own, match.groups()
+
+    def meant(
+        self, rule: TensorRule, is_taken: Callable[[str], bool]
+    ) -> Iterator[tuple[list[str], list[str]]]:
+        """Yield the names that a rule takes together and those that it gives; what is taken is left alone."""
+        for own, captured in self.called(rule.sources[0]):
+            if not is_taken(own):
+                names = [own, *(fill_stars(name, captured) for name in rule.sources[1:])]
+                yield names, [fill_stars(name, captured) for name in rule.targets]
+
+
+def fill_stars(name: str, captured: Sequence[str]) -> str:
+    """Return a name with what stars took in the place of its own."""
+    rest = iter(captured)
+    return "".join(next(rest) if part == "*" else part for part in re.split(r"(\*)", name))
+
+
+def apply_rule(
+    tensors: Sequence[Tensor],
+    rule: TensorRule,
+    paths: Sequence[Path],
+    *,
+    flip: bool,
+    rows: Sequence[int] = (),
+) -> list[Tensor]:
+    """Return what a rule makes of tensors, under the paths that it gives.
+
+    Args:
+        tensors: What it takes together.
+        rule: What is done.
+        paths: What the results are called.
+        flip: Whether rules that lead to PyTorch's layout go backwards where the map doesn't say it.
+        rows: How long the parts are that one is cut into; as the map says, or equally long, if empty.
+
+    Raises:
+        Unfit: The rule doesn't fit the tensors.
+    """
+    turned = [_rearranged(tensor, rule, flip) for tensor in tensors]
+    if rule.split is None:
+        whole = turned[0] if len(turned) == 1 else concatenate(turned, paths[0])
+        return [whole]
+    (whole,) = turned
+    length = whole.shape[0] if whole.shape else 0
+    if not rows and not rule.sizes and length % len(paths):
+        raise Unfit(f"{length:,} rows for {len(paths)} equal parts")
+    parts = rule.sizes or rows or (length // len(paths),) * len(paths)
+    if not whole.shape or sum(parts) != length or (rows and tuple(rows) != tuple(parts)):
+        raise Unfit(f"shape {list(whole.shape)} for {' + '.join(map(str, rows or parts))} rows")
+    return [cut(whole, sum(parts[:at]), parts[at], path) for at, path in enumerate(paths)]
+
+
+def _rearranged(tensor: Tensor, rule: TensorRule, flip: bool) -> Tensor:
+    way = _pattern_of(rule, len(tensor.shape))
+    if way is None:
+        return tensor
+    is_backwards = flip and rule.rule in ("conv", "flatten") if rule.inverse is None else rule.inverse
+    sizes = dict(zip("chw", rule.shape, strict=True)) if rule.rule == "flatten" else {}
+    return rearrange(tensor, way.inverse() if is_backwards else way, tensor.path, sizes=sizes)
+
+
+def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
+    if rule.rule == "as-is":
+        return None
+    if rule.rule == "dense":
+        return pattern("i o -> o i")
+    if rule.rule == "transpose":
+        return transpose_pattern(range(axes)[::-1])
+    if rule.rule == "permute":
+        return transpose_pattern(rule.axes)
+    if rule.rule == "flatten":
+        return FLATTEN
+    if axes not in CONVOLUTIONS:
+        raise Unfit(f"{axes} axes, not {', '.join(map(str, CONVOLUTIONS))}")
+    return CONVOLUTIONS[axes]
+
+
+Becomes = Callable[[LayoutItem], list[LayoutItem]]
 
 
 def apply_map(
     unpaired: Unpaired, told: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
-) -> list[Item]:
+) -> list[LayoutItem]:
     """Pair what a map names; return the tensors that it gives a name which the other side hasn't got.
 
     Args:
@@ -27,7 +137,7 @@ def apply_map(
     Raises:
         UsageError: A rule matches nothing, a name is several tensors', two get one, or a rule doesn't fit.
     """
-    pairs = _Pairs(unpaired, told)
+    pairs = _MapPairs(unpaired, told)
     for rule in told.tensors:
         pairs.follow(rule, flip)
     for glob, name in told.names.items():
@@ -45,16 +155,16 @@ def apply_map(
     return pairs.aside
 
 
-class _Pairs:
+class _MapPairs:
     """The pairs of a map as they come up; each tensor is in one, as a whole."""
 
     def __init__(self, unpaired: Unpaired, told: TensorMap) -> None:
         self._map = told
-        self._a, self._b = (_by_name(side) for side in (unpaired.a, unpaired.b))
-        self._names = [Names(item.tensor.name for item in side) for side in (unpaired.a, unpaired.b)]
+        self._a, self._b = (_items_by_name(side) for side in (unpaired.a, unpaired.b))
+        self._names = [SideNames(item.tensor.name for item in side) for side in (unpaired.a, unpaired.b)]
         self._given: dict[str, str] = {}
         self.found: list[Pair] = []
-        self.aside: list[Item] = []
+        self.aside: list[LayoutItem] = []
         self.used: tuple[set[int], set[int]] = (set(), set())
 
     def rename(self, glob: str, name: str, layouts: tuple[Becomes, Becomes]) -> None:
@@ -65,7 +175,7 @@ class _Pairs:
             item = self._a[own]
             if id(item.tensor) in self.used[0]:
                 continue
-            target = filled(name, captured)
+            target = fill_stars(name, captured)
             self._require_single(place, [own], [target])
             self._give(place, target, own)
             other = self._b.get(target)
@@ -74,7 +184,7 @@ class _Pairs:
                 self.used[0].add(id(item.tensor))
                 continue
             matched += 1
-            self._pair(place, _in_layout(item, layouts[0]), _in_layout(other, layouts[1]))
+            self._pair(place, _laid_out(item, layouts[0]), _laid_out(other, layouts[1]))
         if not matched:
             raise self._map.wrong(place, self._unmatched(glob, name))
 
@@ -111,11 +221,11 @@ class _Pairs:
             for target in targets:
                 self._give(rule.place, target, own)
             try:
-                made = _made(sources, others, rule, flip)
+                made = _mapped_items(sources, others, rule, flip)
             except Unfit as failure:
                 raise self._map.wrong(rule.place, f"{own}: {failure} (rule {rule.rule})") from failure
             for item, other in zip(made, others, strict=True):
-                self._pair(rule.place, item, stored(other.tensor))
+                self._pair(rule.place, item, stored_item(other.tensor))
             matched += 1
         if not matched:
             raise self._map.wrong(rule.place, self._none(rule.sources[0]))
@@ -123,7 +233,7 @@ class _Pairs:
     def _is_taken(self, name: str) -> bool:
         return id(self._a[name].tensor) in self.used[0]
 
-    def _get(self, place: str, side: dict[str, Item], name: str, which: str) -> Item:
+    def _get(self, place: str, side: dict[str, LayoutItem], name: str, which: str) -> LayoutItem:
         if name not in side:
             raise self._map.wrong(place, f"nothing on the {which} side is called {name!r}")
         return side[name]
@@ -143,25 +253,27 @@ class _Pairs:
             raise self._map.wrong(place, f"{own!r} becomes {target!r}, and so does {self._given[target]!r}")
         self._given[target] = own
 
-    def _pair(self, place: str, item: Item, other: Item) -> None:
+    def _pair(self, place: str, item: LayoutItem, other: LayoutItem) -> None:
         self.used[0].update(id(source) for source in item.sources)
         self.used[1].update(id(source) for source in other.sources)
         self.found.append(Pair(item, other, "map"))
 
 
-def _by_name(items: Iterable[Item]) -> dict[str, Item]:
-    found: dict[str, Item] = {}
+def _items_by_name(items: Iterable[LayoutItem]) -> dict[str, LayoutItem]:
+    found: dict[str, LayoutItem] = {}
     for item in items:
         found.setdefault(item.tensor.name, item)
     return found
 
 
-def _in_layout(item: Item, layouts: Becomes) -> Item:
+def _laid_out(item: LayoutItem, layouts: Becomes) -> LayoutItem:
     made = layouts(item)
     return made[0] if len(made) == 1 else item  # what becomes several tensors is compared as stored
 
 
-def _made(sources: list[Item], others: list[Item], rule: TensorRule, flip: bool) -> list[Item]:
+def _mapped_items(
+    sources: list[LayoutItem], others: list[LayoutItem], rule: TensorRule, flip: bool
+) -> list[LayoutItem]:
     """Return what the tensors of the first side become.
 
     Raises:
@@ -170,8 +282,8 @@ def _made(sources: list[Item], others: list[Item], rule: TensorRule, flip: bool)
     rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others] if rule.split == 0 else []
     paths = [other.tensor.path for other in others]
     tensors = [item.tensor for item in sources]
-    made = ruled(tensors, rule, paths, flip=flip, rows=rows)
+    made = apply_rule(tensors, rule, paths, flip=flip, rows=rows)
     told = rule.rule if rule.rule != "as-is" else "join" if rule.join is not None else "split"
     text = None if rule.is_plain else f"map: {told}"
     origin = tuple(tensors)
-    return [Item(other.tensor.name, one, origin, text) for one, other in zip(made, others, strict=True)]
+    return [LayoutItem(other.tensor.name, one, origin, text) for one, other in zip(made, others, strict=True)]

@@ -1,10 +1,10 @@
-"""Values in another order than they are stored in, read in bounded memory, and samples of them."""
+"""Tensors whose elements are another's in another order: transposed, cut, joined; lazy, in bounded memory."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.dtypes import DType, numpy_dtype
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.torch.chunks import Chunked
-from ckpttool.tensor import Tensor, Values
+from ckpttool.tensor import Path, Tensor, Values
 from ckpttool.wire.gather import BOX_BYTES, boxes, copy, filled
 from ckpttool.wire.h5values import Streamed, slabs
 from ckpttool.wire.readable import Contiguous, InMemory, swapped
@@ -23,7 +23,201 @@ if TYPE_CHECKING:
     import numpy as np
 
     Box = tuple[tuple[int, ...], np.ndarray[Any, Any]]
-    """Where a box begins, and its elements."""
+    "Where a box begins, and its elements."
+
+
+class Unfit(ValueError):
+    """A tensor can't be arranged in the way that was asked for; the text says why."""
+
+
+# Patterns -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How the axes of a stored tensor become those of the result: ``h w (c m) -> (c m) 1 h w``.
+
+    Attributes:
+        stored: For each axis as stored, the names of what it is cut into.
+        result: For each axis of the result, the names of what is merged into it.
+        gates: In which order the parts of the axis ``g`` follow each other; () is as they are.
+    """
+
+    stored: tuple[tuple[str, ...], ...]
+    result: tuple[tuple[str, ...], ...]
+    gates: tuple[int, ...] = ()
+
+    def inverse(self) -> Pattern:
+        """Return the way back; what was taken from one ``row`` becomes one row."""
+        back = tuple(self.gates.index(at) for at in range(len(self.gates)))
+        stored = tuple(tuple(name for name in group if name != "row") for group in self.stored)
+        return Pattern(self.result, stored, back)
+
+
+def pattern(text: str, gates: tuple[int, ...] = ()) -> Pattern:
+    """Return the pattern that a text like ``i (g u) -> (g u) i`` stands for."""
+    stored, _, result = text.partition("->")
+    return Pattern(_axes(stored), _axes(result), gates)
+
+
+def _axes(text: str) -> tuple[tuple[str, ...], ...]:
+    found: list[tuple[str, ...]] = []
+    group: list[str] | None = None
+    for word in text.replace("(", " ( ").replace(")", " ) ").split():
+        if word == "(":
+            group = []
+        elif word == ")":
+            found.append(tuple(group or ()))
+            group = None
+        elif group is not None:
+            group.append(word)
+        else:
+            found.append(() if word == "1" else (word,))
+    return tuple(found)
+
+
+def transpose_pattern(order: Sequence[int]) -> Pattern:
+    """Return the pattern whose axis ``k`` is the stored axis ``order[k]``, as NumPy's ``transpose``."""
+    return Pattern(tuple((f"a{at}",) for at in range(len(order))), tuple((f"a{at}",) for at in order))
+
+
+def lengths_of(shape: tuple[int, ...], way: Pattern, known: Mapping[str, int]) -> dict[str, int]:
+    """Return the length of each named axis.
+
+    Raises:
+        Unfit: The shape isn't one that the pattern can have.
+    """
+    if len(shape) != len(way.stored):
+        raise Unfit(f"{len(shape)} axes, not {len(way.stored)}")
+    lengths = dict(known)
+    for length, names in zip(shape, way.stored, strict=True):
+        open_names = [name for name in names if name not in lengths]
+        rest = math.prod(lengths[name] for name in names if name in lengths)
+        if len(open_names) > 1:
+            raise Unfit(f"nothing says how long {open_names[0]} is")
+        if open_names and (rest == 0 or length % rest):
+            raise Unfit(f"an axis of {length:,}, which {rest:,} does not divide")
+        if not open_names and length != rest:
+            raise Unfit(f"an axis of {length:,}, not {rest:,}")
+        lengths.update((name, length // rest) for name in open_names)
+    return lengths
+
+
+# Tensors --------------------------------------------------------------------------------------------
+
+
+def rearrange(
+    tensor: Tensor,
+    way: Pattern,
+    path: Path,
+    *,
+    sizes: Mapping[str, int] | None = None,
+    row: int | None = None,
+) -> Tensor:
+    """Return a tensor in another layout, under another path; no value is read.
+
+    Args:
+        tensor: As stored.
+        way: How its axes become those of the result.
+        path: What the result is called.
+        sizes: Lengths of named axes that the shape doesn't tell.
+        row: Of the axis named ``row``, which the result hasn't got, the index that is taken.
+
+    Raises:
+        Unfit: Its shape is none for the pattern, or its elements are no whole bytes.
+    """
+    if tensor.dtype.bits < 8:
+        raise Unfit(f"elements of {tensor.dtype.bits} bits")
+    lengths = lengths_of(tensor.shape, way, sizes or {})
+    names = [name for group in way.stored for name in group]
+    order = [name for group in way.result for name in group]
+    shape = tuple(math.prod(lengths[name] for name in group) for group in way.result)
+    if row is None and not way.gates and _keeps_order(names, order, lengths):
+        return replace(tensor, path=path, shape=shape)
+    start = {name: 0 for name in names} | ({} if row is None else {"row": row})
+    count = dict(lengths) | ({} if row is None else {"row": 1})
+    order = ["row", *order] if row is not None else order
+    is_outermost = bool(way.gates) and order[0] == "g"
+    steps = [{"g": at} for at in way.gates] if is_outermost else [{}]
+    pieces = []
+    for step in steps:
+        begins, extents = start | step, count | dict.fromkeys(step, 1)
+        pieces.append(
+            RearrangedPiece(
+                tensor,
+                tuple(tuple(lengths[name] for name in group) for group in way.stored),
+                tuple(begins[name] for name in names),
+                tuple(extents[name] for name in names),
+                tuple(names.index(name) for name in order),
+                (names.index("g"), way.gates) if way.gates and not is_outermost else None,
+            )
+        )
+    return _with_values(tensor, path, shape, None if tensor.values is None else tuple(map(values_of, pieces)))
+
+
+def _keeps_order(names: list[str], order: list[str], lengths: dict[str, int]) -> bool:
+    """Tell whether the elements follow each other as they are stored."""
+    return [name for name in names if lengths[name] != 1] == [name for name in order if lengths[name] != 1]
+
+
+def _with_values(
+    like: Tensor, path: Path, shape: tuple[int, ...], values: tuple[Values, ...] | None
+) -> Tensor:
+    found = None if values is None else values[0] if len(values) == 1 else ValueSequence(values)
+    return Tensor(path, like.dtype, shape, like.role, found, shares_with=like.shares_with)
+
+
+def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
+    """Return tensors joined along their first axis.
+
+    Raises:
+        Unfit: They differ in the other axes or in the type of their elements.
+    """
+    first = tensors[0]
+    if not first.shape or any(one.shape[1:] != first.shape[1:] or not one.shape for one in tensors):
+        raise Unfit("shapes " + ", ".join(str(list(one.shape)) for one in tensors))
+    if any(one.dtype is not first.dtype for one in tensors) or first.dtype.bits < 8:
+        raise Unfit("types " + ", ".join(one.dtype.name for one in tensors))
+    shape = (sum(one.shape[0] for one in tensors), *first.shape[1:])
+    values = tuple(one.values for one in tensors if one.values is not None)
+    return _with_values(first, path, shape, values if len(values) == len(tensors) else None)
+
+
+def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
+    """Return some rows of a tensor: indexes of its first axis from ``start`` on.
+
+    Raises:
+        Unfit: It hasn't got them, or its elements are no whole bytes.
+    """
+    if not tensor.shape or start + count > tensor.shape[0] or tensor.dtype.bits < 8:
+        raise Unfit(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
+    lengths, rest = tensor.shape, tensor.shape[1:]
+    counts = (count, *rest)
+    order = tuple(range(len(lengths)))
+    piece = RearrangedPiece(
+        tensor, tuple((one,) for one in lengths), (start, *(0 for _ in rest)), counts, order
+    )
+    return _with_values(tensor, path, counts, None if tensor.values is None else (values_of(piece),))
+
+
+def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
+    """Return the sum of two tensors, in the type of their elements.
+
+    Raises:
+        Unfit: They differ in shape or type, or are of a type that NumPy can't add.
+    """
+    if a.shape != b.shape or a.dtype is not b.dtype:
+        raise Unfit(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
+    if a.dtype.kind not in ("float", "complex", "integer") or a.dtype.numpy is None or a.dtype.bits < 8:
+        raise Unfit(f"elements of type {a.dtype}")
+    known = a.values is not None and b.values is not None
+    return _with_values(a, path, a.shape, (ValueSum(a, b),) if known else None)
+
+
+def zeros(like: Tensor, path: Path) -> Tensor:
+    """Return a tensor of the same shape and type in which all is zero."""
+    return Tensor(path, like.dtype, like.shape, like.role, ZeroValues(like.nbytes))
+
 
 PASS_BYTES = BOX_BYTES
 """How many bytes are put in order in memory, where the elements can only be read in their own order."""
@@ -32,7 +226,7 @@ _BOX_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RearrangedPiece:
     """A box of a stored tensor, its axes in the order in which they are wanted.
 
     Attributes:
@@ -52,12 +246,12 @@ class Piece:
     gates: tuple[int, tuple[int, ...]] | None = None
 
 
-def values_of(piece: Piece) -> Values:
-    stored = strided(piece.tensor) if piece.gates is None else None
-    return Reordered(piece) if stored is None else _viewed(piece, stored)
+def values_of(piece: RearrangedPiece) -> Values:
+    stored = as_strided(piece.tensor) if piece.gates is None else None
+    return ReorderedValues(piece) if stored is None else _strided_view(piece, stored)
 
 
-def strided(tensor: Tensor) -> Strided | None:
+def as_strided(tensor: Tensor) -> Strided | None:
     """Return a tensor's elements as a strided view of stored bytes, or None where they are none."""
     values = tensor.values
     if isinstance(values, InMemory):
@@ -74,7 +268,7 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def _viewed(piece: Piece, stored: Strided) -> Strided:
+def _strided_view(piece: RearrangedPiece, stored: Strided) -> Strided:
     """Return a box as a strided view: an axis that is cut gives each part a stride of its own."""
     strides: list[int] = []
     for stride, parts in zip(stored.strides, piece.cuts, strict=True):
@@ -91,7 +285,7 @@ def _viewed(piece: Piece, stored: Strided) -> Strided:
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
+class ValueSequence:
     """Values that follow each other."""
 
     parts: tuple[Values, ...]
@@ -100,25 +294,25 @@ class Following:
         for part in self.parts:
             yield from part.blocks(limit)
 
-    def once(self) -> Following:
+    def once(self) -> ValueSequence:
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class ReorderedValues:
     """Elements in another order than the one in which alone they can be read.
 
     As much as fits into ``PASS_BYTES`` is put in order at once; of what is larger, all is read once for
     each part.
     """
 
-    piece: Piece
+    piece: RearrangedPiece
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         shape = tuple(self.piece.count[axis] for axis in self.piece.order)
         return filled(shape, self.piece.tensor.dtype.itemsize, limit, self._fill, PASS_BYTES)
 
-    def once(self) -> Reordered:
+    def once(self) -> ReorderedValues:
         return self
 
     def _fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
@@ -131,7 +325,7 @@ class Reordered:
             low[axis] += at
             high[axis] += at + length
         within = into.transpose(np.argsort(piece.order))  # a view whose axes are the stored ones
-        parts = list(_by_gate(within, low, high, piece.gates))
+        parts = list(_copy_by_gate(within, low, high, piece.gates))
         fill = _filler(piece)
         if fill is not None:
             for part, begins, _ in parts:
@@ -142,19 +336,19 @@ class Reordered:
                 _copy(box, first, part, begins, ends)
 
 
-def _filler(piece: Piece) -> Callable[[tuple[int, ...], np.ndarray[Any, Any]], None] | None:
+def _filler(piece: RearrangedPiece) -> Callable[[tuple[int, ...], np.ndarray[Any, Any]], None] | None:
     """Return what fills a box of stored elements without reading others, None where nothing can."""
-    stored, values = strided(piece.tensor), piece.tensor.values
+    stored, values = as_strided(piece.tensor), piece.tensor.values
     if stored is not None:
         shape = tuple(length for parts in piece.cuts for length in parts)
         order = tuple(range(len(shape)))
-        return _viewed(replace(piece, start=(0,) * len(shape), count=shape, order=order), stored).fill
+        return _strided_view(replace(piece, start=(0,) * len(shape), count=shape, order=order), stored).fill
     if isinstance(values, Chunked) and all(len(parts) == 1 for parts in piece.cuts):
         return values.fill
     return None
 
 
-def _by_gate(
+def _copy_by_gate(
     into: np.ndarray[Any, Any], low: list[int], high: list[int], gates: tuple[int, tuple[int, ...]] | None
 ) -> Iterator[tuple[np.ndarray[Any, Any], list[int], list[int]]]:
     """Yield the parts of a box that are boxes as stored, too: where each goes, where it begins and ends."""
@@ -185,7 +379,9 @@ def _copy(
         copy(box[source], into[place])
 
 
-def _stored_boxes(piece: Piece, low: list[int], high: list[int], item: np.dtype[Any]) -> Iterator[Box]:
+def _stored_boxes(
+    piece: RearrangedPiece, low: list[int], high: list[int], item: np.dtype[Any]
+) -> Iterator[Box]:
     """Yield boxes of stored elements that cover the one from ``low`` to ``high``."""
     values = piece.tensor.values
     if isinstance(values, Streamed) and all(len(parts) == 1 for parts in piece.cuts):
@@ -211,11 +407,11 @@ def _read_boxes(tensor: Tensor, shape: tuple[int, ...], item: np.dtype[Any]) -> 
 
     parts = list(boxes(shape, max(1, _BOX_BYTES // item.itemsize)))
     sizes = [math.prod(lengths) * item.itemsize for _, lengths in parts]
-    for (start, lengths), data in zip(parts, regrouped(tensor, sizes), strict=True):
+    for (start, lengths), data in zip(parts, regroup(tensor, sizes), strict=True):
         yield start, np.frombuffer(data, item).reshape(lengths)
 
 
-def regrouped(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
+def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
     """Yield a tensor's bytes in groups of the sizes that are wanted.
 
     Raises:
@@ -238,7 +434,7 @@ def regrouped(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class ValueSum:
     """The sums of the elements of two tensors of one shape and type."""
 
     a: Tensor
@@ -249,18 +445,18 @@ class Added:
 
         step = max(16, limit - limit % 16)
         sizes = [min(step, self.a.nbytes - at) for at in range(0, self.a.nbytes, step)]
-        for one, other in zip(regrouped(self.a, sizes), regrouped(self.b, sizes), strict=True):
+        for one, other in zip(regroup(self.a, sizes), regroup(self.b, sizes), strict=True):
             with np.errstate(all="ignore"):
                 total = _native(one, self.a.dtype) + _native(other, self.a.dtype)
             word = 1 if sys.byteorder == "little" else self.a.dtype.word_bytes
             yield swapped(memoryview(total.view(np.uint8).data), word)
 
-    def once(self) -> Added:
+    def once(self) -> ValueSum:
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Zeros:
+class ZeroValues:
     """Elements that are all zero; ``nbytes`` is how many bytes they take."""
 
     nbytes: int
@@ -270,7 +466,7 @@ class Zeros:
         for start in range(0, self.nbytes, limit):
             yield block[: self.nbytes - start]
 
-    def once(self) -> Zeros:
+    def once(self) -> ZeroValues:
         return self
 
 
@@ -293,7 +489,7 @@ def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
     parts = _strided_parts(tensor)
     itemsize = tensor.dtype.itemsize
     if parts is None:
-        return _streamed(tensor, positions)
+        return _streamed_elements(tensor, positions)
     ends = list(accumulate(math.prod(part.shape) for part in parts))
     found = []
     for position in positions:
@@ -312,14 +508,14 @@ def _strided_parts(tensor: Tensor) -> tuple[Strided, ...] | None:
     values = tensor.values
     if isinstance(values, Strided):  # an arranged tensor's has more axes than the tensor
         return (values,)
-    if isinstance(values, Following):
+    if isinstance(values, ValueSequence):
         parts = tuple(part for part in values.parts if isinstance(part, Strided))
         return parts if len(parts) == len(values.parts) else None
-    one = strided(tensor)
+    one = as_strided(tensor)
     return None if one is None else (one,)
 
 
-def _streamed(tensor: Tensor, positions: Sequence[int]) -> bytes:
+def _streamed_elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
     itemsize = tensor.dtype.itemsize
     found, begin, waiting = [], 0, list(reversed(positions))
     for block in tensor.blocks():

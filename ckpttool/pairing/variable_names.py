@@ -1,0 +1,239 @@
+"""What a tensor is called without conventions: what wraps a model, and frameworks' own words."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ckpttool.checkpoint import Checkpoint
+from ckpttool.pairing.families import family_of
+from ckpttool.pairing.layers import Steps, steps_of
+from ckpttool.pairing.layouts import LayoutItem
+from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.tensor import Path, Role, Tensor
+
+INSIDE = {
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+    "_forward_module",
+    "_functional",
+}
+"""Steps that a wrapper adds wherever it is put; no module has such a name otherwise."""
+_IN_FRONT = re.compile(
+    r"_?(module|model|net|network)|(model_|module_|net_)?state(_dict)?|params|weights|variables|model_weights"
+    r"|(sequential|functional|model)(_\d+)?"
+)
+"""Steps that stand in front of all that a model has."""
+_OPTIMIZER = re.compile(r"(\w*_)?(optim|optimizer|opt)(izer)?s?(_states?|_state_dict|_weights)?")
+
+LEAVES = {
+    "kernel": "weight",
+    "gamma": "weight",
+    "embeddings": "weight",
+    "w_0": "weight",
+    "beta": "bias",
+    "b_0": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+    "_mean": "running_mean",
+    "_variance": "running_var",
+    "_kernel": "weight",
+    "_embeddings": "weight",
+}
+"""What PyTorch calls a variable, by what others do."""
+_RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
+
+
+class BareName(NamedTuple):
+    """What a tensor is called, and what was left out in front of it."""
+
+    steps: Steps
+    front: str
+
+
+@lru_cache(maxsize=1 << 12)
+def leaf_of(name: str) -> str:
+    """Return what PyTorch calls the variable that a name ends with."""
+    found = _RECURRENT.fullmatch(name)
+    return found[1] + found[2] if found else LEAVES.get(name, name)
+
+
+def torch_name(tensor: Tensor) -> Steps:
+    """Return a tensor's name in PyTorch's words, with all that stands in front of it."""
+    return _torch_name(tensor.path)
+
+
+@lru_cache(maxsize=1 << 17)
+def _torch_name(path: Path) -> Steps:
+    steps = steps_of(path)
+    return (*steps[:-1], leaf_of(steps[-1])) if steps else steps
+
+
+def bare_name(tensor: Tensor) -> BareName:
+    """Return a tensor's name in PyTorch's words, without what wraps the model or the optimizer."""
+    return _bare_name(tensor.path, tensor.role is Role.OPTIMIZER)
+
+
+@lru_cache(maxsize=1 << 17)
+def _bare_name(path: Path, is_optimizer: bool) -> BareName:
+    steps = _torch_name(path)
+    wrapper = _OPTIMIZER if is_optimizer else _IN_FRONT
+    inner = tuple(step for step in steps[:-1] if step not in INSIDE)
+    at = 0
+    while at < len(inner) and wrapper.fullmatch(inner[at]):
+        at += 1
+    front = [*inner[:at], *(step for step in steps[:-1] if step in INSIDE)]
+    return BareName((*inner[at:], *steps[-1:]), "".join(f"{step}." for step in front))
+
+
+def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
+    """Tell whether only the framework that wrote a tensor needs it: by its name, and by what it can hold.
+
+    Args:
+        tensor: One that the other side hasn't got.
+        format: Of the checkpoint that has it.
+        across: Whether the other side is another framework's.
+    """
+    steps = steps_of(tensor.path)
+    if not steps or tensor.size > _SEED_SIZE:
+        return False
+    family, is_whole = family_of(format), tensor.dtype.kind == "integer"
+    if steps[-1] == "num_batches_tracked":
+        return family == "torch" and is_whole and not tensor.shape
+    if steps[-1] == "save_counter":
+        return format in _SAVERS and is_whole and not tensor.shape
+    if any(_SEED.fullmatch(step) for step in steps[:-1]):
+        return steps[-1] in _SEEDED and is_whole and (family == "keras" or format in _CONTAINERS)
+    if steps[:2] == ("keras_api", "metrics"):
+        return format in _SAVERS and tensor.role is Role.OTHER and not tensor.shape
+    is_count = tensor.role is Role.OPTIMIZER and tensor.size == 1 and _COUNT.search(steps[-1]) is not None
+    return across and is_count
+
+
+_SAVERS = ("tensorflow", "savedmodel")
+_CONTAINERS = ("hdf5", "numpy")
+"""Formats in which weights of Keras are kept, too."""
+_SEED = re.compile(r"_?seed_generator(_\d+)?")
+_SEEDED = {"seed_generator_state", "_state", "state", "0"}
+"""What Keras calls the state of a layer's random numbers."""
+_SEED_SIZE = 2
+_COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
+
+
+Class = tuple[Role, str, tuple[int, ...]]
+
+_RECURRENT_LAYER = re.compile(r"_l\d+")
+_PART = re.compile(
+    r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
+    r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
+)
+"""The four layers of an attention, by the names that models give them."""
+
+
+def leaf_name(item: LayoutItem) -> str:
+    """Return what PyTorch calls the variable, whichever layer of a stack it is of."""
+    steps = bare_name(item.tensor).steps
+    return _RECURRENT_LAYER.sub("", steps[-1]) if steps else ""
+
+
+def layer_word(item: LayoutItem) -> str | None:
+    """Return what the layer of a tensor is called, where that is a word and no number."""
+    steps = bare_name(item.tensor).steps
+    name = steps[-2].lstrip("_").lower() if len(steps) > 1 else ""
+    if found := _PART.fullmatch(name):
+        return found.lastgroup
+    return name if name and not any(map(str.isdecimal, name)) else None
+
+
+class LayerWords:
+    """The words that both sides have for layers, of what no pair has yet."""
+
+    def __init__(self, unpaired: Unpaired) -> None:
+        ours, theirs = ({_class_and_word(item) for item in side} for side in (unpaired.a, unpaired.b))
+        self._known = ours & theirs
+
+    def of(self, item: LayoutItem) -> str | None:
+        """Return what a tensor's layer is called, if the other side has a layer like it that is called so."""
+        found = _class_and_word(item)
+        return found[1] if found in self._known else None
+
+    def contradict(self, a: LayoutItem, b: LayoutItem) -> bool:
+        """Tell whether both layers have names that the other side has for another one."""
+        ours, theirs = self.of(a), self.of(b)
+        return ours is not None and theirs is not None and ours != theirs
+
+
+def _class(item: LayoutItem) -> Class:
+    return item.tensor.role, leaf_name(item), item.tensor.shape
+
+
+def _class_and_word(item: LayoutItem) -> tuple[Class, str | None]:
+    return _class(item), layer_word(item)
+
+
+def crossed_pairs(pairs: Iterable[Pair], places: tuple[dict[int, int], dict[int, int]]) -> list[Pair]:
+    """Return the pairs that stand in another order on either side than others of their class.
+
+    Args:
+        pairs: Those that content alone made.
+        places: Of either side, where each stored tensor stands in its order, by identity.
+    """
+    classes: dict[Hashable, list[Pair]] = {}
+    for pair in pairs:
+        words = {layer_word(pair.a), layer_word(pair.b)}
+        key = (_class(pair.a), _class(pair.b), words.pop() if len(words) == 1 else None)
+        classes.setdefault(key, []).append(pair)
+    found = []
+    for same in classes.values():
+        ours = sorted(same, key=lambda pair: places[0][id(pair.a.sources[0])])
+        theirs = sorted(same, key=lambda pair: places[1][id(pair.b.sources[0])])
+        found += [pair for pair, other in zip(ours, theirs, strict=True) if pair is not other]
+    return found
+
+
+_LISTS = ("_operations", "_layers", "layers")
+_LAYER = re.compile(r"layer(_with_weights)?-\d+")
+
+
+def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
+    """Return for each place that is a number what the layer there is called, where that is one name."""
+    names = checkpoint.own_names
+    found: dict[Steps, set[Steps]] = {}
+    for tensor in checkpoint.tensors if names else ():
+        steps, own = steps_of(tensor.path), steps_of((names.get(tensor.name, ""),))
+        depth = _numbered_depth(steps)
+        inside = len(steps) - depth
+        if depth and len(own) > inside:
+            found.setdefault(steps[:depth], set()).add(own[: len(own) - inside])
+    single = {place: next(iter(told)) for place, told in found.items() if len(told) == 1}
+    count = Counter(single.values())
+    return {place: told for place, told in single.items() if count[told] == 1}
+
+
+def _numbered_depth(steps: Steps) -> int:
+    """Return how many steps lead to the innermost layer that is called by a number; 0 where none is."""
+    for depth in range(len(steps) - 1, 0, -1):
+        is_item = depth > 1 and steps[depth - 1].isdecimal() and steps[depth - 2] in _LISTS
+        if is_item or _LAYER.fullmatch(steps[depth - 1]):
+            return depth
+    return 0
+
+
+def under_own_names(items: Iterable[LayoutItem], places: dict[Steps, Steps]) -> list[LayoutItem]:
+    """Return items of which those in such a place are called by the layer's own name."""
+    return [_under_own_name(item, places) for item in items]
+
+
+def _under_own_name(item: LayoutItem, places: dict[Steps, Steps]) -> LayoutItem:
+    steps = steps_of(item.tensor.path)
+    depth = _numbered_depth(steps)
+    own = places.get(steps[:depth])
+    if own is None:
+        return item
+    path = (*own, *steps[depth:])
+    return replace(item, name=".".join(path), tensor=replace(item.tensor, path=path))
