@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.comparing.statistics import Place, Sum, Tally, Tolerance, scaled
+from ckpttool.comparing.statistics import ElementPlace, ExactSum, Tally, Tolerance, scaled
 from ckpttool.comparing.widening import Widening
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class Block(NamedTuple):
     length: int
     base: int
 
-    def place(self, widenings: tuple[Widening, Widening], index: int) -> Place:
+    def place(self, widenings: tuple[Widening, Widening], index: int) -> ElementPlace:
         """Return one of its elements."""
         a, b = (w.element(raw, self.length, index) for w, raw in zip(widenings, self.raw, strict=True))
-        return Place(self.base + index, a, b)
+        return ElementPlace(self.base + index, a, b)
 
 
 class _Measured(NamedTuple):
@@ -179,7 +179,7 @@ def _add_sums(tally: Tally, measured: _Measured) -> None:
     _add_squares(tally.dd, measured.d.reshape(-1), shift)
 
 
-def _add_squares(total: Sum, values: Array, exponent: int) -> tuple[Array, int]:
+def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, int]:
     """Add the squares of values · 2^``exponent``; return values and exponent with which none was lost."""
     import numpy as np
 

@@ -20,12 +20,12 @@ _BATCH_RANGES = 256
 _REPORTED_BYTES = 1 << 22
 
 
-class Stopped(Exception):
+class CrewStopped(Exception):
     """Somebody waits no longer for the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Range(Generic[T]):
+class WorkRange(Generic[T]):
     """A part of the work on one item: from where on, and how much; ``nbytes`` is what is read."""
 
     item: T
@@ -34,19 +34,19 @@ class Range(Generic[T]):
     nbytes: int
 
 
-class Worker(Protocol[T]):
+class RangeWorker(Protocol[T]):
     """What does ranges in one thread."""
 
-    def do(self, part: Range[T]) -> None:
+    def do(self, part: WorkRange[T]) -> None:
         """Do one range."""
 
     def end(self) -> None:
         """Tell what was not told yet, and give back what was taken: there is no more to do."""
 
 
-def batches(ranges: Iterable[Range[T]]) -> Iterator[list[Range[T]]]:
+def batches(ranges: Iterable[WorkRange[T]]) -> Iterator[list[WorkRange[T]]]:
     """Yield ranges in their order, small ones together."""
-    batch: list[Range[T]] = []
+    batch: list[WorkRange[T]] = []
     nbytes = 0
     for one in ranges:
         batch.append(one)
@@ -78,13 +78,13 @@ class Meter:
         self._pending = 0
 
 
-class Crew(Generic[T]):
+class RangeCrew(Generic[T]):
     """Threads that work off batches; the calling thread is one of them.
 
     An exception in one of them, Ctrl-C above all, stops the others at their next block.
     """
 
-    def __init__(self, placed: Iterable[list[Range[T]]], streamed: Iterable[list[Range[T]]]) -> None:
+    def __init__(self, placed: Iterable[list[WorkRange[T]]], streamed: Iterable[list[WorkRange[T]]]) -> None:
         """Take what can be read anywhere, and what has to be read from its start on."""
         self._placed, self._streamed = deque(placed), deque(streamed)
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class Crew(Generic[T]):
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
-    def work(self, begin: Sequence[Callable[[], Worker[T]]]) -> None:
+    def work(self, begin: Sequence[Callable[[], RangeWorker[T]]]) -> None:
         """Do all the work, in at most a thread for each of ``begin``, which it calls for its worker."""
         threads = min(len(begin), len(self._placed) + min(len(self._streamed), MAX_STREAMS))
         own, *helpers = begin[: max(1, threads)]
@@ -116,22 +116,22 @@ class Crew(Generic[T]):
             Stopped: It isn't.
         """
         if self._stop.is_set():
-            raise Stopped
+            raise CrewStopped
 
-    def _work(self, begin: Callable[[], Worker[T]]) -> None:
+    def _work(self, begin: Callable[[], RangeWorker[T]]) -> None:
         try:
             worker = begin()
             try:
                 self._do_all(worker)
             finally:
                 worker.end()
-        except Stopped:
+        except CrewStopped:
             return
         except BaseException as error:  # noqa: BLE001 - handed to the thread that waits, which raises it
             self._error = error
             self._stop.set()
 
-    def _do_all(self, worker: Worker[T]) -> None:
+    def _do_all(self, worker: RangeWorker[T]) -> None:
         while (batch := self._next()) is not None:
             ranges, is_streamed = batch
             for one in ranges:
@@ -141,7 +141,7 @@ class Crew(Generic[T]):
                 with self._lock:
                     self._streams -= 1
 
-    def _next(self) -> tuple[list[Range[T]], bool] | None:
+    def _next(self) -> tuple[list[WorkRange[T]], bool] | None:
         """Return the next batch, and whether it is streamed; these come first, since they can't be shared."""
         with self._lock:
             if self._stop.is_set():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.comparing.blocks import BLAS_LENGTH, Block, dot, is_safe, tally_block
 from ckpttool.comparing.elements import Buffers
-from ckpttool.comparing.statistics import Place, Tally, Tolerance
+from ckpttool.comparing.statistics import ElementPlace, Tally, Tolerance
 from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import DType
 
@@ -231,7 +231,7 @@ class Workspace:
         if counted and tally.first is None:
             tally.first = self._place(count, base, int(v.mask.argmax()))
 
-    def _place(self, count: int, base: int, index: int) -> Place:
+    def _place(self, count: int, base: int, index: int) -> ElementPlace:
         return self._block(count, base).place(self._widenings, index)
 
     def _views_of(self, count: int) -> _Views:

@@ -72,7 +72,7 @@ class Statistics:
     non_finite: int = 0
 
 
-class Sum:
+class ExactSum:
     """A sum of floats times powers of two, added without rounding in between."""
 
     __slots__ = ("_scaled", "_terms")
@@ -88,7 +88,7 @@ class Sum:
         elif term:
             self._scaled.append((term, exponent))
 
-    def absorb(self, other: Sum) -> None:
+    def absorb(self, other: ExactSum) -> None:
         """Add another sum."""
         self._terms += other._terms
         self._scaled += other._scaled
@@ -121,7 +121,7 @@ def scaled(number: float, exponent: int) -> float:
 
 
 @dataclass(slots=True)
-class Place:
+class ElementPlace:
     """An element: its index in C order, and its values."""
 
     index: int
@@ -142,15 +142,15 @@ class Tally:
     alike: int = 0
     max_abs: float = 0.0
     max_rel: float = 0.0
-    largest: Place | None = None
-    first: Place | None = None
-    moduli: Sum = field(default_factory=Sum)
-    aa: Sum = field(default_factory=Sum)
-    bb: Sum = field(default_factory=Sum)
-    ab: Sum = field(default_factory=Sum)
-    dd: Sum = field(default_factory=Sum)
+    largest: ElementPlace | None = None
+    first: ElementPlace | None = None
+    moduli: ExactSum = field(default_factory=ExactSum)
+    aa: ExactSum = field(default_factory=ExactSum)
+    bb: ExactSum = field(default_factory=ExactSum)
+    ab: ExactSum = field(default_factory=ExactSum)
+    dd: ExactSum = field(default_factory=ExactSum)
 
-    def sums(self) -> tuple[Sum, ...]:
+    def sums(self) -> tuple[ExactSum, ...]:
         """Return all sums: of |b - a|, and of the products."""
         return self.moduli, self.aa, self.bb, self.ab, self.dd
 
@@ -173,7 +173,7 @@ class Tally:
         for mine, theirs in zip(self.sums(), other.sums(), strict=True):
             mine.absorb(theirs)
 
-    def _is_beaten_by(self, max_abs: float, largest: Place) -> bool:
+    def _is_beaten_by(self, max_abs: float, largest: ElementPlace) -> bool:
         if self.largest is None or max_abs > self.max_abs:
             return True
         return max_abs == self.max_abs and largest.index < self.largest.index

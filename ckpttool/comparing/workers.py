@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckpttool.comparing.crew import Crew, Meter, Range
+from ckpttool.comparing.crew import Meter, RangeCrew, WorkRange
 from ckpttool.comparing.elements import Buffers, Elements, Side, Unreadable, place_of, stream_of
 from ckpttool.comparing.statistics import Tally, Tolerance
 from ckpttool.tensor import Tensor
@@ -69,26 +69,26 @@ class TensorPair:
         )
 
 
-class Cut(Protocol):
-    def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[Range[TensorPair]]:
+class RangeCutter(Protocol):
+    def __call__(self, pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
         """Cut a pair into ranges, or not."""
 
 
-def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[Range[TensorPair]]:
+def byte_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
     """Yield the ranges of a pair in bytes."""
     nbytes = pair.a.nbytes
     step = nbytes if whole else _RANGE_BYTES
     for start in range(0, nbytes, step):
-        yield Range(pair, start, min(step, nbytes - start), min(step, nbytes - start))
+        yield WorkRange(pair, start, min(step, nbytes - start), min(step, nbytes - start))
 
 
-def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[Range[TensorPair]]:
+def element_ranges(pair: TensorPair, *, whole: bool = False) -> Iterator[WorkRange[TensorPair]]:
     """Yield the ranges of a pair in elements."""
     size = pair.a.size
     step = size if whole else _RANGE_ELEMENTS
     for start in range(0, size, step):
         count = min(step, size - start)
-        yield Range(pair, start, count, pair.a.dtype.nbytes(count))
+        yield WorkRange(pair, start, count, pair.a.dtype.nbytes(count))
 
 
 _lock = threading.Lock()
@@ -98,15 +98,15 @@ _lock = threading.Lock()
 class PairWorker(ABC):
     """What one thread needs for its ranges."""
 
-    def __init__(self, crew: Crew[TensorPair], meter: Meter) -> None:
+    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter) -> None:
         self._crew = crew
         self._meter = meter
 
     @abstractmethod
-    def _do(self, part: Range[TensorPair]) -> None:
+    def _do(self, part: WorkRange[TensorPair]) -> None:
         """Compare a range."""
 
-    def do(self, part: Range[TensorPair]) -> None:
+    def do(self, part: WorkRange[TensorPair]) -> None:
         """Compare a range, unless it is known that the pair can't be."""
         if part.item.failure is None:
             try:
@@ -130,11 +130,11 @@ class PairWorker(ABC):
 class BytesWorker(PairWorker):
     """Finds out whether the bytes of both sides are the same."""
 
-    def __init__(self, crew: Crew[TensorPair], meter: Meter) -> None:
+    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter) -> None:
         super().__init__(crew, meter)
         self._buffers = Buffers(_BUFFER_BYTES)
 
-    def _do(self, part: Range[TensorPair]) -> None:
+    def _do(self, part: WorkRange[TensorPair]) -> None:
         pair, buffers = part.item, self._buffers
         if pair.a.nbytes != pair.b.nbytes:
             pair.differs = True
@@ -153,13 +153,13 @@ class BytesWorker(PairWorker):
 class ValuesWorker(PairWorker):
     """Finds out how far values lie apart."""
 
-    def __init__(self, crew: Crew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
+    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
         from ckpttool.comparing.kernels import Workspace
 
         super().__init__(crew, meter)
         self._workspace = Workspace(tolerance)
 
-    def _do(self, part: Range[TensorPair]) -> None:
+    def _do(self, part: WorkRange[TensorPair]) -> None:
         import numpy as np
 
         from ckpttool.comparing.kernels import BLOCK_ELEMENTS

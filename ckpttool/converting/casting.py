@@ -43,10 +43,10 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
     kept: list[Tensor] = []
     for tensor in content.tensors:
         is_wanted = tensor.dtype.kind == "float" and tensor.dtype is not dtype
-        if is_wanted and tensor.role in _STATE and not _holds(dtype, tensor.dtype):
+        if is_wanted and tensor.role in _STATE and not _holds_all_values(dtype, tensor.dtype):
             kept.append(tensor)
         elif is_wanted:
-            made[tensor.name] = _cast(tensor, dtype, made)
+            made[tensor.name] = _cast_tensor(tensor, dtype, made)
     tensors = tuple(made.get(tensor.name, tensor) for tensor in content.tensors)
     new = {id(old): made[old.name] for old in content.tensors if old.name in made}
     tree = None if content.tree is None else replaced(content.tree, new)
@@ -54,15 +54,15 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
     return replace(content, tensors=tensors, tree=tree), notes
 
 
-def _cast(tensor: Tensor, dtype: DType, made: dict[str, Tensor]) -> Tensor:
+def _cast_tensor(tensor: Tensor, dtype: DType, made: dict[str, Tensor]) -> Tensor:
     owner = made.get(tensor.shares_with or "")
-    values = Cast(tensor, dtype) if owner is None else owner.values
+    values = CastValues(tensor, dtype) if owner is None else owner.values
     return Tensor(
         tensor.path, dtype, tensor.shape, tensor.role, values, key=tensor.key, shares_with=tensor.shares_with
     )
 
 
-def _holds(dtype: DType, other: DType) -> bool:
+def _holds_all_values(dtype: DType, other: DType) -> bool:
     """Tell whether a type has every value of another."""
     if other.bits <= 8 or other is dtype:
         return dtype.name in ("float32", "bfloat16") or other.name != "float8_e8m0fnu"
@@ -77,22 +77,22 @@ def _notes(cast_ones: Iterable[Tensor], dtype: DType, kept: list[Tensor]) -> lis
         if tensor.dtype.bits <= 8:
             scaled.append(tensor)
     for source, count in counts.items():
-        done = "widened" if _holds(dtype, source) else "rounded"
+        done = "widened" if _holds_all_values(dtype, source) else "rounded"
         notes.append(f"{counted(count, 'tensor')} of {source.name} {done} to {dtype.name}")
     if scaled:
-        notes.append(f"{_named(scaled)}: as they are; scales that lie beside them are not multiplied in")
+        notes.append(f"{_some_names(scaled)}: as they are; scales that lie beside them are not multiplied in")
     if kept:
-        notes.append(f"{_named(kept)}: state of the training, and not rounded")
+        notes.append(f"{_some_names(kept)}: state of the training, and not rounded")
     return notes
 
 
-def _named(tensors: list[Tensor]) -> str:
+def _some_names(tensors: list[Tensor]) -> str:
     more = f" and {len(tensors) - _SHOWN:,} more" if len(tensors) > _SHOWN else ""
     return ", ".join(tensor.name for tensor in tensors[:_SHOWN]) + more
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class CastValues:
     """The elements of a floating tensor in another floating type, rounded to the nearest, ties to even.
 
     float64 becomes float32 first, as PyTorch does it.
@@ -118,7 +118,7 @@ class Cast:
         if lost:
             raise UsageError(self._told(lost))
 
-    def once(self) -> Cast:
+    def once(self) -> CastValues:
         return self
 
     def _rounded(self, data: bytearray, count: int) -> tuple[memoryview, int]:
@@ -133,8 +133,8 @@ class Cast:
             else:
                 wide = np.empty(count, "<f4")
                 widening_of(source).fill_float32(raw, wide)
-            made = wide if self.dtype.name == "float32" else _narrowed(wide, self.dtype, source)
-            infinite = np.isinf(wide if made is wide else _widened(made, self.dtype))
+            made = wide if self.dtype.name == "float32" else _narrow(wide, self.dtype, source)
+            infinite = np.isinf(wide if made is wide else _widen(made, self.dtype))
             lost = 0
             if infinite.any():
                 whole = raw.view("<f8") if source.name == "float64" else wide
@@ -148,7 +148,7 @@ class Cast:
         return f"{self.tensor.name}: {values} in {self.dtype.name} ({instead})"
 
 
-def _narrowed(wide: Array, dtype: DType, source: DType) -> Array:
+def _narrow(wide: Array, dtype: DType, source: DType) -> Array:
     """Return float32 elements in a type of 16 bits, little-endian; NaNs get the bits that PyTorch gives them.
 
     Source: PyTorch, aten/src/ATen/cpu/vec (float32 and float64 to bfloat16) and c10/util/BFloat16.h (others);
@@ -168,7 +168,7 @@ def _narrowed(wide: Array, dtype: DType, source: DType) -> Array:
     return made
 
 
-def _widened(narrow: Array, dtype: DType) -> Array:
+def _widen(narrow: Array, dtype: DType) -> Array:
     import numpy as np
 
     wide = np.empty(len(narrow), "<f4")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ckpttool.converting.ties import retied, untied
-from ckpttool.converting.tree_edits import Edit, Edits, edited
+from ckpttool.converting.tree_edits import Edit, Edits, edit_tree
 from ckpttool.errors import UsageError
 from ckpttool.pairing.map_file import TensorMap, TensorRule
 from ckpttool.pairing.map_rules import SideNames, apply_rule, fill_stars
@@ -16,7 +16,7 @@ from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
 
 
-def renamed(content: Content, told: TensorMap) -> tuple[Content, list[str]]:
+def rename_by_map(content: Content, told: TensorMap) -> tuple[Content, list[str]]:
     """Return a content with the names and layouts that a map gives, and what there is to say of it.
 
     What the map doesn't name stays as it is.
@@ -115,7 +115,7 @@ class _Changes:
         tree = content.tree
         if tree is not None:
             kept = {id(old): final[id(old)] for old, new in ends if old is new}
-            tree, told = edited(tree, edits, kept, content.tensors)
+            tree, told = edit_tree(tree, edits, kept, content.tensors)
             notes += told
         mapped = {**content.mapped, **self._decided}
         return replace(content, tensors=tensors, tree=tree, mapped=mapped), notes

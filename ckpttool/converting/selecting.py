@@ -106,19 +106,19 @@ def _models(paths: Iterable[Path]) -> list[str]:
 def _without_wrappers(paths: Sequence[Path]) -> tuple[list[Path], str]:
     """Return paths without the prefixes of wrappers that they all begin with, and those."""
     left, gone = list(paths), ""
-    while wrapper := next((one for one in _WRAPPERS if all(_begins(path, one) for path in left)), None):
-        left, gone = [_shortened(path, wrapper) for path in left], gone + wrapper
+    while wrapper := next((one for one in _WRAPPERS if all(_begins_with(path, one) for path in left)), None):
+        left, gone = [_without_wrapper(path, wrapper) for path in left], gone + wrapper
     return left, gone
 
 
-def _begins(path: Path, wrapper: str) -> bool:
+def _begins_with(path: Path, wrapper: str) -> bool:
     first = path[0]
     if not isinstance(first, str):
         return False
     return (len(path) > 1 and first == wrapper[:-1]) or (first.startswith(wrapper) and first != wrapper)
 
 
-def _shortened(path: Path, wrapper: str) -> Path:
+def _without_wrapper(path: Path, wrapper: str) -> Path:
     first = str(path[0])
     return path[1:] if first == wrapper[:-1] else (first.removeprefix(wrapper), *path[1:])
 

@@ -267,23 +267,23 @@ def _content_steps(
 
         yield lambda content: only_weights(content, checkpoint)
     if wishes.mapping is not None:
-        from ckpttool.converting.renaming import renamed
+        from ckpttool.converting.renaming import rename_by_map
         from ckpttool.pairing.map_file import read_map
 
         told = read_map(wishes.mapping)
-        yield lambda content: renamed(content, told)
-    from ckpttool.converting.viewing import with_conventions
+        yield lambda content: rename_by_map(content, told)
+    from ckpttool.converting.as_checkpoint import with_conventions
 
     yield lambda content: (with_conventions(content, checkpoint), ())
     if wishes.layout != "as-is":
-        from ckpttool.converting.laying_out import laid_out
+        from ckpttool.converting.framework_layout import to_layout
 
         layout = wishes.layout
-        yield lambda content: laid_out(content, checkpoint, layout)
+        yield lambda content: to_layout(content, checkpoint, layout)
     if model is not None:
-        from ckpttool.converting.following import following
+        from ckpttool.converting.template_model import follow_template
 
-        yield lambda content: following(content, checkpoint, model, by_order=wishes.by_order)
+        yield lambda content: follow_template(content, checkpoint, model, by_order=wishes.by_order)
     if wishes.dtype is not None:
         from ckpttool.converting.casting import cast
 

@@ -11,15 +11,7 @@ from itertools import compress
 from typing import Literal
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.comparing.comparing import (
-    Comparison,
-    Failure,
-    NotCompared,
-    Outcome,
-    Side,
-    Tolerance,
-    compare_all,
-)
+from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Outcome, Side, Tolerance, compare_all
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.torch.chunks import storages_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckpttool.comparing.comparing import EXACT, Side, Statistics, Tolerance
+from ckpttool.comparing.compare import EXACT, Side, Statistics, Tolerance
 from ckpttool.dtypes import DType
 from ckpttool.tensor import Role
 

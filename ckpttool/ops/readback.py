@@ -99,7 +99,7 @@ def _compared(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advanc
     Raises:
         CheckpointError: The source can't be read any more.
     """
-    from ckpttool.comparing.comparing import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
+    from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
 
     outcomes = compare_all(pairs, Tolerance(bitwise=True), jobs=jobs, advance=advance)
     for (tensor, _), outcome in zip(pairs, outcomes, strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpttool.comparing.comparing import Comparison, Statistics, Tolerance, compare_all
+from ckpttool.comparing.compare import Comparison, Statistics, Tolerance, compare_all
 from ckpttool.dtypes import BY_NAME
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import Contiguous, InMemory

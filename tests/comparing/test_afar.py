@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool import children as children_module
-from ckpttool.comparing import afar, comparing, workers
-from ckpttool.comparing.comparing import EXACT, Comparison, Failure, Outcome, Side, Tolerance, compare_all
+from ckpttool.comparing import compare, remote_worker, workers
+from ckpttool.comparing.compare import EXACT, Comparison, Failure, Outcome, Side, Tolerance, compare_all
 from ckpttool.formats import open_checkpoint
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="files are replaced otherwise there")
@@ -34,7 +34,7 @@ class Child(subprocess.Popen[bytes]):
 @pytest.fixture(autouse=True)
 def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Child]]:
     """Let small tensors be worth a child, and require that none is left."""
-    monkeypatch.setattr(comparing, "WORTH_BYTES", 1)
+    monkeypatch.setattr(compare, "WORTH_BYTES", 1)
     monkeypatch.setattr(workers, "_RANGE_ELEMENTS", 1000)
     monkeypatch.setattr("ckpttool.comparing.crew._BATCH_BYTES", 1)
     monkeypatch.setattr(children_module.subprocess, "Popen", Child)
@@ -77,14 +77,14 @@ def test_children_find_what_one_process_finds(
 
 def test_a_child_that_is_killed_is_no_loss(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     alone = outcomes(pair, 1)
-    answer = afar.Assistant._answer
+    answer = remote_worker.RemoteWorker._answer
 
-    def killing(self: afar.Assistant, order: Any) -> Any:
+    def killing(self: remote_worker.RemoteWorker, order: Any) -> Any:
         if self._child is not None:
             self._child._process.kill()
         return answer(self, order)
 
-    monkeypatch.setattr(afar.Assistant, "_answer", killing)
+    monkeypatch.setattr(remote_worker.RemoteWorker, "_answer", killing)
     assert outcomes(pair, 3) == alone
 
 

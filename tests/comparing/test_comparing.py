@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttool.comparing import crew, elements, strings
-from ckpttool.comparing.comparing import (
+from ckpttool.comparing.compare import (
     Comparison,
     Failure,
     NotCompared,
@@ -138,7 +138,7 @@ def test_equal_bytes_need_no_numpy(tmp_path: Path) -> None:
     code = f"""
 import sys
 from ckpttool.formats import open_checkpoint
-from ckpttool.comparing.comparing import compare_all
+from ckpttool.comparing.compare import compare_all
 with open_checkpoint({str(tmp_path / "a.safetensors")!r}) as a:
     found = compare_all([(tensor, tensor) for tensor in a.values()])
     found += compare_all([(a["w"], a["b"])])

@@ -13,9 +13,9 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from ckpttool.converting.following import following
-from ckpttool.converting.renaming import renamed
+from ckpttool.converting.renaming import rename_by_map
 from ckpttool.converting.selecting import only_weights
+from ckpttool.converting.template_model import follow_template
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
@@ -40,8 +40,8 @@ def followed(
         if only == "weights":
             content, _ = only_weights(content, opened)
         if text:
-            content, _ = renamed(content, parse_map("map.toml", parse_toml(text)))
-        made, notes = following(content, opened, other)
+            content, _ = rename_by_map(content, parse_map("map.toml", parse_toml(text)))
+        made, notes = follow_template(content, opened, other)
         assert made.tree is None and made.source_format == other.format
         return arrays(made), notes
 
@@ -144,21 +144,21 @@ def test_layers_that_are_alike_are_paired_in_order_where_all_follow_each_other_s
     model = checkpoint({f"fc{at}.{leaf}": numbers(2, 2) for at in range(3) for leaf in ("weight",)})
     pairs = "in.0 → fc0, in.1 → fc1, in.2 → fc2"
     with pytest.raises(UsageError, match=rf"^layers are alike.*: {pairs} \(--by-order takes"):
-        following(content_of(source), source, model)
-    made, notes = following(content_of(source), source, model, by_order=True)
+        follow_template(content_of(source), source, model)
+    made, notes = follow_template(content_of(source), source, model, by_order=True)
     require_equal(arrays(made), {f"fc{at}.weight": weights[f"{at}.weight"] for at in range(3)})
     assert notes == [f"paired by the order of their layers alone, which are alike: {pairs}"]
     other = checkpoint({"a.weight": numbers(2, 2), "b.weight": numbers(2, 2), "c.weight": numbers(3, 2)})
     swapped = checkpoint({"x.weight": numbers(4, 2), "y.weight": numbers(2, 2), "z.weight": numbers(2, 2)})
     told = r'alike are a, b and y, z; a --map .*: \[names\] "a\.weight" = "y\.weight", if these are the same'
     with pytest.raises(UsageError, match=told):
-        following(content_of(other), other, swapped)
+        follow_template(content_of(other), other, swapped)
 
 
 def test_content_pairs_nothing() -> None:
     source = checkpoint({"a.weight": numbers(2, 2), "b.weight": numbers(2, 2, start=5)})
     model = checkpoint({"x.weight": numbers(2, 2, start=5), "y.weight": numbers(2, 2)})
-    made, notes = following(content_of(source), source, model, by_order=True)
+    made, notes = follow_template(content_of(source), source, model, by_order=True)
     require_equal(arrays(made), {"x.weight": numbers(2, 2), "y.weight": numbers(2, 2, start=5)})
     assert "by the order of their layers alone" in notes[0]
 
@@ -175,7 +175,7 @@ def test_ties_of_the_model(tmp_path: Path) -> None:
             open_checkpoint(tmp_path / f"{name}.pth") as one,
             open_checkpoint(tmp_path / "model.pth") as model,
         ):
-            made, _ = following(content_of(one), one, model)
+            made, _ = follow_template(content_of(one), one, model)
             assert [(t.name, t.shares_with) for t in made.tensors] == [
                 ("embed.weight", None),
                 ("head.weight", "embed.weight"),
@@ -201,16 +201,16 @@ def test_what_does_not_fit(source: Any, model: Any, told: str) -> None:
         checkpoint({name: numbers(*shape) for name, shape in one.items()}) for one in (source, model)
     )
     with pytest.raises(UsageError, match=told):
-        following(content_of(ours), ours, theirs)
+        follow_template(content_of(ours), ours, theirs)
 
 
 def test_a_kernel_that_nothing_is_known_of() -> None:
     source, model = checkpoint({"a.weight": numbers(4, 3)}), checkpoint({"a.weight": numbers(4, 3)}, "keras")
     with pytest.raises(UsageError, match=r"a\.weight: nothing says of what type of layer it is"):
-        following(content_of(source), source, model)
+        follow_template(content_of(source), source, model)
     square, other = checkpoint({"a.weight": numbers(3, 3)}), checkpoint({"a.weight": numbers(3, 3)}, "keras")
     with pytest.raises(UsageError, match=r"a\.weight: square, and nothing says"):
-        following(content_of(square), square, other)
+        follow_template(content_of(square), square, other)
 
 
 def test_an_optimizer_is_refused_and_the_models_left_out() -> None:
@@ -218,8 +218,8 @@ def test_an_optimizer_is_refused_and_the_models_left_out() -> None:
     weights = tensor("a.weight", numbers(2))
     trained, plain = of_tensors([weights, state]), of_tensors([weights])
     with pytest.raises(UsageError, match=r"^optimizer\.m: .*--only weights"):
-        following(content_of(trained), trained, plain)
-    made, notes = following(content_of(plain), plain, trained)
+        follow_template(content_of(trained), trained, plain)
+    made, notes = follow_template(content_of(plain), plain, trained)
     assert list(arrays(made)) == ["a.weight"]
     assert notes == ["the model's optimizer left out (1 tensor)"]
 
@@ -230,5 +230,5 @@ def test_the_architecture_comes_from_the_model() -> None:
         checkpoint({"a.kernel": numbers(2, 3)}, "keras"),
     )
     model.native = {"keras.config": b"{}", "keras.optimizer": b"x"}  # type: ignore[misc]
-    made, _ = following(content_of(source), source, model)
+    made, _ = follow_template(content_of(source), source, model)
     assert made.native == {"keras.config": b"{}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.known import refused
+from ckpttool.converting.layout_checks import refusal_text
 from ckpttool.pairing.layers import UNWIRED, layout_doubts
 from tests.comparing.tensors import Array
 from tests.pairing.checkpoints import checkpoint, numbers
@@ -82,12 +82,14 @@ def test_a_gru_without_a_bias_is_not_known() -> None:
         kernels, "keras", dict.fromkeys(kernels, "GRU unlike PyTorch's: reset_after is not set")
     )
     assert set(doubted(early).values()) == {"reset_after is not set"}
-    assert refused(layout_doubts(early)) == (
+    assert refusal_text(layout_doubts(early)) == (
         "g.kernel, g.recurrent_kernel: reset_after is not set, and PyTorch's GRU has it set"
     )
 
 
 def test_each_reason_is_said_with_its_weights_and_the_way_out() -> None:
-    told = refused(layout_doubts(checkpoint({f"{at}.kernel": numbers(6, 6) for at in range(5)}, "keras")))
+    told = refusal_text(
+        layout_doubts(checkpoint({f"{at}.kernel": numbers(6, 6) for at in range(5)}, "keras"))
+    )
     assert told.startswith("0.kernel, 1.kernel, 2.kernel and 2 more: it may stand behind a Flatten or before")
     assert "a whole model of Keras" in told and 'rule = "dense"' in told

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file
 from torch import nn
 
-from ckpttool.converting.laying_out import laid_out
-from ckpttool.converting.renaming import renamed
+from ckpttool.converting.framework_layout import to_layout
+from ckpttool.converting.renaming import rename_by_map
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
@@ -37,7 +37,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def torch_of(path: Path) -> tuple[dict[str, Array], list[str]]:
     with open_checkpoint(path) as opened:
-        made, notes = laid_out(content_of(opened), opened, "torch")
+        made, notes = to_layout(content_of(opened), opened, "torch")
         return arrays(made), notes
 
 
@@ -95,20 +95,20 @@ def test_a_dense_that_may_stand_behind_a_flatten(twins: Path, name: str) -> None
 def test_what_nothing_is_known_of_is_refused(weights: dict[str, Array], name: str) -> None:
     content, opened = made_of(weights, "keras")
     with pytest.raises(UsageError, match=f"^{name}: nothing says of what type of layer it is"):
-        laid_out(content, opened, "torch")
+        to_layout(content, opened, "torch")
 
 
 def test_unknown_kernels_in_plain_containers_are_refused() -> None:
     content, opened = made_of({"c/kernel": numbers(3, 4, 5), "m.weight": numbers(2, 2)})
     with pytest.raises(UsageError, match=r"^c/kernel: nothing says"):
-        laid_out(content, opened, "torch")
+        to_layout(content, opened, "torch")
 
 
 def test_what_is_pytorchs_stays(tmp_path: Path) -> None:
     torch.save({"fc.weight": torch.ones(2, 3), "epoch": 2}, tmp_path / "m.pth")
     with open_checkpoint(tmp_path / "m.pth") as opened:
         content = content_of(opened)
-        assert laid_out(content, opened, "torch") == (
+        assert to_layout(content, opened, "torch") == (
             content,
             ["all tensors lie as --layout torch wants them"],
         )
@@ -117,7 +117,7 @@ def test_what_is_pytorchs_stays(tmp_path: Path) -> None:
 def test_an_attention_that_is_not_square_keeps_its_parts() -> None:
     held = {f"m.{part}.kernel": numbers(6, 2, 4) for part in ("query", "key", "value")}
     content, opened = made_of(held, "keras")
-    made, _ = laid_out(content, opened, "torch")
+    made, _ = to_layout(content, opened, "torch")
     assert [(one.name, one.shape) for one in made.tensors] == [(f"m.{p}_proj.weight", (8, 6)) for p in "qkv"]
 
 
@@ -125,7 +125,7 @@ def test_both_directions_have_two_biases_each() -> None:
     cells = ("forward_lstm", "backward_lstm")
     held = {f"both.{cell}.cell.{name}": numbers(*shape) for cell in cells for name, shape in LSTM.items()}
     content, opened = made_of(held, "keras")
-    found = arrays(laid_out(content, opened, "torch")[0])
+    found = arrays(to_layout(content, opened, "torch")[0])
     assert found.keys() == {f"both.{name}" for name in nn.LSTM(3, 2, bidirectional=True).state_dict()}
     assert np.array_equal(found["both.weight_ih_l0_reverse"], numbers(3, 8).T)
     assert np.array_equal(found["both.bias_ih_l0_reverse"], numbers(8))
@@ -138,20 +138,20 @@ def test_an_optimizer_is_refused() -> None:
     )
     for layout in ("torch", "keras"):
         with pytest.raises(UsageError, match=r"^optimizer\.m: the state of an optimizer .* --only weights"):
-            laid_out(content, opened, layout)
+            to_layout(content, opened, layout)
 
 
 # With a map -------------------------------------------------------------------------------------------
 
 
 def mapped(content: Content, text: str) -> Content:
-    return renamed(content, parse_map("map.toml", parse_toml(text)))[0]
+    return rename_by_map(content, parse_map("map.toml", parse_toml(text)))[0]
 
 
 def test_a_map_gives_names_and_the_layer_its_layout(twins: Path) -> None:
     with open_checkpoint(twins / "twin.keras") as opened:
         content = mapped(content_of(opened), '[names]\n"fc1.0" = "head.weight"\n')
-        found = arrays(laid_out(content, opened, "torch")[0])
+        found = arrays(to_layout(content, opened, "torch")[0])
     truth = np.load(FIXTURES / "twin.npz")
     assert np.array_equal(found["head.weight"], truth["fc1.weight"])
     assert np.array_equal(found["fc1.bias"], truth["fc1.bias"])
@@ -160,7 +160,7 @@ def test_a_map_gives_names_and_the_layer_its_layout(twins: Path) -> None:
 def test_a_table_decides_the_layout() -> None:
     content, opened = made_of({"x.0": numbers(3, 3), "d.kernel": numbers(4, 4)}, "keras")
     tables = '[[tensor]]\nfrom = "x.0"\nto = "x.weight"\n\n[[tensor]]\nfrom = "d.kernel"\nto = "d.kernel"\n'
-    found = arrays(laid_out(mapped(content, tables), opened, "torch")[0])
+    found = arrays(to_layout(mapped(content, tables), opened, "torch")[0])
     assert np.array_equal(found["x.weight"], numbers(3, 3))
     assert np.array_equal(found["d.kernel"], numbers(4, 4))
 
@@ -169,14 +169,14 @@ def test_a_name_for_what_becomes_two_tensors_is_refused(twins: Path) -> None:
     with open_checkpoint(twins / "twin.keras") as opened:
         content = mapped(content_of(opened), '[names]\n"lstm.cell.2" = "rnn.bias"\n')
         with pytest.raises(UsageError, match="it is not one tensor in both layouts"):
-            laid_out(content, opened, "torch")
+            to_layout(content, opened, "torch")
 
 
 def test_two_of_one_name_are_refused(twins: Path) -> None:
     with open_checkpoint(twins / "twin.keras") as opened:
         content = mapped(content_of(opened), '[names]\n"fc1.0" = "fc2.weight"\n')
         with pytest.raises(UsageError, match=r"^fc2\.weight: .* would both be called so"):
-            laid_out(content, opened, "torch")
+            to_layout(content, opened, "torch")
 
 
 # To Keras ---------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_a_module_of_pytorch(save: Callable[[nn.Module, Path], None], tmp_path: 
     save(net, tmp_path / "net.pt")
     with open_checkpoint(tmp_path / "net.pt") as opened:
         weights = Content(tuple(one for one in opened.tensors if one.role.value == "weights"))
-        made, notes = laid_out(weights, opened, "keras")
+        made, notes = to_layout(weights, opened, "keras")
         found = {"/".join(map(str, one.path)): one.array() for one in made.tensors}
     expected = expected_of(net)
     assert found.keys() == expected.keys()
@@ -268,7 +268,7 @@ def keras_of(net: nn.Module, path: Path) -> dict[str, Array]:
     torch.save(net, path / "net.pt")
     with open_checkpoint(path / "net.pt") as opened:
         weights = Content(tuple(one for one in opened.tensors if one.role.value == "weights"))
-        return arrays(laid_out(weights, opened, "keras")[0])
+        return arrays(to_layout(weights, opened, "keras")[0])
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_chain_of_linear_layers_says_how_they_are_connected(tmp_path: Path) ->
 
 def test_a_state_dict_does_not_say_of_what_types_its_layers_are() -> None:
     with open_checkpoint(FIXTURES / "twin.pth") as opened, pytest.raises(UsageError, match="--model FILE"):
-        laid_out(content_of(opened), opened, "keras")
+        to_layout(content_of(opened), opened, "keras")
 
 
 # Compared with its source -----------------------------------------------------------------------------

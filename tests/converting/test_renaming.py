@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ckpttool.converting.renaming import renamed
+from ckpttool.converting.renaming import rename_by_map
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
@@ -30,7 +30,7 @@ EXAMPLES = dict(re.findall(r"^```toml\n# ([\w-]+\.toml)\n(.*?)^```", DOCS.read_t
 
 
 def mapped(content: Content, text: str) -> tuple[Content, list[str]]:
-    return renamed(content, parse_map("map.toml", parse_toml(text)))
+    return rename_by_map(content, parse_map("map.toml", parse_toml(text)))
 
 
 def by_map(weights: Mapping[Any, Array], text: str, **known: Any) -> dict[str, Array]:
@@ -352,7 +352,7 @@ def test_diff_finds_equal_what_a_map_made() -> None:
     state = numpy_of({f"attn.{name}": one for name, one in nn.MultiheadAttention(4, 2).state_dict().items()})
     content, opened = made_of(state)
     told = parse_map("map.toml", parse_toml(EXAMPLES["out-of-in-proj.toml"]))
-    made, _ = renamed(content, told)
+    made, _ = rename_by_map(content, told)
     other = made_of(arrays(made))[1]
     found = pair_up(opened, other, PairingWishes(mapping=told, rename=False))
     assert not found.removed and not found.added

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.comparing.comparing import Side
+from ckpttool.comparing.compare import Side
 from ckpttool.errors import DamagedCheckpoint, NotFound, Truncated, UsageError
 from ckpttool.ops.diff import DiffWishes, diff
 

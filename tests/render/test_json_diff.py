@@ -6,7 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
-from ckpttool.comparing.comparing import Side
+from ckpttool.comparing.compare import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange

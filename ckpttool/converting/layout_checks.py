@@ -26,7 +26,7 @@ _REMEDY = (
 )
 
 
-def is_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
+def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     """Tell whether a tensor may lie otherwise than PyTorch has it, as nothing says of what layer it is."""
     if item.rule is not None or len(item.tensor.shape) < 2:
         return False
@@ -36,12 +36,12 @@ def is_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     return checkpoint.layers.get(source.name) not in _AS_TORCH
 
 
-def refused(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
+def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
     """Return the sentence that refuses weights in an order that is not known."""
     names: dict[str, list[Tensor]] = {}
     for doubt in doubts:
         names.setdefault(doubt.why, []).append(doubt.tensor)
-    told = "; ".join(f"{listed(tensors)}: {why}" for why, tensors in names.items())
+    told = "; ".join(f"{name_list(tensors)}: {why}" for why, tensors in names.items())
     whole = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in names else ""
     if not any(_is_of_order(why) for why in names):
         return f"{told}, and PyTorch's GRU has it set"
@@ -52,14 +52,14 @@ def _is_of_order(why: str) -> bool:
     return "reset_after" not in why
 
 
-def listed(tensors: Iterable[Tensor]) -> str:
+def name_list(tensors: Iterable[Tensor]) -> str:
     """Return the names of some tensors, and how many more there are."""
     names = [tensor.name for tensor in tensors]
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
-def about_norms(rules: Iterable[str]) -> list[str]:
+def norm_notes(rules: Iterable[str]) -> list[str]:
     """Return what weights don't say of norms, if the rules are of some."""
     norms = {RULES[kind].text for kind in ("batch norm", "norm", "rms norm")}
     if norms.isdisjoint(rules):
@@ -67,7 +67,7 @@ def about_norms(rules: Iterable[str]) -> list[str]:
     return ["the eps of a norm is no weight: it is 1e-5 in PyTorch and 1e-3 in Keras, if nobody sets it"]
 
 
-def left_behind(content: Content, checkpoint: Checkpoint) -> list[str]:
+def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
     """Return what does not go with weights that get the names of others: values, and an architecture."""
     values = list(checkpoint.metadata) if content.tree is not None else []
     more = f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else ""

@@ -12,7 +12,7 @@ from ckpttool.writing.content import Content
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ContentView:
     """A content, seen as a checkpoint.
 
     Attributes:
@@ -45,7 +45,7 @@ def with_conventions(content: Content, checkpoint: Checkpoint) -> Content:
     return replace(content, conventions=checkpoint.conventions, layers=layers)
 
 
-def viewed(content: Content, checkpoint: Checkpoint) -> View:
+def as_checkpoint(content: Content, checkpoint: Checkpoint) -> ContentView:
     """Return a content as a checkpoint; ``checkpoint`` is the one that it was taken from."""
     stored = {id(tensor.values): tensor for tensor in checkpoint.tensors}
     origins = {one.name: stored[id(one.values)] for one in content.tensors if id(one.values) in stored}
@@ -79,4 +79,4 @@ def viewed(content: Content, checkpoint: Checkpoint) -> View:
         layers=lambda: known(checkpoint.layers),
         own_names=lambda: known(checkpoint.own_names),
     )
-    return View(seen, tensors, named, held)
+    return ContentView(seen, tensors, named, held)

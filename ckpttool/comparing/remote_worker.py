@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckpttool.children import Child, Lost
-from ckpttool.comparing.crew import Crew, Meter, Range
+from ckpttool.comparing.crew import Meter, RangeCrew, WorkRange
 from ckpttool.comparing.elements import place_of
 from ckpttool.comparing.statistics import Tally, Tolerance
 from ckpttool.comparing.workers import PairWorker, TensorPair, ValuesWorker
@@ -28,14 +28,14 @@ MAX_CHILDREN = 3
 """With more, all together would take more memory than one diff may."""
 
 
-class Assistant(PairWorker):
+class RemoteWorker(PairWorker):
     """Lets a child do the ranges of one thread; what no child can do, it does itself."""
 
-    def __init__(self, crew: Crew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
+    def __init__(self, crew: RangeCrew[TensorPair], meter: Meter, tolerance: Tolerance) -> None:
         super().__init__(crew, meter)
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
-        self._child = _started()
+        self._child = _start_child()
 
     def end(self) -> None:
         super().end()
@@ -43,7 +43,7 @@ class Assistant(PairWorker):
             self._own.end()
         self._dismiss()
 
-    def _do(self, part: Range[TensorPair]) -> None:
+    def _do(self, part: WorkRange[TensorPair]) -> None:
         order = _order(part, self._tolerance)
         tally = None if order is None else self._answer(order)
         if tally is None:
@@ -71,7 +71,7 @@ class Assistant(PairWorker):
             child.dismiss()
 
 
-def _started() -> Child | None:
+def _start_child() -> Child | None:
     """Return a child that waits for orders; None where none can be started."""
     try:
         return Child(__name__)
@@ -79,7 +79,7 @@ def _started() -> Child | None:
         return None
 
 
-def _order(part: Range[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
+def _order(part: WorkRange[TensorPair], tolerance: Tolerance) -> dict[str, Any] | None:
     """Return what a child has to know of a range; None where only this process can read it."""
     sides = [_side(tensor) for tensor in (part.item.a, part.item.b)]
     if None in sides:
@@ -111,7 +111,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
 
     def answer(order: Mapping[str, Any]) -> Tally | None:
         try:
-            return _measured(order, sources)
+            return _measure(order, sources)
         except CheckpointError:
             return None
 
@@ -135,12 +135,12 @@ def _tensor(side: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> 
     return Tensor((), dtype, (side["size"],), values=values)
 
 
-def _measured(order: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tally | None:
+def _measure(order: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tally | None:
     tolerance = Tolerance(**order["tolerance"])
     a, b = (_tensor(side, sources) for side in order["sides"])
     pair = TensorPair(a, b)
-    crew: Crew[TensorPair] = Crew((), ())
+    crew: RangeCrew[TensorPair] = RangeCrew((), ())
     ValuesWorker(crew, Meter(lambda nbytes: None), tolerance).do(
-        Range(pair, order["start"], order["count"], 0)
+        WorkRange(pair, order["start"], order["count"], 0)
     )
     return None if pair.failure is not None else pair.tallies[0]

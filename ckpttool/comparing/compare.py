@@ -7,19 +7,19 @@ small ones taken together, so that all threads have work; memory is bounded what
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.comparing.afar import MAX_CHILDREN, WORTH_BYTES, Assistant
-from ckpttool.comparing.crew import Crew, Meter, Range, Worker, batches
+from ckpttool.comparing.crew import Meter, RangeCrew, RangeWorker, WorkRange, batches
 from ckpttool.comparing.elements import Side, Unreadable
-from ckpttool.comparing.repeated import is_endless, once, repeated
+from ckpttool.comparing.remote_worker import MAX_CHILDREN, WORTH_BYTES, RemoteWorker
 from ckpttool.comparing.statistics import Statistics, Tally, Tolerance
 from ckpttool.comparing.workers import (
     BytesWorker,
-    Cut,
+    RangeCutter,
     TensorPair,
     ValuesWorker,
     byte_ranges,
@@ -27,6 +27,7 @@ from ckpttool.comparing.workers import (
 )
 from ckpttool.errors import CheckpointError
 from ckpttool.tensor import Tensor
+from ckpttool.wire.strided import Strided
 from ckpttool.work import Advance, default_jobs
 
 __all__ = [
@@ -96,10 +97,10 @@ def compare_all(
             what both repeat once.
     """
     known: dict[object, TensorPair] = {}
-    reduced = [once(a, b) for a, b in pairs]
+    reduced = [without_repeats(a, b) for a, b in pairs]
     found = [TensorPair(a, b, unread=a.nbytes + b.nbytes) for a, b, _ in reduced]
     firsts = [known.setdefault(pair.identity, pair) for pair in found]
-    comparing = _Comparing(tolerance, jobs or default_jobs(), advance)
+    comparing = _TwoPasses(tolerance, jobs or default_jobs(), advance)
     outcomes = comparing.run(list(known.values()))
     advance(sum(pair.unread for pair, first in zip(found, firsts, strict=True) if pair is not first))
     return [
@@ -112,10 +113,10 @@ def _repeated(outcome: Outcome, shape: tuple[int, ...], times: int) -> Outcome:
     """Return the outcome for tensors that repeat what was compared."""
     if times == 1 or not isinstance(outcome, Comparison) or outcome.statistics is None:
         return outcome
-    return Comparison(outcome.equal, repeated(outcome.statistics, shape, times))
+    return Comparison(outcome.equal, repeat_statistics(outcome.statistics, shape, times))
 
 
-def _foregone(pair: TensorPair) -> Outcome | None:
+def _known_outcome(pair: TensorPair) -> Outcome | None:
     """Return the outcome that is known without reading."""
     a, b = pair.a, pair.b
     if a.shape != b.shape or a.size == 0:
@@ -134,11 +135,11 @@ def _foregone(pair: TensorPair) -> Outcome | None:
     return None
 
 
-Begin = Callable[[Crew[TensorPair], Meter], Worker[TensorPair]]
+Begin = Callable[[RangeCrew[TensorPair], Meter], RangeWorker[TensorPair]]
 """What makes the worker of one thread."""
 
 
-class _Comparing:
+class _TwoPasses:
     """Compares pairs in two passes: all by their bytes, then by their values those whose bytes differ."""
 
     def __init__(self, tolerance: Tolerance, jobs: int, advance: Advance) -> None:
@@ -151,7 +152,7 @@ class _Comparing:
         outcomes: dict[int, Outcome] = {}
         for pair in pairs:
             pair.differs = pair.a.dtype is not pair.b.dtype
-            if (known := _foregone(pair)) is not None:
+            if (known := _known_outcome(pair)) is not None:
                 outcomes[id(pair)] = known
         left = [pair for pair in pairs if id(pair) not in outcomes]
         self._pass([pair for pair in left if pair.is_open], [BytesWorker] * self._jobs, byte_ranges)
@@ -159,7 +160,7 @@ class _Comparing:
         unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
         measurable = [pair for pair in unequal if pair.failure is None]
         self._pass(measurable, self._measuring(measurable), element_ranges)
-        outcomes |= {id(pair): _measured(pair) for pair in left if not pair.is_open}
+        outcomes |= {id(pair): _outcome_of(pair) for pair in left if not pair.is_open}
         self._advance(sum(pair.unread for pair in pairs))
         return outcomes
 
@@ -167,12 +168,12 @@ class _Comparing:
         self,
         pairs: list[TensorPair],
         begin: Sequence[Begin],
-        cut: Cut,
+        cut: RangeCutter,
     ) -> None:
         """Let as many threads as there are in ``begin`` do the ranges of pairs."""
         if not pairs:
             return
-        streams: dict[int, list[Range[TensorPair]]] = defaultdict(list)
+        streams: dict[int, list[WorkRange[TensorPair]]] = defaultdict(list)
         placed: list[TensorPair] = []
         for pair in pairs:
             stream = pair.stream
@@ -180,7 +181,7 @@ class _Comparing:
                 placed.append(pair)
             else:
                 streams[stream] += cut(pair, whole=True)
-        crew = Crew(batches(one for pair in placed for one in cut(pair)), streams.values())
+        crew = RangeCrew(batches(one for pair in placed for one in cut(pair)), streams.values())
         crew.work([partial(one, crew, Meter(self._advance)) for one in begin])
 
     def _measuring(self, pairs: Sequence[TensorPair]) -> list[Begin]:
@@ -190,11 +191,11 @@ class _Comparing:
         placed = sum(pair.a.nbytes + pair.b.nbytes for pair in pairs if pair.stream is None)
         children = min(self._jobs - 1, MAX_CHILDREN, placed // WORTH_BYTES)
         if children > 0:
-            return [own, *[partial(Assistant, tolerance=self._tolerance)] * children]
+            return [own, *[partial(RemoteWorker, tolerance=self._tolerance)] * children]
         return [own] * min(self._jobs, 1 + streams)
 
 
-def _measured(pair: TensorPair) -> Outcome:
+def _outcome_of(pair: TensorPair) -> Outcome:
     """Return the outcome of a pair whose bytes differ, or couldn't be read."""
     if pair.failure is not None:
         return Failure(pair.failure.side, pair.failure.error)
@@ -217,3 +218,47 @@ def _compared_strings(pair: TensorPair) -> Outcome:
     except NotDecoded as refusal:
         return NotCompared(refusal.side, refusal.why)
     return Comparison(statistics is None, statistics)
+
+
+MAX_REPEATED_BYTES = 1 << 36
+"""How much may be compared that is not stored: where both sides repeat, each in its own way."""
+
+
+def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Return both tensors without what both repeat along the same axes, and how often they repeated it."""
+    if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
+        return a, b, 1
+    if not a.shape == b.shape == a.values.shape == b.values.shape:  # an arranged tensor's has more axes
+        return a, b, 1
+    axes = [
+        axis
+        for axis, length in enumerate(a.shape)
+        if length > 1 and a.values.strides[axis] == b.values.strides[axis] == 0
+    ]
+    shape = tuple(1 if axis in axes else length for axis, length in enumerate(a.shape))
+    times = math.prod(a.shape[axis] for axis in axes)
+    return _of_shape(a, a.values, shape), _of_shape(b, b.values, shape), times
+
+
+def _of_shape(tensor: Tensor, values: Strided, shape: tuple[int, ...]) -> Tensor:
+    return replace(tensor, shape=shape, values=replace(values, shape=shape))
+
+
+def is_endless(tensor: Tensor) -> bool:
+    """Tell whether a tensor repeats so little so often that reading all of it would never end."""
+    stored = tensor.storage.nbytes if tensor.storage is not None else tensor.nbytes
+    return tensor.nbytes > MAX_REPEATED_BYTES and tensor.nbytes > 64 * stored
+
+
+def repeat_statistics(found: Statistics, shape: tuple[int, ...], times: int) -> Statistics:
+    """Return the statistics of tensors of ``shape``, from those of what they repeat."""
+    root = math.sqrt(times)
+    return replace(
+        found,
+        size=math.prod(shape),
+        count=found.count * times,
+        non_finite=found.non_finite * times,
+        l2=found.l2 * root,
+        norm_a=found.norm_a * root,
+        norm_b=found.norm_b * root,
+    )

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.known import about_norms, is_unknown, left_behind, listed, refused
+from ckpttool.converting.as_checkpoint import as_checkpoint
+from ckpttool.converting.layout_checks import (
+    is_layout_unknown,
+    loss_notes,
+    name_list,
+    norm_notes,
+    refusal_text,
+)
 from ckpttool.converting.selecting import only_weights
-from ckpttool.converting.viewing import viewed
 from ckpttool.errors import UsageError
 from ckpttool.pairing.contents import same_content
 from ckpttool.pairing.families import family_of
@@ -31,7 +37,7 @@ _Contents = frozenset[tuple[str, tuple[int, ...]]]
 _NO_STATE = "the state of an optimizer can't follow a model (use --only weights)"
 
 
-def following(
+def follow_template(
     content: Content, checkpoint: Checkpoint, model: Checkpoint, *, by_order: bool = False
 ) -> tuple[Content, list[str]]:
     """Return the tensors of a model with the values of a content, and what there is to say of it.
@@ -49,14 +55,14 @@ def following(
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
         raise UsageError(f"{state.name}: {_NO_STATE}")
-    ours, theirs = viewed(content, checkpoint), _model(model)
+    ours, theirs = as_checkpoint(content, checkpoint), _template_weights(model)
     pairing = pair_up(ours.checkpoint, theirs, PairingWishes(content=False, mapping=ours.mapping))
-    _require_whole(pairing, model)
+    _require_all_paired(pairing, model)
     if pairing.ordered and not by_order:
-        raise UsageError(_alike(pairing.ordered))
+        raise UsageError(_order_refusal(pairing.ordered))
     _require_known(pairing, ours.checkpoint, theirs)
     _require_shapes(pairing)
-    made = _Made(pairing, theirs)
+    made = _TemplateTensors(pairing, theirs)
     tensors = [tensor for tensor in theirs.tensors if tensor.role is not Role.OPTIMIZER]
     result = [made.of(tensor) for tensor in tensors]
     notes = [*_notes(pairing, content, checkpoint), *made.notes()]
@@ -65,7 +71,7 @@ def following(
     native = {name: data for name, data in model.native.items() if "optimizer" not in name}
     changed = replace(
         content,
-        tensors=_in_order(result),
+        tensors=_owners_first(result),
         tree=None,
         native=native,
         source_format=model.format,
@@ -76,17 +82,17 @@ def following(
     return changed, notes
 
 
-def _model(model: Checkpoint) -> Checkpoint:
+def _template_weights(model: Checkpoint) -> Checkpoint:
     """Return a model's tensors without its optimizer's, under the names that a model expects."""
     held = Content(tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native)
     if not held.tensors:
         raise UsageError(f"{model.path}: no weights that could be followed")
     if family_of(model.conventions) == "torch":
         held, _ = only_weights(held, model)
-    return viewed(held, model).checkpoint
+    return as_checkpoint(held, model).checkpoint
 
 
-def _in_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _owners_first(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return tensors with those that share the bytes of another behind it."""
     return (
         *(one for one in tensors if one.shares_with is None),
@@ -97,7 +103,7 @@ def _in_order(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 # What must hold ---------------------------------------------------------------------------------------
 
 
-def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
+def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
     """Require that each tensor of one side is one of the other, and that it is known which.
 
     Raises:
@@ -105,7 +111,7 @@ def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
     """
     squares = [pair for pair in pairing.undecided if pair.doubt is None]
     if squares:
-        names = listed(pair.a.sources[0] for pair in squares)
+        names = name_list(pair.a.sources[0] for pair in squares)
         raise UsageError(
             f"{names}: square, and nothing says of what type of layer it is, so that it may lie transposed "
             f"(--map says which rule holds)"
@@ -113,10 +119,10 @@ def _require_whole(pairing: Pairing, model: Checkpoint) -> None:
     lost = [item for item in pairing.removed if item.tensor.role is Role.WEIGHTS or item.tensor.shape]
     missing = [item for item in pairing.added if item.tensor.role is Role.WEIGHTS]
     if lost or missing:
-        parts = [f"the model has no {listed(item.sources[0] for item in lost)}"] if lost else []
-        parts += [f"the source has no {listed(item.sources[0] for item in missing)}"] if missing else []
+        parts = [f"the model has no {name_list(item.sources[0] for item in lost)}"] if lost else []
+        parts += [f"the source has no {name_list(item.sources[0] for item in missing)}"] if missing else []
         told = " and ".join(parts)
-        raise UsageError(f"{model.path}: {told}, by name or by shape ({_proposed(lost, missing)})")
+        raise UsageError(f"{model.path}: {told}, by name or by shape ({_map_proposal(lost, missing)})")
 
 
 def _require_shapes(pairing: Pairing) -> None:
@@ -140,25 +146,25 @@ def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> No
     if not is_family or any(one.a.rule for one in pairing.pairs):
         free = [one for one in pairing.pairs if one.how != "map"]
         sides = ((item, side) for one in free for item, side in ((one.a, ours), (one.b, theirs)))
-        unknown = [item.sources[0] for item, side in sides if is_unknown(item, side)]
+        unknown = [item.sources[0] for item, side in sides if is_layout_unknown(item, side)]
         if unknown:
             told = "nothing says of what type of layer it is, and its layout may be another"
-            raise UsageError(f"{listed(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
+            raise UsageError(f"{name_list(unknown)}: {told} (--map with a [[tensor]] says how it lies)")
     items = (item for pair in pairing.undecided for item in (pair.a, pair.b))
     doubts = [Doubt(source, item.doubt) for item in items if item.doubt for source in item.sources]
     if doubts:
-        raise UsageError(refused(doubts))
+        raise UsageError(refusal_text(doubts))
 
 
-def _alike(ordered: Sequence[Pair]) -> str:
+def _order_refusal(ordered: Sequence[Pair]) -> str:
     """Return why layers are not paired of which only their order tells which is which."""
     way = "--by-order takes these pairs, --map gives others"
-    return f"layers are alike, and only their order would pair them: {_paired(ordered)} ({way})"
+    return f"layers are alike, and only their order would pair them: {_layer_pairs(ordered)} ({way})"
 
 
-def _proposed(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
+def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
     """Return what may be done about tensors without a counterpart: lines of a map, where layers are alike."""
-    ours, theirs = (_by_contents(side) for side in (lost, missing))
+    ours, theirs = (_layers_by_contents(side) for side in (lost, missing))
     alike = next((key for key in ours if key in theirs), None)
     if alike is None:
         return "--map gives names that pair"
@@ -166,16 +172,16 @@ def _proposed(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> str:
     named = {leaf_name(item): item.sources[0].name for item in other[0]}
     lines = {item.sources[0].name: named[leaf_name(item)] for item in one[0] if leaf_name(item) in named}
     told = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
-    layers = " and ".join(_shortened([_layer(layer[0]) for layer in side]) for side in (one, other))
+    layers = " and ".join(_shortened_names([_layer(layer[0]) for layer in side]) for side in (one, other))
     return f"alike are {layers}; a --map gives names that pair: [names] {told}, if these are the same"
 
 
-def _shortened(names: Sequence[str]) -> str:
+def _shortened_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
+def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
     """Return layers by the names and shapes of what they hold."""
     layers: dict[str, list[LayoutItem]] = {}
     for item in items:
@@ -196,7 +202,7 @@ def _other_shape(pair: Pair) -> str:
 # The tensors ------------------------------------------------------------------------------------------
 
 
-class _Made:
+class _TemplateTensors:
     """What each stored tensor of a model becomes, out of the source's values."""
 
     def __init__(self, pairing: Pairing, model: Checkpoint) -> None:
@@ -290,24 +296,24 @@ def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterat
         for rule in dict.fromkeys(one.rule for one in (pair.a, pair.b) if one.rule is not None):
             counts[rule] = counts.get(rule, 0) + 1
     yield from (f"{rule}: {counted(count, 'tensor')}" for rule, count in counts.items())
-    yield from about_norms(counts)
+    yield from norm_notes(counts)
     ordered = {id(pair.a.sources[0]) for pair in pairing.ordered}
     alike = [one for one in pairing.pairs if one.how == "shape" and id(one.a.sources[0]) not in ordered]
     if alike:
-        yield f"paired by the shapes of their layers: {_paired(alike)}"
+        yield f"paired by the shapes of their layers: {_layer_pairs(alike)}"
     if pairing.ordered:
-        yield f"paired by the order of their layers alone, which are alike: {_paired(pairing.ordered)}"
+        yield f"paired by the order of their layers alone, which are alike: {_layer_pairs(pairing.ordered)}"
     extra = [item.name for side, item in pairing.bookkeeping if side == "a"]
     extra += [item.name for item in pairing.removed]
     if extra:
         yield f"the source's own left out: {', '.join(extra)}"
-    types = _types(pairing.pairs)
+    types = _type_changes(pairing.pairs)
     if types:
         yield f"types stay the source's: {types}"
-    yield from left_behind(content, checkpoint)
+    yield from loss_notes(content, checkpoint)
 
 
-def _paired(pairs: Sequence[Pair]) -> str:
+def _layer_pairs(pairs: Sequence[Pair]) -> str:
     """Return which layers were paired with which."""
     told = list(dict.fromkeys(f"{_layer(pair.a)} → {_layer(pair.b)}" for pair in pairs))
     more = f" and {len(told) - _PAIRS:,} more" if len(told) > _PAIRS else ""
@@ -319,7 +325,7 @@ def _layer(item: LayoutItem) -> str:
     return name.rpartition(".")[0] or name
 
 
-def _types(pairs: Iterable[Pair]) -> str:
+def _type_changes(pairs: Iterable[Pair]) -> str:
     found: Mapping[tuple[str, str], None] = dict.fromkeys(
         (pair.a.tensor.dtype.name, pair.b.tensor.dtype.name)
         for pair in pairs
