@@ -20,7 +20,7 @@ from ckpttool.series.members.series_doubts import (
 )
 from ckpttool.series.reasons import Code
 from ckpttool.series.reasons import fault as fault_of
-from ckpttool.series.retention.companions import doubts_of, followers, reasons_to_stay
+from ckpttool.series.retention.companions import doubts_of, metric_followers, reasons_to_stay
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
@@ -219,14 +219,14 @@ def test_what_has_no_metric_of_its_own_follows_what_it_belongs_with(entry) -> No
     ]
     groups = group(entries)
     policy = Policy(keep_best=1, metric="val_loss", mode="min")
-    following = followers([(one, policy) for one in groups])
+    following = metric_followers([(one, policy) for one in groups])
     assert {path.split("_")[0] for path in following} == {"run/ema", "run/optim"}
     assert len(following) == 8
     chosen = [(one, policy) for one in groups]
     assert list(lack_warnings(chosen, None, following)) == [
         "4 of 8 checkpoints have no val_loss; they are kept"
     ]
-    assert not followers([(one, Policy(keep_last=1)) for one in groups])
+    assert not metric_followers([(one, Policy(keep_last=1)) for one in groups])
     groups = group(one for one in entries if not one.name.startswith("other"))
     protections = Protections(followers=following)
     kept = reasons_to_stay(plan(groups, policy, protections))

@@ -10,7 +10,7 @@ import pytest
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
 from ckpttool.series.pruning.planning import Request, make_plan
-from ckpttool.series.retention.named_best import best_of_many
+from ckpttool.series.pruning.protections import best_of_many
 from ckpttool.series.retention.policy import Policy
 
 BEST = Policy(keep_best=1, metric="acc", mode="max")

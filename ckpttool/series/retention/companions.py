@@ -90,7 +90,7 @@ def _is_beside(entry: Entry) -> bool:
     return not entry.has_weights or AVERAGED.search(entry.name) is not None
 
 
-def followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
+def metric_followers(chosen: Sequence[tuple[Group, Policy | None]]) -> frozenset[str]:
     """Return the paths of those that go by the metric of what belongs with them, having none of their own.
 
     These hold no weights, such as an optimizer, or the average of those that were measured.

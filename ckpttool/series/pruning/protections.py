@@ -1,0 +1,166 @@
+"""What protects checkpoints from every rule: pointers, their own state, and doubt about their series."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from shlex import quote
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.discovery import OWN_PREFIX, discover
+from ckpttool.formats.globs import Globs, last_name
+from ckpttool.formats.interface import Unit
+from ckpttool.formats.step_directory import StepDirectory
+from ckpttool.naming import is_named_best
+from ckpttool.report import counted
+from ckpttool.series.changing.strictly import is_name
+from ckpttool.series.members.entry import Entry
+from ckpttool.series.members.order import Group
+from ckpttool.series.members.series_doubts import (
+    METRICS_ALONE,
+    NOTHING_TRAINED,
+    UNORDERED,
+    WITNESS,
+    untrained_entries,
+    witnesses,
+)
+from ckpttool.series.mounts import HOLDS_MOUNT, is_mounted, mount_points
+from ckpttool.series.pointers.protection import Pointed
+from ckpttool.series.reasons import Code, code_of
+from ckpttool.series.retention.companions import doubts_of
+from ckpttool.series.retention.plan import Protections
+from ckpttool.series.retention.policy import Policies, Policy
+from ckpttool.series.retention.rules import metric_value
+from ckpttool.series.surveying.survey import Scope, Survey
+
+_PARTS = {"safetensors", "pytorch", "torch-dcp", "deepspeed", "pickle"}
+"""The formats of what a directory that takes in others is made of: adapters, parts of a pipeline, shards."""
+
+
+def protections_of(
+    found: Survey,
+    pointed: Pointed,
+    faults: Mapping[str, str],
+    *,
+    scope: Scope,
+    policies: Policies,
+    min_age: int,
+) -> Protections:
+    """Return what protects the checkpoints of a directory.
+
+    Args:
+        found: The checkpoints.
+        pointed: What points at them.
+        faults: What reading found wrong with some, by path.
+        scope: What is excluded, and which names the user calls a series.
+        policies: What each series is planned by.
+        min_age: In seconds; what changed later stays.
+    """
+    reasons: dict[str, list[str]] = defaultdict(list)
+    youngest = time.time_ns() - min_age * 10**9
+    points = mount_points(below=found.root) or ()
+    excluded = Globs(scope.exclude, found.root)
+    of_many = {path for group in found.groups for path in best_of_many(group, policies.of(group), faults)}
+    for entry in found.entries:
+        for reason in pointed.reasons.get(entry.path, ()):
+            if code_of(reason) is not Code.NAMED_BEST or entry.path not in of_many:
+                reasons[entry.path].append(reason)
+        reasons[entry.path] += _own_reasons(entry, points)
+        parts = (glob for place in entry.places for glob in excluded.of(place))
+        reasons[entry.path] += [f"--exclude {glob}" for glob in islice(parts, 1)]
+        if min_age and entry.modified_ns > youngest:
+            reasons[entry.path].append("too young")
+    named_series = set(map(last_name, scope.series))
+    for group in found.groups:
+        for entry in untrained_entries(group):
+            reasons[entry.path].append(NOTHING_TRAINED)
+    for group in found.groups:
+        for entry in witnesses(group, named_series, faults):
+            reasons[entry.path].append(WITNESS)
+    why = doubts_of(found.groups, named_series)
+    doubts = {group.key: _with_advice(group, why[group.key]) for group in found.groups if group.key in why}
+    return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=found.root)
+
+
+def _with_advice(group: Group, why: str) -> str:
+    """Return a doubt, and what a user can do who knows better."""
+    if why in (METRICS_ALONE, UNORDERED):
+        return why
+    return f"{why} (if they are one series, say --series {quote(group.entries[0].fields.blank)})"
+
+
+def _own_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]:
+    """Yield why a checkpoint is not to be touched, whatever points at it."""
+    if entry.holds_others:
+        yield "holds other checkpoints"
+    elif others := list(_others_in(entry)):
+        first = os.path.relpath(others[0].path, entry.unit.path)
+        yield f"holds {counted(len(others), 'other checkpoint')}: {first}{', …' if len(others) > 1 else ''}"
+    if entry.is_step_directory:
+        # Pins, or a trash, that a command left there when it took each file for a checkpoint.
+        names = (name for file in entry.contents.files for name in file.path.split(os.sep))
+        yield from (f"{name} lies in it" for name in islice(filter(_is_ours, names), 1))
+    if entry.is_link:
+        yield "is a symlink"
+    if not all(map(is_name, entry.unit.members)):
+        yield "has parts elsewhere"
+    if entry.contents.crosses or is_mounted(entry.directory, entry.unit.members, mount_points):
+        yield HOLDS_MOUNT
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OWN_PREFIX)
+
+
+def _others_in(entry: Entry) -> Iterator[Unit]:
+    """Yield checkpoints inside one that would go with it and are none of its parts."""
+    around = entry.unit.format
+    if around is None or not around.takes_in or isinstance(around, StepDirectory):  # all in it is of the save
+        return
+    for path in entry.contents.directories:
+        if path.count(os.sep) == 1:  # directly below
+            try:
+                below = list(discover(os.path.join(entry.directory, path)))
+            except CheckpointError:  # it goes only if it is as it was when it could be looked at
+                continue
+            for unit in below:
+                if unit.format is not None and (unit.format.takes_in or unit.format.name not in _PARTS):
+                    yield unit
+
+
+def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -> frozenset[str]:
+    """Return the paths of those that their names alone don't protect.
+
+    Names say nothing if they call all of a series the best, save by save: one for each improvement. Then
+    the metric that the policy ranks by decides. Without one, the least and the greatest of each metric in
+    the names stay for their names; if there is no metric in them, all stay.
+    """
+    intact = [one for one in group.entries if one.is_sound and one.path not in faults]
+    if len(intact) < 2 or not all(map(_is_a_save_of_many, intact)):
+        return frozenset()
+    if len({(one.fields.epoch, one.fields.step) for one in intact}) < len(intact):
+        return frozenset()
+    metric = None if policy is None else policy.metric
+    if metric is not None and all(metric_value(one, metric) is not None for one in intact):
+        return frozenset(one.path for one in intact)
+    metrics = set.intersection(*(set(one.fields.metrics) for one in intact))
+    extreme = {one.path for metric in metrics for one in _extremes(intact, metric)}
+    return frozenset(one.path for one in intact if one.path not in extreme) if metrics else frozenset()
+
+
+def _is_a_save_of_many(entry: Entry) -> bool:
+    """Tell whether a name says which save of a run it is; a bare number may be that of a fold."""
+    fields = entry.fields
+    is_counted = fields.number is None and (fields.epoch is not None or fields.step is not None)
+    return is_counted and is_named_best(entry.name)
+
+
+def _extremes(entries: Sequence[Entry], metric: str) -> list[Entry]:
+    values = {one.path: one.fields.metrics[metric] for one in entries}
+    known = [value for value in values.values() if math.isfinite(value)]
+    ends = {min(known), max(known)} if known else set()
+    return [one for one in entries if values[one.path] in ends or not math.isfinite(values[one.path])]
