@@ -218,12 +218,7 @@ def list_checkpoints(
 
 
 def preview_directory(place: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
-    """Return what lies in a directory; nothing on disk is changed.
-
-    Raises:
-        UsageError: The policy can't be followed there.
-        CheckpointError: The directory, or a file of metrics, can't be looked at.
-    """
+    """Return what lies in a directory; nothing on disk is changed."""
     found = survey(place.directory, place.scope, enters_root=place.retention is not None)
     pointed = follow(found.root, found.groups, recursive=place.scope.recursive)
     request = place.retention
@@ -249,11 +244,7 @@ def listing_of(
     jobs: int | None = None,
     progress: Progress = no_progress,
 ) -> Listing:
-    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``.
-
-    Raises:
-        UsageError: No checkpoint has the metric, or a metric was given without a mode.
-    """
+    """Return the list of some directories, each checkpoint once; see ``list_checkpoints``."""
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
     entries = [entry for one in places for entry in one.found.entries]
@@ -398,11 +389,7 @@ def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> li
 
 
 def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
-    """Return what checkpoints are sorted by, or None for the order in which they come.
-
-    Raises:
-        UsageError: It is a metric, and none of them has it.
-    """
+    """Return what checkpoints are sorted by, or None for the order in which they come."""
     if sort is None or sort in _ORDERS:
         return None if sort is None else _ORDERS[sort]
     require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(_ORDERS)}; ")
@@ -410,11 +397,7 @@ def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
 
 
 def require_metric(name: str | None, entries: Sequence[Entry], what: str = "", others: str = "") -> None:
-    """Require that a metric is known of some checkpoint, where there are any.
-
-    Raises:
-        UsageError: It isn't; it tells which are.
-    """
+    """Require that a metric is known of some checkpoint, where there are any."""
     if name is None or not entries or any(entry.metric(name) is not None for entry in entries):
         return
     known = known_metrics(entries)

@@ -20,11 +20,7 @@ _OF_DESCRIPTOR = re.compile(rb"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def mount_points(below: str | None = None) -> frozenset[str] | None:
-    """Return the paths at which something is mounted, or None where the system has no list of them.
-
-    Args:
-        below: Only those at or below this directory are wanted.
-    """
+    """Return the paths at which something is mounted, or None where the system has no list of them."""
     try:
         with open(_MOUNTS, "rb") as file:
             lines = file.read().splitlines()
@@ -91,11 +87,7 @@ def _is_within(path: str, directory: str) -> bool:
 
 
 def require_one_mount(descriptor: int, other: int) -> None:
-    """Require that two open directories lie in one mount, whatever was mounted since they were opened.
-
-    Raises:
-        OSError: They don't.
-    """
+    """Require that two open directories lie in one mount, whatever was mounted since they were opened."""
     if _mount(descriptor) != _mount(other):
         raise OSError(errno.EBUSY, HOLDS_MOUNT)
 

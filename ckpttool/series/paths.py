@@ -19,12 +19,7 @@ def bare(path: str) -> str:
 
 
 def require_directory(path: str | os.PathLike[str]) -> str:
-    """Return the path of a directory, without a slash at its end.
-
-    Raises:
-        UsageError: It is a file.
-        CheckpointError: It can't be looked at.
-    """
+    """Return the path of a directory, without a slash at its end."""
     try:
         with os.scandir(path):
             return bare(os.fspath(path))

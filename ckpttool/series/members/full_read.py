@@ -85,9 +85,6 @@ def findings_of_weights(entry: Entry, findings: Iterable[Finding]) -> list[Findi
     """Return the findings that are about weights; a single value, such as a best metric in a buffer, is none.
 
     An optimizer's state, or what else lies beside the weights, may hold NaN while the weights are fine.
-
-    Raises:
-        CheckpointError: It can't be opened any more.
     """
     found = list(findings)
     names = _names_of_weights(entry) if found else ()

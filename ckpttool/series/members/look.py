@@ -47,9 +47,6 @@ def look_for(path: str) -> tuple[Unit | None, Entry | None]:
     """Return the checkpoint that a file is, and its entry, as ``unit_at`` and ``look_at`` do one by one.
 
     It is opened once for both. Neither is returned where it is no checkpoint.
-
-    Raises:
-        CheckpointError: It can't be looked at.
     """
     directory, name = os.path.split(path)
     try:

@@ -88,12 +88,7 @@ def named_above(root: str) -> dict[str, str]:
 
 
 def named_beside(directory: str, going: Collection[str]) -> dict[str, str]:
-    """Return the places that indexes in a directory name now, with the index; without those that go.
-
-    Args:
-        directory: The directory.
-        going: Paths of the checkpoints in it that go.
-    """
+    """Return the places that indexes in a directory name now, with the index; without those that go."""
     real = os.path.realpath(directory)
     leaving = {os.path.basename(path) for path in going}
     try:

@@ -363,11 +363,7 @@ def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[E
 
 
 def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
-    """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside.
-
-    Args:
-        entries: Sound ones, at least one.
-    """
+    """Yield what is newest by a count that didn't decide, and by which: epoch, step, name, what is inside."""
     found = decision(entries)
     others: list[tuple[Sequence[Criterion], str]] = []
     if found.counts is not None:
@@ -383,11 +379,7 @@ def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
 
 
 def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
-    """Return what may be the newest of a series: by its order, by time, or by another count.
-
-    Args:
-        entries: In their order.
-    """
+    """Return what may be the newest of a series: by its order, by time, or by another count."""
     found = [entries[-1]]
     if not is_flat(entries):
         found.append(max(entries, key=lambda entry: entry.modified_ns))
@@ -417,10 +409,6 @@ def newest_first(
     """Yield the checkpoints of all series: the most to resume from first, then the newest.
 
     Each costs a look at the newest of all series, so whoever takes the first that will do asks for no more.
-
-    Args:
-        groups: The series.
-        is_meant: Tells which of their checkpoints are yielded.
     """
     for tier in tiers(groups):
         yield from _merge_newest([list(filter(is_meant, one.entries)) for one in tier])

@@ -119,12 +119,7 @@ def has_run_setting_after_count(entry: Entry) -> bool:
 
 
 def with_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
-    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs.
-
-    Args:
-        entries: The checkpoints.
-        everywhere: Whether all that have one name are one series, not only those of which somebody says so.
-    """
+    """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
     named: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         if (everywhere or entry.series is not None) and all(one is None for one in entry.fields.position):

@@ -124,12 +124,7 @@ def _same_bytes(one: str, other: str) -> bool:
 
 
 def doubt_of(group: Group, told: Collection[str] = ()) -> str | None:
-    """Return why a series may be none, or None where it is one.
-
-    Args:
-        group: The series.
-        told: Globs of names of which the user says that each is a series; something must still order it.
-    """
+    """Return why a series may be none, or None where it is one."""
     if (why := _runs_doubt(group.entries, told)) is not None:
         return why
     parts: dict[tuple[str, str], list[Entry]] = defaultdict(list)
@@ -241,11 +236,6 @@ def witnesses(group: Group, told: Collection[str] = (), faults: Collection[str] 
 
     One alone would look like a save of another run, with the setting for a metric. Where the setting comes
     behind the epoch, the oldest is one, too: other runs have one of the same epoch.
-
-    Args:
-        group: The series.
-        told: Globs of names of which the user says that each is a series.
-        faults: Paths of what was found damaged.
     """
     if any(entry.fields.blank in told or not has_run_setting(entry) for entry in group.entries):
         return []

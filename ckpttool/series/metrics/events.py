@@ -79,10 +79,6 @@ def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
     """Read the scalars of an event file into a log.
 
     A tag that begins with ``epoch_`` is one of Keras's, which counts epochs there.
-
-    Raises:
-        DamagedCheckpoint: A record is damaged.
-        CheckpointError: It can't be read.
     """
     try:
         for record in records(file, path):

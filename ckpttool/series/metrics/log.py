@@ -79,11 +79,7 @@ class Log:
     _kept: int = 0
 
     def add(self, step: Number | None, epoch: Number | None, values: Mapping[str, float]) -> None:
-        """Take what was measured at a step, at an epoch, or at both.
-
-        Raises:
-            LimitExceeded: There are too many names, or values.
-        """
+        """Take what was measured at a step, at an epoch, or at both."""
         self.counts_both = self.counts_both or (step is not None and epoch is not None)
         by_epoch = self.by_epoch if step is None else self.in_epoch
         for number, numbers, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):

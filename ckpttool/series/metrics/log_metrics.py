@@ -102,11 +102,7 @@ def with_metrics(entries: Sequence[Entry], files: Sequence[str], root: str) -> t
 
 
 def read_log(path: str, places: frozenset[Number]) -> Log:
-    """Return what a log has of some steps and epochs.
-
-    Raises:
-        CheckpointError: It can't be read, or is damaged.
-    """
+    """Return what a log has of some steps and epochs."""
     log = Log(_shown(path), places)
     if not os.path.isdir(path):
         with _opened(path) as file:

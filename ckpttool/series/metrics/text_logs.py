@@ -30,11 +30,6 @@ def read_csv(file: BinaryIO, log: Log) -> None:
     """Read a CSV file with a header into a log.
 
     Source: Lightning ``CSVLogger``, Keras ``CSVLogger``.
-
-    Raises:
-        Unsupported: No column holds steps or epochs.
-        DamagedCheckpoint: A line makes no sense.
-        CheckpointError: It can't be read.
     """
     lines = _text(file, log)
     first = next((line for line in lines if line.strip()), None)
@@ -87,11 +82,7 @@ class _Header:
         return not names.isdisjoint((*STEPS, *EPOCHS)) and not any(map(_is_number, row))
 
     def read(self, row: Sequence[str], line: int) -> tuple[Number | None, Number | None, dict[str, float]]:
-        """Return a row's step, its epoch and its values.
-
-        Raises:
-            DamagedCheckpoint: It has other columns than the header, or what counts is no number.
-        """
+        """Return a row's step, its epoch and its values."""
         if len(row) != len(self.names):
             found, expected = f"{len(row)} columns", f"{len(self.names)}, as in the header"
             raise DamagedCheckpoint(self.path, found, expected=expected, where=f"line {line:,}")
@@ -117,13 +108,7 @@ class _Header:
 
 
 def read_json_lines(file: BinaryIO, log: Log) -> None:
-    """Read a file with one JSON object a line into a log.
-
-    Raises:
-        Unsupported: No object has a step or an epoch.
-        DamagedCheckpoint: A line is no JSON object.
-        CheckpointError: It can't be read.
-    """
+    """Read a file with one JSON object a line into a log."""
     has_any = False
     for line, data, is_whole in _lines(file, log.path):
         if not data.strip():
@@ -142,13 +127,7 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
 
 
 def read_json_list(file: BinaryIO, log: Log) -> None:
-    """Read a list of JSON objects into a log.
-
-    Raises:
-        Unsupported: No object has a step or an epoch.
-        DamagedCheckpoint: It is no list of objects.
-        CheckpointError: It can't be read.
-    """
+    """Read a list of JSON objects into a log."""
     told = _json(file, log.path, "list")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise DamagedCheckpoint(log.path, "a JSON list of something else", expected="of objects")
@@ -247,12 +226,7 @@ def _uncounted(path: str, what: str) -> CheckpointError:
 
 
 def read_state(file: BinaryIO, log: Log) -> None:
-    """Read the history in a Trainer's ``trainer_state.json`` into a log.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        CheckpointError: It can't be read.
-    """
+    """Read the history in a Trainer's ``trainer_state.json`` into a log."""
     told = _json(file, log.path, "state")
     history = told.get("log_history") if isinstance(told, dict) else None
     if not isinstance(history, list):

@@ -69,11 +69,7 @@ def _near(directory: str, real: str, above: str) -> str:
 
 
 def pins_above(directory: str) -> Iterator[Pin]:
-    """Yield the pins of what lies in a directory or below that stand in lists above it.
-
-    Raises:
-        CheckpointError: A list can't be read.
-    """
+    """Yield the pins of what lies in a directory or below that stand in lists above it."""
     real = os.path.realpath(directory)
     for file in files_for(directory):
         above = os.path.dirname(file)
@@ -248,11 +244,7 @@ class Pin:
 
 
 def pins_in(file: str, text: str) -> Iterator[Pin]:
-    """Yield the pins in a file.
-
-    Raises:
-        DamagedCheckpoint: It isn't what it should be.
-    """
+    """Yield the pins in a file."""
     directory = os.path.dirname(file)
     try:
         names = names_in(text)
@@ -274,11 +266,7 @@ class _NoText(ValueError):
 def changed_text(
     file: str, text: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
 ) -> str:
-    """Return the text of a file with other pins in it.
-
-    Raises:
-        DamagedCheckpoint: It can't be changed in its place.
-    """
+    """Return the text of a file with other pins in it."""
     try:
         return changed_strings(text, KEY, renamed=renamed, added=added)
     except ValueError as error:
@@ -286,11 +274,7 @@ def changed_text(
 
 
 def read(file: str) -> str:
-    """Return a list of pins as it stands on the disk, line endings included; nothing where there is none.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return a list of pins as it stands on the disk, line endings included; nothing where there is none."""
     try:
         return _text_in(file)
     except ValueError as error:
@@ -321,11 +305,7 @@ def _text_in(file: str) -> str:
 
 
 def write(file: str, text: str) -> None:
-    """Write a list of pins; one that says nothing any more goes.
-
-    Raises:
-        AccessDenied: It can't be written, or is a link that somebody else made; it is as it was.
-    """
+    """Write a list of pins; one that says nothing any more goes."""
     try:
         _require_trusted_link(file)
         target = os.path.realpath(file)
@@ -338,12 +318,7 @@ def write(file: str, text: str) -> None:
 
 
 def _require_trusted_link(file: str) -> None:
-    """Require of a link that this user made it, or whoever could write himself what it leads to.
-
-    Raises:
-        AccessDenied: Somebody else did.
-        OSError: It can't be told.
-    """
+    """Require of a link that this user made it, or whoever could write himself what it leads to."""
     if not os.path.islink(file) or not hasattr(os, "geteuid"):
         return
     maker = os.lstat(file).st_uid

@@ -160,15 +160,7 @@ def _pins_of(file: str) -> list[Pin]:
 
 
 def repinned(text: str, renamed: Mapping[str, str]) -> str:
-    """Return a list of pins in which what has got another name is pinned under that.
-
-    Args:
-        text: The content of a ``.ckpttool.toml``.
-        renamed: New names by the old ones, both relative to the directory of the file.
-
-    Raises:
-        ValueError: The text is no TOML, or its pins can't be changed in their place.
-    """
+    """Return a list of pins in which what has got another name is pinned under that."""
     new = {name: renamed[key] for name in names_in(text) if (key := _plain(name, renamed)) in renamed}
     return changed_strings(text, KEY, renamed=new) if new else text
 
@@ -179,11 +171,7 @@ def _plain(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _held(file: str, places: Iterable[Place]) -> ExitStack:
-    """Return what holds the locks of all directories that a list of pins is about.
-
-    Raises:
-        AccessDenied: Another command holds one for long, or it can't be written.
-    """
+    """Return what holds the locks of all directories that a list of pins is about."""
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
     with ExitStack() as stack:
         for directory in sorted({os.path.realpath(one): one for one in directories}.values()):
@@ -193,11 +181,7 @@ def _held(file: str, places: Iterable[Place]) -> ExitStack:
 
 
 def _settled(paths: Iterable[str]) -> Iterator[str]:
-    """Settle what an interrupted command has left where some paths lie; a pin is for what is there then.
-
-    Raises:
-        CheckpointError: It can't be settled.
-    """
+    """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
         if not waiting(directory):
             continue
@@ -246,11 +230,7 @@ def _means(place: Place, pinned: Pin) -> bool:
 
 
 def _named_or_pinned(path: str) -> Place:
-    """Return the checkpoint that a path names, or where it was, as long as it is pinned.
-
-    Raises:
-        CheckpointError: It is neither.
-    """
+    """Return the checkpoint that a path names, or where it was, as long as it is pinned."""
     try:
         return named(path)
     except CheckpointError:
@@ -261,11 +241,7 @@ def _named_or_pinned(path: str) -> Place:
 
 
 def _files_with(place: Place) -> list[str]:
-    """Return the lists that pin a checkpoint: the one beside it, and those above.
-
-    Raises:
-        CheckpointError: One can't be read.
-    """
+    """Return the lists that pin a checkpoint: the one beside it, and those above."""
     lists = {file: _pins_of(file) for file in files_for(place.directory)}
     return [file for file, pins in lists.items() if any(_means(place, pinned) for pinned in pins)]
 

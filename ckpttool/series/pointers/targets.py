@@ -72,11 +72,6 @@ def renamed_since(target: str, directories: Sequence[str], index: Index) -> list
     """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
 
     One that was changed since, or another one that has its name now, is none of them.
-
-    Args:
-        target: What it names, as it stands there.
-        directories: Where its own run lies.
-        index: The checkpoints that were looked at.
     """
     found: dict[str, Entry] = {}
     for directory in directories:
@@ -117,11 +112,6 @@ def elsewhere(target: str, directories: Sequence[str], index: Index) -> list[Ent
 
     Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
     path's last names in common with it than the run's own directory has. A bare name is below it.
-
-    Args:
-        target: What it names, as it stands there.
-        directories: Where its own run lies.
-        index: The checkpoints that were looked at.
     """
     parts = parts_of(target)
     places = index.places.get(parts[-1], ()) if parts else ()

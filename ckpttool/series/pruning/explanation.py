@@ -55,15 +55,7 @@ class Explanation:
 
 
 def explain(planned: Planned, path: str) -> Explanation:
-    """Return why a checkpoint stays or goes.
-
-    Args:
-        planned: What ``make_plan`` made.
-        path: Of the checkpoint, or of one of its parts.
-
-    Raises:
-        UsageError: It is none of those that were looked at.
-    """
+    """Return why a checkpoint stays or goes."""
     group, made, entry = _found(planned, path)
     stays = any(kept.entry is entry for kept in made.keep)
     said = next((kept.reasons for kept in made.keep if kept.entry is entry), ())

@@ -119,11 +119,7 @@ class _Locks:
         self._held: set[str] = set()
 
     def hold(self, directory: str) -> None:
-        """Lock a directory, unless it is held already.
-
-        Raises:
-            AccessDenied: It can't be changed, or another ckpttool is at work there.
-        """
+        """Lock a directory, unless it is held already."""
         if directory not in self._held:
             self._stack.enter_context(locked(directory))
             self._held.add(directory)
@@ -134,11 +130,7 @@ class _Locks:
         return [one for one in directories if os.path.realpath(one) not in held]
 
     def refusal(self, directory: str) -> AccessDenied | None:
-        """Lock a directory; return why it can't be changed, which matters only if something is to go.
-
-        Raises:
-            AccessDenied: Another ckpttool is at work there.
-        """
+        """Lock a directory; return why it can't be changed, which matters only if something is to go."""
         try:
             self.hold(directory)
         except AccessDenied as refusal:
@@ -149,11 +141,7 @@ class _Locks:
 
 
 def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
-    """Return what became of interrupted removals in a directory that is held.
-
-    Raises:
-        CheckpointError: There are some, and they can't be settled.
-    """
+    """Return what became of interrupted removals in a directory that is held."""
     if refusal is None:
         return settle_all(directory)
     if waiting(directory):

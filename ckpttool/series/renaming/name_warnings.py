@@ -41,11 +41,6 @@ def left_beside(
     """Yield, by directory, what is called after a checkpoint that gets another name, and won't follow it.
 
     ``epoch_3.json`` and ``epoch_3.pth.md5`` are called after ``epoch_3.pth``; only names with a number count.
-
-    Args:
-        renamings: What gets another name.
-        entries: All checkpoints, those that keep their names included.
-        standing: All names in each of their directories.
     """
     parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
     stems: dict[str, set[str]] = defaultdict(set)

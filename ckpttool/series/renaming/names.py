@@ -122,15 +122,7 @@ def plan_names(
     left: Mapping[str, str],
     counted: Mapping[str, Collection[str]] | None = None,
 ) -> RenamePlan:
-    """Return what a template makes of checkpoints.
-
-    Args:
-        entries: The checkpoints.
-        template: The template.
-        standing: All names in each of their directories.
-        left: Why some of them keep their names, by path.
-        counted: What the names begin with, by directory, that TensorFlow's manager goes on to give.
-    """
+    """Return what a template makes of checkpoints."""
     renamings: list[Renaming] = []
     same: list[Entry] = []
     refused: list[Problem] = []
@@ -154,11 +146,7 @@ def plan_names(
 
 
 def renaming(entry: Entry, template: Template) -> Renaming:
-    """Return the name that a template gives a checkpoint, which may be the one that it has.
-
-    Raises:
-        Lacking: There is none; the text says why.
-    """
+    """Return the name that a template gives a checkpoint, which may be the one that it has."""
     stem = unit_stem(entry)
     apart = [name for name in entry.unit.members if not name.startswith(stem)]
     if apart:
@@ -196,11 +184,7 @@ def unit_stem(entry: Entry) -> str:
 
 
 def _require_valid(entry: Entry, name: str, members: Sequence[tuple[str, str]]) -> None:
-    """Require that names can stand in a directory, and mean there what they meant.
-
-    Raises:
-        Lacking: One can't.
-    """
+    """Require that names can stand in a directory, and mean there what they meant."""
     for old, new in ((entry.name, name), *members):
         if why := _fault(old, new):
             raise Lacking(f"its name would be {new!r:.80}, {why}")

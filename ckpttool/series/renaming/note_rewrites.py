@@ -50,16 +50,7 @@ class Notes:
         return replace(entry, unit=replace(entry.unit, path=path, members=members))
 
     def reworded(self, text: str, directory: str, own: str) -> str:
-        """Return a note with the new names in it, as far as values in it are names.
-
-        Args:
-            text: What it says.
-            directory: Where it lies.
-            own: The name of its file.
-
-        Raises:
-            ValueError: It can't be changed and say the same otherwise.
-        """
+        """Return a note with the new names in it, as far as values in it are names."""
         stem, ending = os.path.splitext(own.lower())
         if ending not in _DATA or stem in _NOT_DATA or text.startswith("#!"):
             return text
@@ -112,13 +103,7 @@ class Notes:
 
 
 def _leads_to(front: str, directory: str, place: str) -> bool:
-    """Tell whether what stands before a name in a text says where it is: other directories may have it, too.
-
-    Args:
-        front: What stands before the name, with the slash behind it.
-        directory: Where the text lies.
-        place: Where the checkpoint lies.
-    """
+    """Tell whether what stands before a name in a text leads to its directory: others may have it, too."""
     real, base = os.path.realpath(place), os.path.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True

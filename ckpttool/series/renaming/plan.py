@@ -120,11 +120,7 @@ def _stale(follows: Following, notes: Notes) -> Iterator[Problem]:
 
 
 def _require_known(template: Template, entries: Sequence[Entry]) -> None:
-    """Require that each metric in a template is one that some checkpoint has.
-
-    Raises:
-        UsageError: None has it.
-    """
+    """Require that each metric in a template is one that some checkpoint has."""
     known = _known(entries)
     for one in template.fields:
         if entries and one.name not in FIELDS and one.name not in known and not one.is_optional:

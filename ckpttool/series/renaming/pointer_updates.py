@@ -39,13 +39,9 @@ def following(
 ) -> Following:
     """Return all that has to follow some new names, as it stands on the disk now.
 
-    What lies in a checkpoint's directory that gets a new name is told with that.
-
-    Args:
-        scene: Where everything lies.
-        moved: The new names.
-        home: The directory of checkpoints whose journal alone is asked for.
-        before: Where everything lay under the names that notes have, if it has new ones already.
+    What lies in a checkpoint's directory that gets a new name is told with that. With ``home``, only what
+    goes into the journal of that directory of checkpoints follows; ``before`` is where everything lay under
+    the names that notes have, if it has new ones already.
     """
     found = Following()
     part = scene.whole if home is None else scene.part(home)

@@ -123,11 +123,7 @@ class _Held(NamedTuple):
 
 
 def _hold(stack: ExitStack, held: dict[tuple[int, int], _Held], directory: str) -> None:
-    """Lock a directory, and settle what was interrupted there.
-
-    Raises:
-        CheckpointError: It can't be.
-    """
+    """Lock a directory, and settle what was interrupted there."""
     status = os.stat(directory)
     identity = status.st_dev, status.st_ino
     if identity not in held:
@@ -157,11 +153,7 @@ class _Course:
         self._stale: dict[str, str] = {}
 
     def carried_out(self, result: Renamed) -> Renamed:
-        """Return what became of it.
-
-        Raises:
-            CheckpointError: Nothing could be renamed.
-        """
+        """Return what became of it."""
         with ExitStack() as stack:
             self._rows = {directory: stack.enter_context(Row(directory)) for directory in self._waiting}
             while any(self._waiting.values()):
@@ -282,11 +274,7 @@ class _Course:
 
 
 def _as_it_is(entry: Entry, step: Step | None = None) -> Entry:
-    """Return a checkpoint with its files as they are now, after a step.
-
-    Raises:
-        CheckpointError: They can't be looked at.
-    """
+    """Return a checkpoint with its files as they are now, after a step."""
     try:
         return after(replace(step, entry=entry)) if step else refreshed(entry)
     except OSError as error:

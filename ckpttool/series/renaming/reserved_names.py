@@ -41,12 +41,7 @@ _FIXED = re.compile(
 
 
 def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
-    """Return why a checkpoint keeps its name whatever a template says, or None.
-
-    Args:
-        entry: The checkpoint.
-        names: What lies in its directory.
-    """
+    """Return why a checkpoint keeps its name whatever a template says, or None."""
     if entry.fault is not None:
         return entry.fault
     if entry.format == "fluid" and SERIAL.fullmatch(entry.name):
@@ -98,11 +93,7 @@ def counted_in(directory: str) -> frozenset[str]:
 
 
 def looked_for(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
-    """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain.
-
-    Args:
-        renamed: Checkpoints, each with its new name.
-    """
+    """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain."""
     trainer = [
         (entry, name)
         for entry, name in renamed

@@ -50,13 +50,7 @@ class Moved:
         return None
 
     def follower(self, base: str, *others: str, near: Sequence[str] = ()) -> NewName:
-        """Return what tells the new path of one that stands in a text.
-
-        Args:
-            base: The directory that relative paths belong to.
-            others: Directories that they may belong to instead.
-            near: Directories in which a run that was moved as a whole has what its stale paths name.
-        """
+        """Return what tells the new path of one that stands in a text."""
 
         def new(text: str) -> str | None:
             for one in (base, *others):

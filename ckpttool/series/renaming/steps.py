@@ -115,11 +115,7 @@ def after(step: Step) -> Entry:
 
 
 def refreshed(entry: Entry) -> Entry:
-    """Return a checkpoint with its files as they are now, after what we changed in it ourselves.
-
-    Raises:
-        OSError: They can't be looked at.
-    """
+    """Return a checkpoint with its files as they are now, after what we changed in it ourselves."""
     return replace(entry, contents=contents(entry.directory, entry.unit.members))
 
 

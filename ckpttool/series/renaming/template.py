@@ -113,12 +113,7 @@ def _run_without_key(run: str, metrics: Collection[str]) -> str:
 
 
 def values_of(entry: Entry, stem: str) -> dict[str, Value]:
-    """Return what is known of a checkpoint, by field; what it lacks isn't in it.
-
-    Args:
-        entry: The checkpoint.
-        stem: Its name, without its suffix.
-    """
+    """Return what is known of a checkpoint, by field; what it lacks isn't in it."""
     told: dict[str, Value | None] = {
         name: value
         for name, value in ({"loss": entry.loss} | dict(entry.metrics)).items()
@@ -210,11 +205,7 @@ class Lacking(ValueError):
 
 
 def parse_template(text: str) -> Template:
-    """Return a template.
-
-    Raises:
-        UsageError: It is none; the text says where.
-    """
+    """Return a template."""
     if len(text) > MAX_TEMPLATE:
         raise UsageError(f"a template of {len(text):,} characters (at most {MAX_TEMPLATE:,})")
     fields: list[Field] = []
@@ -285,15 +276,7 @@ def _check_literal(text: str, part: str) -> None:
 
 
 def render(template: Template, values: Mapping[str, Value]) -> str:
-    """Return the name that a template gives to a checkpoint.
-
-    Args:
-        template: The template.
-        values: What is known of the checkpoint, by field; what it lacks isn't in it.
-
-    Raises:
-        Lacking: A field that isn't optional is missing, or doesn't fit its format.
-    """
+    """Return the name that a template gives to a checkpoint."""
     name, is_cut = "", False
     for field in template.fields:
         value = values.get(field.name)
@@ -334,11 +317,7 @@ def _keys(field: str, *, is_named: bool) -> list[str]:
 
 
 def _written(field: Field, value: Value) -> str:
-    """Return a field's value in its format.
-
-    Raises:
-        Lacking: The format doesn't fit.
-    """
+    """Return a field's value in its format."""
     if isinstance(value, datetime):
         return _written_moment(field, value)
     if _SPEC.fullmatch(field.spec) is None:

@@ -50,11 +50,7 @@ def line_text(text: str, new: NewName) -> str:
 
 
 def state_file_text(text: str, new: NewName) -> str:
-    """Return TensorFlow's state file; paths and timestamps stay parallel.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return TensorFlow's state file; paths and timestamps stay parallel."""
     state = parse_state(text)
     if state is None:
         raise ValueError("it names no checkpoint")
@@ -68,11 +64,7 @@ def state_file_text(text: str, new: NewName) -> str:
 
 
 def best_text(text: str, new: NewName) -> str:
-    """Return a ``trainer_state.json`` with another ``best_model_checkpoint``.
-
-    Raises:
-        ValueError: It is no JSON object.
-    """
+    """Return a ``trainer_state.json`` with another ``best_model_checkpoint``."""
     if BEST not in text:
         return text
     found = _BEST.search(text)
@@ -92,11 +84,7 @@ def best_text(text: str, new: NewName) -> str:
 
 
 def index_text(text: str, names: Mapping[str, str]) -> str:
-    """Return the index of a sharded set in which its shards have other names.
-
-    Raises:
-        ValueError: It is no index.
-    """
+    """Return the index of a sharded set in which its shards have other names."""
     told = _loaded(text)
     mapped = told.get("weight_map")
     if not isinstance(mapped, dict):
@@ -172,11 +160,7 @@ def _sum_line(line: str, new: NewName, changed: Mapping[str, Changed]) -> str:
 
 
 def digests_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
-    """Return the digests of tensors in which the files that hold them have other names, and other sizes.
-
-    Raises:
-        ValueError: It is no such document.
-    """
+    """Return the digests of tensors in which the files that hold them have other names, and other sizes."""
     told = _loaded(text)
     files = told.get("files")
     if not isinstance(files, dict):

@@ -89,14 +89,7 @@ def _lack(entry: Entry, chosen: Entry) -> str | None:
 
 
 def warnings(found: Survey, chosen: Entry, best: str | None, passed: Collection[str]) -> tuple[str, ...]:
-    """Return what is doubtful about a choice: the order of its series, and other series as good.
-
-    Args:
-        found: What was found.
-        chosen: The choice.
-        best: The metric that it is the best by.
-        passed: Paths of what was passed over: it competes with nothing.
-    """
+    """Return what is doubtful about a choice: the order of its series, and other series as good."""
     told = [warning for one in found.groups if one.key == chosen.group for warning in one.warnings]
     for tier in tiers(found.groups):
         rivals = sorted(one.key for one in tier if any(_counts(entry, passed) for entry in one.entries))
@@ -145,11 +138,7 @@ def none_safe(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
 
 
 def require_merely_missing(directory: str) -> None:
-    """Require that a directory that isn't there was never made: no link on the way leads nowhere.
-
-    Raises:
-        NotFound: A link does.
-    """
+    """Require that a directory that isn't there was never made: no link on the way leads nowhere."""
     path = bare(directory)
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -348,11 +337,7 @@ class _Search:
     reader: _Reader | None = None
 
     def surveyed(self) -> Survey | NotFound:
-        """Return what is there, or that the directory isn't.
-
-        Raises:
-            CheckpointError: It can't be looked at.
-        """
+        """Return what is there, or that the directory isn't."""
         try:
             return survey(self.directory, self.wanted)
         except NotFound as error:
@@ -362,12 +347,7 @@ class _Search:
             return error
 
     def look(self, found: Survey | NotFound, *, reads: bool) -> _Look:
-        """Return the answer, and what may become a better one.
-
-        Args:
-            found: What is there.
-            reads: Whether the answer is read in full, where nobody has read it yet.
-        """
+        """Return the answer, and what may become a better one."""
         if isinstance(found, NotFound):
             return _Look(Latest(None, f"{found.path}: {found.reason}"))
         wanted = self.wanted
@@ -502,13 +482,7 @@ def _unsafe(entry: Entry) -> Reason | None:
 def _newest_of(
     found: Survey, series: Mapping[str, Sequence[Entry]], carried_on: Collection[str]
 ) -> Iterator[Entry]:
-    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest.
-
-    Args:
-        found: What was found.
-        series: The checkpoints by the keys of their series, each from the oldest on.
-        carried_on: The keys of the series in which later ones repeat the metric of the best.
-    """
+    """Yield equally good checkpoints, the newest first; of a series that carries a metric on the oldest."""
     if len(series) == 1:
         for key, entries in series.items():
             yield from entries if key in carried_on else reversed(entries)

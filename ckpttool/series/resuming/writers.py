@@ -53,12 +53,7 @@ class Marker:
 
 
 def unfinished(entry: Entry, now: float) -> Reason | None:
-    """Return what tells that a writer is still at a directory that can be read already, or None.
-
-    Args:
-        entry: The checkpoint.
-        now: The time, in seconds since 1970.
-    """
+    """Return what tells that a writer is still at a directory that can be read already, or None."""
     for file in entry.contents.files:
         name = os.path.basename(file.path)
         is_inside = os.sep in file.path and temporary_for(name) is not None

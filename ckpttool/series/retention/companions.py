@@ -21,10 +21,6 @@ def reasons_to_stay(made: RetentionPlan, faults: Collection[str] = ()) -> dict[s
     """Return why some of what would go stays, by path: what it belongs with stays in a sibling series.
 
     Of a run that failed nothing stays for that that is faulty.
-
-    Args:
-        made: The plan.
-        faults: Paths of those in which reading found something wrong.
     """
     reasons: dict[str, list[str]] = {}
     for members, family in _families([_entries(one) for one in made.groups]):
@@ -53,12 +49,7 @@ def _keepers(planned: Sequence[tuple[int, GroupPlan]]) -> Mapping[Place, list[tu
 
 
 def doubts_of(groups: Sequence[Group], told: Collection[str] = ()) -> dict[str, str]:
-    """Return why series may be none, by their keys; those that go with one that counts saves count them, too.
-
-    Args:
-        groups: The series of a directory.
-        told: Globs of names of which the user says that each is a series.
-    """
+    """Return why series may be none, by their keys; what goes with one that counts saves counts them, too."""
     found = {one.key: why for one in groups if (why := doubt_of(one, told)) is not None}
     uncounted = {key for key, why in found.items() if why == NOT_COUNTED}
     for members, family in _families([one.entries for one in groups]) if uncounted else ():

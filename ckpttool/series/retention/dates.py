@@ -33,12 +33,7 @@ def local_time(seconds: float) -> datetime | None:
 
 
 def date_doubt(seconds: float, now: float | None) -> str | None:
-    """Return why a time can't be believed, or None where it can.
-
-    Args:
-        seconds: Since 1970.
-        now: In seconds since 1970; None where nothing lies in the future.
-    """
+    """Return why a time can't be believed, or None where it can."""
     if now is not None and seconds > now:
         return f"dated in the future ({_day(seconds)})"
     if seconds < EARLIEST:
@@ -47,12 +42,7 @@ def date_doubt(seconds: float, now: float | None) -> str | None:
 
 
 def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
-    """Return why checkpoints of a series have no date that can be believed, by path.
-
-    Args:
-        entries: Those that count.
-        now: In seconds since 1970; None where nothing lies in the future.
-    """
+    """Return why checkpoints of a series have no date that can be believed, by path."""
     found = {entry.path: date_doubt(save_time(entry), now) for entry in entries}
     doubts = {path: why for path, why in found.items() if why is not None}
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]

@@ -88,12 +88,6 @@ def failed_runs(
 
     Where times contradict the order, or counts one another, a run failed only if all that may be its newest
     say so: one that was restarted goes on.
-
-    Args:
-        groups: The series.
-        now: In seconds since 1970.
-        busy: Paths of checkpoints that a writer is at work on.
-        jobs: Number of threads.
     """
     found = {one.key: _series_failure(one, now, busy, jobs) for one in groups}
     return {key: reason for key, reason in found.items() if reason is not None}

@@ -72,12 +72,7 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
 
 
 def removals_for_limits(series: Sequence[LimitedSeries], together: Mapping[str, Hashable]) -> dict[str, str]:
-    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total.
-
-    Args:
-        series: All of them.
-        together: What is equal for those that were saved together, by path: they leave the total as one.
-    """
+    """Return why checkpoints don't fit, by path: first in what their series may take, then in the total."""
     found: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:

@@ -20,11 +20,7 @@ Chosen = Sequence[tuple[Group, Policy | None]]
 
 
 def require_metrics(chosen: Chosen) -> None:
-    """Require that some checkpoint has the metric that a policy names.
-
-    Raises:
-        UsageError: None has it; it tells which there are.
-    """
+    """Require that some checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
         if sound and all(metric_value(entry, metric) is None for entry in sound):
             known = {name for entry in sound for name in (*entry.metrics, *_loss(entry))}
@@ -33,13 +29,7 @@ def require_metrics(chosen: Chosen) -> None:
 
 
 def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] = ()) -> Iterator[str]:
-    """Yield how many checkpoints a rule keeps because they lack what it asks for.
-
-    Args:
-        chosen: The series.
-        now: In seconds since 1970.
-        followers: Paths of those for which the metric of what belongs with them counts.
-    """
+    """Yield how many checkpoints a rule keeps because they lack what it asks for."""
     for metric, sound in _sound_by_metric(chosen).items():
         own = [entry for entry in sound if entry.path not in followers]
         yield from _kept_for_lack([metric_lack(entry, metric) is not None for entry in own], f"no {metric}")
@@ -56,12 +46,7 @@ def lack_warnings(chosen: Chosen, now: float | None, followers: Collection[str] 
 
 
 def unmatched_names(chosen: Chosen, root: str) -> list[str]:
-    """Return a warning for each glob of names to keep that no checkpoint has.
-
-    Args:
-        chosen: The series.
-        root: The directory that globs with a slash are relative to.
-    """
+    """Return a warning for each glob of names to keep that no checkpoint has."""
     given = dict.fromkeys(glob for _, policy in chosen if policy is not None for glob in policy.keep_names)
     globs = Globs(tuple(given), root)
     matched = {

@@ -132,18 +132,7 @@ class RetentionPlan:
 def plan(
     groups: Sequence[Group], wanted: Policy | Policies, protections: Protections, *, now: float | None = None
 ) -> RetentionPlan:
-    """Return what stays and what goes.
-
-    Args:
-        groups: The series.
-        wanted: One policy, or several by path.
-        protections: What is stronger than every rule.
-        now: In seconds since 1970: what is dated later has no date. None believes every date.
-
-    Raises:
-        UsageError: No rule would keep anything of a series, or none has the metric that a policy names, or
-            one series has two policies.
-    """
+    """Return what stays and what goes."""
     policies = wanted if isinstance(wanted, Policies) else Policies(wanted)
     chosen = [(one, policies.of(one)) for one in groups]
     require_metrics(chosen)
@@ -234,11 +223,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
 
 
 def _draft(group: Group, policy: Policy | None, protections: Protections, now: float | None) -> _Draft:
-    """Return what a policy says of a series; where a failed one goes, there may be none.
-
-    Raises:
-        UsageError: No rule would keep anything of it.
-    """
+    """Return what a policy says of a series; where a failed one goes, there may be none."""
     goes_whole = protections.removes_failed and group.key in protections.failed
     if policy is None and not goes_whole:
         reasons = {entry.path: [NO_RULE] for entry in group.entries}

@@ -185,12 +185,7 @@ def _origin(rule: PathRule | None) -> str:
 
 
 def matches(glob: str, path: str) -> bool:
-    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories.
-
-    Args:
-        glob: With slashes.
-        path: Relative, with slashes; one that leads upwards matches nothing.
-    """
+    """Tell whether a path matches a glob, name by name; ``**`` stands for any number of directories."""
     parts = glob.split("/")
     names = path.split("/")
     if os.pardir in names:
@@ -232,11 +227,7 @@ class DeleteLimit:
 
 
 def delete_limit(text: str) -> DeleteLimit:
-    """Return the limit that ``10`` or ``20%`` means.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return the limit that ``10`` or ``20%`` means."""
     match = _LIMIT.fullmatch(text.strip())
     if match is None or (match[1] is not None and Decimal(match[1]) > 100):
         raise UsageError(f"--max-delete {text}: no limit (such as 10 or 20%)")

@@ -131,11 +131,6 @@ def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bo
     """Tell whether later checkpoints repeat a metric, as they do ``best_loss``: of equals the oldest has it.
 
     So it is with what is named so, and with what never gets worse and repeats its best value.
-
-    Args:
-        metric: Its name.
-        values: Its values in a series, from the oldest checkpoint to the newest.
-        mode: Which of them are good.
     """
     if metric.startswith("best"):
         return True

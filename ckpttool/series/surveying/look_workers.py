@@ -113,11 +113,7 @@ class _Crew:
             child.dismiss()
 
     def _work(self, look: Callable[[Sequence[Found]], list[Looked | None]]) -> None:
-        """Take batches until no more come, or an interrupt ended it.
-
-        Raises:
-            Lost: The child is gone; its batch waits again.
-        """
+        """Take batches until no more come, or an interrupt ended it."""
         while (number := self._next()) is not None:
             try:
                 self._done[number] = look(self._batches[number])

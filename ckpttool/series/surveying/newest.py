@@ -19,12 +19,7 @@ class Chosen:
 
 
 def newest_in(path: str) -> Chosen:
-    """Return the checkpoint that a path stands for: itself, or the newest in the directory.
-
-    Raises:
-        NotACheckpoint: There is none.
-        CheckpointError: The path can't be looked at.
-    """
+    """Return the checkpoint that a path stands for: itself, or the newest in the directory."""
     try:
         is_directory = stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -40,10 +35,6 @@ def _standing_for(path: str) -> Chosen:
     """Return the newest checkpoint in a directory, or the directory where it is one itself.
 
     What lies in the directory comes before what lies deeper.
-
-    Raises:
-        NotACheckpoint: There is none.
-        CheckpointError: It can't be looked at.
     """
     from ckpttool.formats import unrecognised
     from ckpttool.formats.discovery import unit_at

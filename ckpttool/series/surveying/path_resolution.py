@@ -44,10 +44,6 @@ def named(path: str) -> Place:
     """Return the checkpoint that a path means; a link means what it leads to.
 
     A file that belongs to a checkpoint of several means all of it.
-
-    Raises:
-        NotACheckpoint: It means none, or several.
-        CheckpointError: It can't be looked at.
     """
     unit = _unit(_linked(bare(path)))
     directory = os.path.dirname(unit.path) or os.curdir

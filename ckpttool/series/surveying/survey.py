@@ -85,17 +85,7 @@ class Survey:
 
 
 def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False) -> Survey:
-    """Return what lies in a directory; nothing on disk is changed.
-
-    Args:
-        root: The directory.
-        scope: What of it is looked at, and what makes a series.
-        enters_root: Whether a set of files that is alone in it is the first of a series, not the directory.
-
-    Raises:
-        UsageError: A log can't be understood.
-        CheckpointError: The directory itself, or a log, can't be looked at.
-    """
+    """Return what lies in a directory; nothing on disk is changed."""
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
     walk = Walk(
@@ -153,11 +143,7 @@ class _Tour:
         return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
 
     def looked(self) -> list[tuple[Unit, Entry | None]]:
-        """Return the checkpoints with their entries, in the order of the walk.
-
-        Raises:
-            CheckpointError: The root itself can't be looked at.
-        """
+        """Return the checkpoints with their entries, in the order of the walk."""
         result: list[tuple[Unit, Entry | None]] = []
         looked = look_at_all(self._noted(_units(self._root, self._walk)))
         for place, (found, one) in enumerate(zip(self._found, looked, strict=True)):

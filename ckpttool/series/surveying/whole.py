@@ -20,12 +20,7 @@ class Found:
 
 
 def apart(units: Sequence[Unit], directories: Iterable[str] = ()) -> Found:
-    """Return checkpoints without those that a journal has on their way: they are whole elsewhere, or go.
-
-    Args:
-        units: What was discovered.
-        directories: Where else to look for journals.
-    """
+    """Return checkpoints without those that a journal has on their way: they are whole elsewhere, or go."""
     places = sorted({*directories, *map(_directory, units)})
     journals = tuple(path for place in places for path in waiting(place))
     gone = {place: half_removed(place) for place in places} if journals else {}
@@ -34,11 +29,7 @@ def apart(units: Sequence[Unit], directories: Iterable[str] = ()) -> Found:
 
 
 def as_it_is_now(unit: Unit) -> Unit | None:
-    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way.
-
-    Raises:
-        CheckpointError: Its directory can't be looked at any more.
-    """
+    """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
     directory = _directory(unit)
     if not any(os.path.lexists(os.path.join(directory, name)) for name in unit.members):
         return None
