@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ckpttool import CheckpointError, open_checkpoint
-from ckpttool.formats.content import trees
+from ckpttool.formats.content import flattening
 from ckpttool.testing import no_file_left_open
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "files" / "hostile"
@@ -54,7 +54,7 @@ def assert_one_error_line(answer) -> None:
 @pytest.fixture
 def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up on what multiplies at a tenth of the limit, with which ``verify`` is tested as it is."""
-    monkeypatch.setattr(trees, "MAX_REPEATS", trees.MAX_REPEATS // 10)
+    monkeypatch.setattr(flattening, "MAX_REPEATS", flattening.MAX_REPEATS // 10)
 
 
 @CASES

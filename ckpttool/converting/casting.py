@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.objects import replaced
+from ckpttool.formats.content.tree import replaced
 from ckpttool.pairing.rearrangement import regroup
 from ckpttool.report import counted
 from ckpttool.tensor import Role, Tensor

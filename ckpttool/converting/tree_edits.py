@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.folding import Parts, fold
-from ckpttool.formats.content.objects import mapped_of, rebuilt, replaced, tensors_in, walk
+from ckpttool.formats.content.tree import Parts, fold, mapped_of, rebuilt, replaced, tensors_in, walk
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Mapped

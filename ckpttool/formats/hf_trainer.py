@@ -15,9 +15,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
-from ckpttool.formats.hf_training import ARGUMENTS, NUMBERED, STATE, training_of
 from ckpttool.formats.interface import Format, Probe, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
 from ckpttool.formats.safetensors import MAX_HEADER
@@ -34,7 +33,6 @@ _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)(\.[\w-]+)?\.(safeten
 _RESUMED = re.compile(r"(optimizer|scheduler|scaler|rng_state)(_\d+)?\.(pt|pth|bin)")
 _WEIGHTS_DIRECTORY = re.compile(r"global_step\d+|pytorch_model_fsdp_\d+")
 _RANDOM_STATES = re.compile(r"random_states_\d+\.pkl")
-
 _WRITTEN = re.compile(
     r"""(trainer_state|config|generation_config|adapter_config|\w*processor_config|tokenizer|tokenizer_config
     |special_tokens_map|added_tokens|vocab|chat_template|normalizer|modules|config_sentence_transformers
@@ -50,8 +48,11 @@ _WRITTEN = re.compile(
     re.VERBOSE,
 )
 """What ``Trainer``, Accelerate, PEFT, tokenizers and sentence-transformers write in such a directory."""
-
 Entries = Mapping[str, os.DirEntry[str]]
+STATE = "trainer_state.json"
+ARGUMENTS = "training_args.bin"
+NUMBERED = re.compile(r"checkpoint-(\d{1,18})")
+_DURATION = re.compile(r"eval_(\w+_)?(runtime|model_preparation_time|\w+_per_second)")
 
 
 class HfTrainer(Format):
@@ -318,3 +319,65 @@ def _files(directory: str) -> Iterator[FileEntry]:
                 pending.append(entry.path)
             elif entry.is_file():
                 yield file_entry(entry.path)
+
+
+def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: str) -> TrainingState:
+    """Return the training state that Trainer recorded; of what it logs, the last value of each kind.
+
+    Metrics are those of this very step: an evaluation before it was one of other weights.
+
+    Args:
+        state: The content of ``trainer_state.json``.
+        arguments: The plain data of ``training_args.bin``.
+        name: The name of the directory.
+    """
+    logged: dict[str, Any] = {}
+    logged_here: dict[str, Any] = {}
+    numbered = NUMBERED.fullmatch(name)
+    named = int(numbered[1]) if numbered else None
+    step = _integer(state.get("global_step"))
+    for entry in _logged(state.get("log_history")):
+        logged.update(entry)
+        if _integer(entry.get("step")) == (named if step is None else step):
+            logged_here.update(entry)
+    is_loss_earlier = "loss" in logged and "loss" not in logged_here
+    found: dict[str, tuple[Any, str]] = {
+        "epoch": (_number(state.get("epoch")), f"{STATE} epoch"),
+        "step": (step, f"{STATE} global_step"),
+        "loss": (
+            _number(logged.get("loss")),
+            f"{STATE} log_history loss{' of an earlier step' * is_loss_earlier}",
+        ),
+        "learning_rate": (_number(logged.get("learning_rate")), f"{STATE} log_history learning_rate"),
+        "best": (_number(state.get("best_metric")), f"{STATE} best_metric"),
+        "seed": (_integer(arguments.get("seed")), f"{ARGUMENTS} seed"),
+    }
+    if step is None:
+        found["step"] = (named, f"name {name}")
+    hyper_parameters = {key: value for key, value in arguments.items() if key != "<class>"}
+    if hyper_parameters:
+        found["hyper_parameters"] = (hyper_parameters, ARGUMENTS)
+    metrics = {
+        key: number
+        for key, value in logged_here.items()
+        if _is_metric(key) and (number := _number(value)) is not None
+    }
+    origin = {field: where for field, (value, where) in found.items() if value is not None}
+    origin |= {f"metrics.{key}": f"{STATE} log_history {key}" for key in metrics}
+    return TrainingState(metrics=metrics, origin=origin, **{field: found[field][0] for field in found})
+
+
+def _logged(history: object) -> Iterator[Mapping[str, Any]]:
+    yield from (entry for entry in (history if isinstance(history, list) else ()) if isinstance(entry, dict))
+
+
+def _is_metric(key: str) -> bool:
+    return key.startswith("eval_") and _DURATION.fullmatch(key) is None
+
+
+def _number(value: object) -> float | int | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

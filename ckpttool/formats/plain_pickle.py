@@ -12,10 +12,10 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import nodes, references
-from ckpttool.formats.content.objects import kept
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Flat, Leaf, flatten
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.tree import kept
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy, told_by_errors
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects

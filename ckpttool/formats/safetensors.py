@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats.content.carried import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, restored
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Role, Span, Tensor

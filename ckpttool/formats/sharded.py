@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
-from ckpttool.formats.content.carried import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, restored
 from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped, natural
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.digests import RECORDS
-from ckpttool.formats.content.objects import dropped
+from ckpttool.formats.content.plain_data import RECORDS
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.content.tree import dropped
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped

@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.telling import KeyText
+from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.report import counted
 

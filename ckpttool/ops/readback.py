@@ -6,11 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.carried import encoded
-from ckpttool.formats.content.carried_training import carried_training
-from ckpttool.formats.content.digests import RECORDS
-from ckpttool.formats.content.likeness import are_alike
-from ckpttool.formats.content.objects import carried
+from ckpttool.formats.content.plain_data import RECORDS
+from ckpttool.formats.content.sidecar import carried_training, encoded
+from ckpttool.formats.content.tree import carried, trees_equal
 from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
 from ckpttool.report import Severity
@@ -238,7 +236,7 @@ def _lost(
 
 def _says_the_same(value: object, other: object) -> bool:
     """Tell whether plain data are equal, to the last bit of a number, whatever they share."""
-    if value is other or are_alike(value, other):
+    if value is other or trees_equal(value, other):
         return True
     try:
         return json.dumps(value, default=repr) == json.dumps(other, default=repr)
@@ -248,7 +246,7 @@ def _says_the_same(value: object, other: object) -> bool:
 
 def _is_same(tree: object, other: object) -> bool:
     """Tell whether two trees carry the same; what differs in its nodes may still be carried the same."""
-    return are_alike(tree, other) or _text(carried(tree)) == _text(carried(other))
+    return trees_equal(tree, other) or _text(carried(tree)) == _text(carried(other))
 
 
 def _text(tree: object) -> str:

@@ -15,9 +15,8 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.folding import Parts, fold
 from ckpttool.formats.content.object_parts import is_size
-from ckpttool.formats.content.objects import tensors_in
+from ckpttool.formats.content.tree import Parts, fold, tensors_in
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.report import error
 from ckpttool.tensor import Path, Tensor

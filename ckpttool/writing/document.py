@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.carried import ENTRY, MAX_DOCUMENT, SCHEMA
-from ckpttool.formats.content.carried_training import carried_training
-from ckpttool.formats.content.tree_encoding import encoded
+from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, carried_training
+from ckpttool.formats.content.tree_json import encoded
 from ckpttool.formats.content.tree_reading import read_out
 from ckpttool.roles import role_of, role_of_module
 from ckpttool.tensor import Role, Tensor

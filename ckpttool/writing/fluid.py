@@ -14,8 +14,8 @@ from typing import ClassVar, NamedTuple
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.carried import ENTRY
 from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.paddle.fluid_native import HEIGHTS, LEVELS, heights_of
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.digests import RECORDS
+from ckpttool.formats.content.plain_data import RECORDS
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.keras.layout import Groups, top_of
 from ckpttool.formats.keras.native import ASSET, CONFIG, CONFIGS, METADATA, STORED, h5_native, object_of
 from ckpttool.tensor import Path, Tensor
@@ -271,7 +271,7 @@ def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:
 
 def _with_paths(content: Content, paths: Mapping[str, Path]) -> Content:
     """Return a content whose tensors have the paths under which a reader will know them."""
-    from ckpttool.formats.content.objects import replaced
+    from ckpttool.formats.content.tree import replaced
 
     names = {name: ".".join(map(str, path)) for name, path in paths.items()}
     changed = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.keras.called import called
 from ckpttool.formats.keras.compare import grouped
 from ckpttool.formats.keras.layers import RULES, Layer, weights_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Tensor
 from ckpttool.wire.npy import MAGIC
 from ckpttool.wire.npy import MAX_AXES as _READ_AXES

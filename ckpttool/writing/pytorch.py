@@ -14,8 +14,8 @@ from isal import isal_zlib
 
 from ckpttool.dtypes import BY_STORAGE
 from ckpttool.errors import Unsupported
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.objects import dropped
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.content.tree import dropped
 from ckpttool.tensor import Tensor
 from ckpttool.wire.opcodes import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, imported_by, pickle_into

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeGuard
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.dtypes import BY_SAFETENSORS
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.safetensors import MAX_HEADER
 from ckpttool.tensor import Tensor
 from ckpttool.training import is_told_by_name

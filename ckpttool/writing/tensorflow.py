@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.tensorflow.graph import Objects, cut_graph, graph_of, key_of, objects_of
 from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, readable, ties_in
 from ckpttool.formats.tensorflow.objects import GRAPH_KEY, MAX_NODES

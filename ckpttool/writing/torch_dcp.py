@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global
 from ckpttool.wire.staged_output import OutputShape, StagedOutput

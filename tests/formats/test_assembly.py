@@ -7,8 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content.assembly import named, training_of
-from ckpttool.formats.content.belonging import guesser
+from ckpttool.formats.content.assembly import guesser, named, training_of
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.tensor import Extent, Path, Role, Tensor

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content import carried, tree_decoding
-from ckpttool.formats.content.carried import ENTRY, decoded, encoded, restored
-from ckpttool.formats.content.objects import dropped
+from ckpttool.formats.content import sidecar, tree_json
+from ckpttool.formats.content.sidecar import ENTRY, decoded, encoded, restored
+from ckpttool.formats.content.tree import dropped
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
@@ -368,7 +368,7 @@ def test_shared_parts_that_double_are_not_unfolded() -> None:
 
 
 def test_keys_that_collide_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_decoding, "MAX_COLLISIONS", 5)
+    monkeypatch.setattr(tree_json, "MAX_COLLISIONS", 5)
     modulus = (1 << 61) - 1
     pairs = [[{"$int": hex(at * modulus + 5)}, 1] for at in range(1, 9)]
     with pytest.raises(LimitExceeded, match="one hash"):
@@ -391,7 +391,7 @@ def test_nested_classes_of_tensors_do_not_recurse() -> None:
 
 
 def test_a_document_that_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried, "MAX_DOCUMENT", 100)
+    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 100)
     assert "at most 100 are read" in refused(written({"metadata": {"x": "y" * 100}}))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.content.carried_training import carried_training, check_training, with_training
+from ckpttool.formats.content.sidecar import carried_training, check_training, with_training
 
 NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)
 COUNTS = st.none() | st.integers(1 - 2**63, 2**63 - 1) | st.floats(-(2.0**62), 2.0**62)

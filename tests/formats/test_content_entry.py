@@ -9,8 +9,8 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import UINT8
-from ckpttool.formats.content import content_entry
-from ckpttool.formats.content.carried import ENTRY, SCHEMA
+from ckpttool.formats.content import sidecar
+from ckpttool.formats.content.sidecar import ENTRY, SCHEMA
 from ckpttool.report import Severity
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
@@ -66,7 +66,7 @@ def test_a_record_of_something_else_is_told(tmp_path: Path) -> None:
 
 
 def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content_entry, "MAX_DOCUMENT", 20)
+    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 20)
     path = archive(tmp_path / "a.npz")
     require_warned(path, f"it was not used: {len(DOCUMENT)} bytes, and at most 20 are read")
 
@@ -79,7 +79,7 @@ def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         staged.commit()
     with open_checkpoint(tmp_path / "a") as opened:
         assert dict(opened.metadata) == {"epoch": 3}
-    monkeypatch.setattr(content_entry, "MAX_DOCUMENT", 20)
+    monkeypatch.setattr(sidecar, "MAX_DOCUMENT", 20)
     with open_checkpoint(tmp_path / "a") as opened:
         (finding,) = opened.findings
     assert finding.code == "content-entry"

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.objects import dropped
-from ckpttool.formats.torch.dcp_tree import grown
+from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.torch.dcp import grown
 from tests.formats.torch_trees import VALUES, differences, write_zip
 
 

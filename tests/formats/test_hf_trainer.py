@@ -12,8 +12,7 @@ import pytest
 from ckpttool.checkpoint import Checkpoint, Granularity
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats import detect, open_checkpoint
-from ckpttool.formats.hf_trainer import HfTrainer
-from ckpttool.formats.hf_training import training_of
+from ckpttool.formats.hf_trainer import HfTrainer, training_of
 from ckpttool.formats.interface import Probe
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content.likeness import are_alike
-from ckpttool.formats.content.objects import call_of, mapped_of
-from ckpttool.formats.content.tree_encoding import encoded
+from ckpttool.formats.content.tree import call_of, mapped_of, trees_equal
+from ckpttool.formats.content.tree_json import encoded
 from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Global, Opaque
 
@@ -64,14 +63,14 @@ TREES = st.recursive(ATOMS, containers, max_leaves=8)
 @given(TREES, TREES)
 @settings(deadline=None, max_examples=300)
 def test_what_is_alike_is_written_alike(one: object, two: object) -> None:
-    if are_alike(one, two):
+    if trees_equal(one, two):
         assert repr(encoded(one)) == repr(encoded(two))
 
 
 @given(TREES)
 @settings(deadline=None, max_examples=200)
 def test_a_copy_is_alike(tree: object) -> None:
-    assert are_alike(tree, copy.deepcopy(tree))
+    assert trees_equal(tree, copy.deepcopy(tree))
 
 
 def shared(twice: bool) -> list[Any]:
@@ -117,5 +116,5 @@ def new() -> Call:
     ],
 )
 def test_what_differs_or_can_not_be_told_is_not(one: object, two: object) -> None:
-    assert not are_alike(one, two)
-    assert not are_alike([one], [two])
+    assert not trees_equal(one, two)
+    assert not trees_equal([one], [two])

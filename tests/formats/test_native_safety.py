@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.content.native_safety import safety_of_native
+from ckpttool.formats.content.sidecar import safety_of_native
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify

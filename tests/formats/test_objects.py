@@ -19,16 +19,8 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.carried import restored
-from ckpttool.formats.content.objects import (
-    NDARRAY,
-    REQUIRES_GRAD,
-    Opaque,
-    dropped,
-    replaced,
-    tensors_in,
-    walk,
-)
+from ckpttool.formats.content.sidecar import restored
+from ckpttool.formats.content.tree import NDARRAY, REQUIRES_GRAD, Opaque, dropped, replaced, tensors_in, walk
 from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Mapped
 from ckpttool.writing.content import Content

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats import detect, open_checkpoint
-from ckpttool.formats.content import trees
+from ckpttool.formats.content import flattening
 from ckpttool.formats.interface import Probe
 from ckpttool.testing import places
 
@@ -215,7 +215,7 @@ def test_the_object_of_a_zip_without_its_storages(path: Path, files: Path) -> No
 
 
 def test_shared_objects_that_multiply(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "MAX_REPEATS", 1000)
+    monkeypatch.setattr(flattening, "MAX_REPEATS", 1000)
     laughs: list[object] = []
     for _ in range(60):
         laughs = [laughs, laughs]

@@ -13,7 +13,7 @@ import pytest
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content import trees
+from ckpttool.formats.content import flattening
 from ckpttool.formats.torch import modules as torch_modules
 from ckpttool.formats.torch import objects as torch_objects
 from ckpttool.tensor import Role
@@ -212,14 +212,14 @@ def test_attributes_with_dots_in_their_names(write: Written) -> None:
 
 def test_attributes_of_modules_that_multiply(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """All modules have one list, which is told with each."""
-    monkeypatch.setattr(trees, "MAX_VISITS", 10_000)
+    monkeypatch.setattr(flattening, "MAX_VISITS", 10_000)
     shared = [{"a": number} for number in range(1000)]
     nets = [Net({}, all=shared) for _ in range(20)]
     assert isinstance(refused(write(pickled(nets))), LimitExceeded)
 
 
 def test_modules_that_are_met_often(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "MAX_VISITS", 10_000)
+    monkeypatch.setattr(flattening, "MAX_VISITS", 10_000)
     net = Net({}, all=[{"a": number} for number in range(1000)])
     assert isinstance(refused(write(pickled([net] * 20))), LimitExceeded)
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content import telling, trees
-from ckpttool.formats.content.telling import KeyText, Teller
-from ckpttool.formats.content.trees import flatten
+from ckpttool.formats.content import flattening, plain_data
+from ckpttool.formats.content.flattening import flatten
+from ckpttool.formats.content.plain_data import KeyText, Teller
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.source import Buffer
 
@@ -182,13 +182,13 @@ def test_tensors_in_arguments_are_tensors(tmp_path: Path) -> None:
 
 def test_what_is_shared_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[int] = []
-    real = telling.described_bytes
+    real = plain_data.described_bytes
 
     def counted(data: bytes) -> str:
         summed.append(len(data))
         return real(data)
 
-    monkeypatch.setattr(telling, "described_bytes", counted)
+    monkeypatch.setattr(plain_data, "described_bytes", counted)
     shared = b"x" * 60_000
     found = told([shared] * 1000 + [{}])
     assert isinstance(found, list)
@@ -197,7 +197,7 @@ def test_what_is_shared_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_budget_for_what_is_read_from_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(telling, "MAX_SUMMED", 150_000)
+    monkeypatch.setattr(plain_data, "MAX_SUMMED", 150_000)
     path = tmp_path / "some.pkl"
     path.write_bytes(pickle.dumps({"a": b"x" * 100_000, "b": b"y" * 100_000, "c": "z" * 100_000}, 4))
     with open_checkpoint(path) as checkpoint:
@@ -209,7 +209,7 @@ def test_a_budget_for_what_is_read_from_the_file(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_budget_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "MAX_WORDS", 100)
+    monkeypatch.setattr(plain_data, "MAX_WORDS", 100)
     assert told({tuple(range(1000)): 0}) == {"tuple(…)": 0}
     assert told([odd(*range(20)) for _ in range(10)])[-1] == f"{__name__}.Odd(…)"  # type: ignore[index]
 
@@ -218,12 +218,12 @@ def test_an_object_made_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     inner: list[object] = []
     inner.append(inner)
     assert told(odd(inner)) == {"<class>": f"{__name__}.Odd", "<args>": [["<a cycle>"]]}
-    monkeypatch.setattr(telling, "MAX_WORDS", 1000)
+    monkeypatch.setattr(plain_data, "MAX_WORDS", 1000)
     assert Teller().plain(inner) == "list(…)"
 
 
 def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "MAX_REPEATS", 1000)
+    monkeypatch.setattr(flattening, "MAX_REPEATS", 1000)
     level: object = odd(1)
     for _ in range(200):
         level = odd((level, level))
@@ -239,7 +239,7 @@ def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_keys_that_look_alike_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "MAX_WORDS", 0)  # of a tuple only the kind is told then
+    monkeypatch.setattr(plain_data, "MAX_WORDS", 0)  # of a tuple only the kind is told then
     found = told({(number, "x"): number for number in range(100)})
     assert isinstance(found, dict)
     assert list(found.values()) == list(range(100))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.formats.torch.torch_operators import OPERATORS
-from ckpttool.formats.torch.torchscript_tokens import MAX_TEXT, Mentions, judge_byte_code, judge_text
+from ckpttool.formats.torch.torchscript_code import MAX_TEXT, Mentions, judge_byte_code, judge_text
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content.telling import KeyText
+from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.ops.metadata_diff import compare_metadata, not_compared
 from ckpttool.tensor import Role, Tensor

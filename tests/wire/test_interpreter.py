@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats.content import trees
-from ckpttool.formats.content.trees import flatten
+from ckpttool.formats.content import flattening
+from ckpttool.formats.content.flattening import flatten
 from ckpttool.wire import interpreter as under_test
 from ckpttool.wire import window
 from ckpttool.wire.interpreter import Interpreter
@@ -425,7 +425,7 @@ def test_keys_that_python_cannot_hash(key: bytes) -> None:
 
 
 def test_laughs_are_bounded_when_flattened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "MAX_REPEATS", 10_000)
+    monkeypatch.setattr(flattening, "MAX_REPEATS", 10_000)
     laughs = root(b"]" + b"q\0](h\0h\0e" * 60 + b".")
     with pytest.raises(LimitExceeded):
         flatten(laughs, lambda node: None, "some.pkl")

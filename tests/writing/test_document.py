@@ -13,7 +13,7 @@ import pytest
 from ckpttool.checkpoint import TrainingState
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.carried import encoded
+from ckpttool.formats.content.sidecar import encoded
 from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import document as module

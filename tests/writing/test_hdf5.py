@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
@@ -218,7 +218,7 @@ def test_any_names_are_refused_or_come_back(
 
 @pytest.mark.parametrize("source", ["pytorch/guide.pth", "pytorch/parameters.pth", "hdf5/mixed.h5"])
 def test_all_that_is_no_tensor_comes_back(source: str, files: Path, tmp_path: Path) -> None:
-    from ckpttool.formats.content.carried import encoded
+    from ckpttool.formats.content.sidecar import encoded
 
     with open_checkpoint(files / source) as checkpoint:
         content = content_of(checkpoint)

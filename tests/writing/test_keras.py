@@ -17,7 +17,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor

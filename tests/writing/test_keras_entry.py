@@ -10,8 +10,7 @@ import h5py
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.carried_training import carried_training
+from ckpttool.formats.content.sidecar import ENTRY, carried_training
 from ckpttool.ops.convert import convert
 
 

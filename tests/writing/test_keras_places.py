@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.content import Content
 from ckpttool.writing.interface import WriteOptions

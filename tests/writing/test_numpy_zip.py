@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Truncated
-from ckpttool.formats.content.carried import ENTRY, encoded
+from ckpttool.formats.content.sidecar import ENTRY, encoded
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory

@@ -19,8 +19,8 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated, Unsupported
-from ckpttool.formats.content.carried import ENTRY, encoded
-from ckpttool.formats.content.objects import dropped
+from ckpttool.formats.content.sidecar import ENTRY, encoded
+from ckpttool.formats.content.tree import dropped
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Call, Global

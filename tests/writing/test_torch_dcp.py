@@ -15,7 +15,7 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
-from ckpttool.formats.content.carried import ENTRY, encoded
+from ckpttool.formats.content.sidecar import ENTRY, encoded
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickler import pickled

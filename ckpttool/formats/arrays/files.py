@@ -17,10 +17,9 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.content_entry import restored_from_record
-from ckpttool.formats.content.telling import Sums
-from ckpttool.formats.content.trees import Flat
+from ckpttool.formats.content.flattening import Flat
+from ckpttool.formats.content.plain_data import Sums
+from ckpttool.formats.content.sidecar import ENTRY, restored_from_record
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, Severity, error, note, warning

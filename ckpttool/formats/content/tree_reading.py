@@ -10,11 +10,10 @@ from typing import Any, NoReturn
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.assembly import named, training_of
-from ckpttool.formats.content.objects import NDARRAY, REQUIRES_GRAD, Opaque
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf, flatten
-from ckpttool.formats.torch.leaves import with_attributes
-from ckpttool.formats.torch.objects import TensorParts, TorchObjects
+from ckpttool.formats.content.flattening import Leaf, flatten
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.tree import NDARRAY, REQUIRES_GRAD, Opaque
+from ckpttool.formats.torch.objects import TensorParts, TorchObjects, with_attributes
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NOTHING, Call, Global
 from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from ckpttool.checkpoint import Checkpoint, FileEntry
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.carried import ENTRY
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.roles import role_of
 from ckpttool.tensor import Role, Tensor
@@ -107,8 +107,8 @@ def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Ch
     """
     if opened.entry is None:
         return checkpoint
-    from ckpttool.formats.content.carried import restored
-    from ckpttool.formats.hdf5.entry import with_slashes
+    from ckpttool.formats.content.sidecar import restored
+    from ckpttool.formats.hdf5.sidecar import with_slashes
 
     document = opened.entry()
     tensors = with_slashes(checkpoint.tensors, document)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.dtypes import BY_NAME, DType
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.telling import MAX_SUMMED
-from ckpttool.formats.hdf5.entry import is_text, reader_of
-from ckpttool.formats.hdf5.types import dtype_of
+from ckpttool.formats.content.plain_data import MAX_SUMMED
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.hdf5.sidecar import is_text, reader_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor, Values
 from ckpttool.wire.h5values import Chunk, Streamed, stored_chunks, summed
@@ -21,7 +20,9 @@ from ckpttool.wire.hdf5 import (
     FLETCHER32,
     MAX_CHUNK,
     SIGNATURE,
+    Attributes,
     Dataset,
+    Kind,
     Location,
     Tree,
     stated_end,
@@ -34,13 +35,19 @@ _INFLATION = 1100
 """Deflate makes at most 1,032 bytes out of one."""
 _UNSTORED = 1 << 26
 """How many bytes that aren't stored, but filled in when they are read, a file may announce."""
-
 _MAX_SUMS, _SUM_SECONDS = 4096, 5.0
 """Of how many datasets without numbers the checksums are told, and how long that may take."""
-
 _READ = 0xD202EF8D
 """The CRC-32 of one zero byte: what reading a chunk gives whose own checksum libhdf5 found right."""
 _ANY_FLOAT = BY_NAME["float8_e5m2"]
+_FLOATS: dict[tuple[int, ...], str] = {
+    (15, 10, 5, 0, 10, 15): "float16",
+    (15, 7, 8, 0, 7, 127): "bfloat16",
+    (31, 23, 8, 0, 23, 127): "float32",
+    (63, 52, 11, 0, 52, 1023): "float64",
+    (7, 2, 5, 0, 2, 15): "float8_e5m2",
+}
+_COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex128"}
 
 
 @dataclass(slots=True)
@@ -333,3 +340,22 @@ def _trailing(opened: Opened) -> None:
 
 def _signature(opened: Opened, at: int) -> bool:
     return at + 8 <= opened.location.size and opened.source.read(opened.base + at, 8) == SIGNATURE
+
+
+def dtype_of(kind: Kind, attributes: Attributes) -> DType | None:
+    """Return the type of a dataset's elements, or None where they are no numbers."""
+    if kind.family == "bool":
+        return BY_NAME["bool"]
+    if kind.family == "int":
+        return BY_NAME.get(f"{'' if kind.signed else 'u'}int{8 * kind.size}")
+    if kind.family in ("float", "complex"):
+        name = _FLOATS.get(kind.fields, "")
+        if kind.family == "complex":
+            name = _COMPLEX.get(name, "")
+        found = BY_NAME.get(name)
+        return found if found and found.itemsize == kind.size else None
+    if kind.family == "opaque":
+        told = attributes.get("dtype")
+        found = BY_NAME.get(told) if isinstance(told, str) else None
+        return found if found and found.bits == 8 * kind.size else BY_NAME.get(f"bits{8 * kind.size}")
+    return None

@@ -10,8 +10,8 @@ from typing import Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.digests import described_members, told_below
+from ckpttool.formats.content.plain_data import described_members, told_below
+from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.called import called, compare_called

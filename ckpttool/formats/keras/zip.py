@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.carried import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, restored
 from ckpttool.formats.interface import Format, Probe
 
 _CONFIG = "config.json"

@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.content.carried import ENTRY, MAX_DOCUMENT, restored
 from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, restored
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_native import native_of
 from ckpttool.formats.paddle.fluid_parts import (

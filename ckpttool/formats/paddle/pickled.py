@@ -15,8 +15,8 @@ from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.assembly import named, training_of
-from ckpttool.formats.content.objects import kept, told_apart
-from ckpttool.formats.content.trees import Flat, Leaf, flatten
+from ckpttool.formats.content.flattening import Flat, Leaf, flatten
+from ckpttool.formats.content.tree import kept, told_apart
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of

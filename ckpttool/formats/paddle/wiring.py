@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.digests import described, digest, told_operators
+from ckpttool.formats.content.plain_data import described, digest, told_operators
 from ckpttool.report import counted
 from ckpttool.wire.protobuf import BYTES, Field, fields
 from ckpttool.wire.readable import Readable

@@ -18,8 +18,8 @@ from zlib import crc32
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.formats.content.carried import restored
-from ckpttool.formats.content.digests import described
+from ckpttool.formats.content.plain_data import described
+from ckpttool.formats.content.sidecar import restored
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model

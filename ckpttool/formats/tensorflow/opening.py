@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
-from ckpttool.formats.content.carried import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, restored
 from ckpttool.formats.interface import grouped, natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry

@@ -11,38 +11,44 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import named, training_of
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.content_entry import restored_from_file
+from ckpttool.formats.content.sidecar import ENTRY, restored_from_file
+from ckpttool.formats.content.tree import Parts, fold, replaced
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
 from ckpttool.formats.shard_index import refusal
-from ckpttool.formats.torch import megatron
 from ckpttool.formats.torch.chunks import put_together
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
-from ckpttool.formats.torch.dcp_tree import tree_of_items
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import counted, error, warning
 from ckpttool.tensor import Extent, Path, Span, Tensor
+from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
 METADATA = ".metadata"
 EXTRA = "meta.pt"
 """What Lightning's Fabric writes beside: everything that is not sharded."""
-
 _OF_A_RANK = re.compile(r"__\d{1,9}\.metadata")
 _DATA = re.compile(r"__\d{1,9}_\d{1,9}\.distcp")
 _TEMPORARY = re.compile(r"(\.metadata|__.*)\.tmp")
 _MODULE = b"torch.distributed.checkpoint.metadata"
+Entries = Mapping[str, os.DirEntry[str]]
+MEGATRON_COMMON, MEGATRON_CONFIG = "common.pt", "metadata.json"
+_BACKEND = "sharded_backend"
+_MAX_CONFIG = 1 << 16
+_SEPARATELY = "torch"
+"""The one means of saving what is not sharded by which it gets a file of its own."""
+_MegatronFault = tuple[str, str, str]
+"""What is wrong with a file: ``missing`` or ``damaged``, a sentence, and its name."""
 
 
 class TorchDcp(Format):
@@ -81,9 +87,6 @@ class TorchDcp(Format):
                 close=lambda: (keep(), keep_parts())[0],
             )
             return restored_from_file(checkpoint, directory.beside.get(ENTRY))
-
-
-Entries = Mapping[str, os.DirEntry[str]]
 
 
 def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
@@ -320,18 +323,18 @@ class _Directory:
 
     def _beside(self) -> tuple[str, ...]:
         """Return the names of files that are part of the checkpoint, beside what torch itself writes."""
-        return (EXTRA, megatron.COMMON, megatron.CONFIG) if self._is_megatron else (EXTRA,)
+        return (EXTRA, MEGATRON_COMMON, MEGATRON_CONFIG) if self._is_megatron else (EXTRA,)
 
     @cached_property
     def _is_megatron(self) -> bool:
-        return megatron.is_beside(self._probe.entries, is_megatron=self._metadata.is_megatron)
+        return is_megatron_beside(self._probe.entries, is_megatron=self._metadata.is_megatron)
 
     def _add_extra(self) -> None:
         """Add what is not sharded, which lies in a file beside."""
         if self._is_megatron:
-            for what, message, name in megatron.faults(self._probe.entries):
+            for what, message, name in megatron_faults(self._probe.entries):
                 self._parts.fault(what, message, name)
-        name = megatron.COMMON if self._is_megatron else EXTRA
+        name = MEGATRON_COMMON if self._is_megatron else EXTRA
         entry = self._probe.entries.get(name)
         if entry is None:
             return
@@ -358,3 +361,118 @@ class _Directory:
 def _lies_in(path: str, directory: str) -> bool:
     base = os.path.realpath(directory)
     return os.path.realpath(path).startswith(base.rstrip(os.sep) + os.sep)
+
+
+def tree_of_items(
+    entries: Mapping[str, Entry],
+    items: Mapping[Key, Item],
+    extra: Checkpoint | None,
+    tensors: tuple[Tensor, ...],
+) -> object:
+    """Return all that items hold, in the containers that paths make; None where these contradict.
+
+    Args:
+        entries: What the metadata tells, by name.
+        items: What was opened.
+        extra: A file beside them, whose keys go to the root.
+        tensors: The tensors of the whole.
+    """
+    found = {tensor.path: tensor for tensor in reversed(tensors)}
+    placed: list[tuple[Path, object]] = []
+    for fqn, entry in entries.items():
+        item = items.get((fqn, None))
+        if entry.dtype is not None:
+            placed.append((entry.path, found[entry.path]))
+        elif item is not None:
+            placed.append((entry.path, item.tree(tensors)))
+    placed += _extra_parts(extra, found) if extra is not None else ()
+    return grown(placed) if placed else None
+
+
+class _Level(dict[Any, Any]):
+    """A container that paths lead through."""
+
+
+def grown(placed: Iterable[tuple[Path, object]]) -> object:
+    """Return the containers that paths make; None where one leads through the end of another."""
+    root = _Level()
+    for path, part in placed:
+        level = root
+        for key in path[:-1]:
+            below = level.setdefault(key, _Level())
+            if type(below) is not _Level:
+                return None
+            level = below
+        if path[-1] in level:
+            return None
+        level[path[-1]] = part
+    return fold(root, _container, lambda node: None)
+
+
+def _container(node: object) -> object:
+    if type(node) is not _Level:
+        return node
+    places = sorted(node) if all(type(key) is int for key in node) else []
+    if places and places == list(range(len(places))):
+        return Parts([node[place] for place in places], list)
+    keys = list(node)
+    return Parts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
+
+
+def _extra_parts(part: Checkpoint, tensors: dict[Path, Tensor]) -> Iterable[tuple[Path, object]]:
+    """Return what a file beside the checkpoint adds to its root, with the tensors of the whole."""
+    own = {id(tensor): tensors[tensor.path] for tensor in part.tensors if tensor.path in tensors}
+    tree = replaced(part.tree, own)
+    return [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else []
+
+
+def is_megatron_beside(entries: Mapping[str, os.DirEntry[str]], *, is_megatron: bool) -> bool:
+    """Tell whether Megatron wrote the files of a directory.
+
+    Args:
+        entries: What lies there.
+        is_megatron: Whether its ``.metadata`` says so.
+    """
+    return is_megatron or _BACKEND.encode() in _megatron_config(entries)
+
+
+def megatron_faults(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[_MegatronFault]:
+    """Yield what Megatron would miss in a directory that it wrote."""
+    means: object = _SEPARATELY
+    if MEGATRON_CONFIG not in entries:
+        yield (
+            "missing",
+            "Megatron writes it last: the save was interrupted, or it was not copied",
+            MEGATRON_CONFIG,
+        )
+    else:
+        try:
+            means = _common_backend(entries[MEGATRON_CONFIG].path, _megatron_config(entries))
+        except DamagedCheckpoint as failure:
+            yield "damaged", failure.reason, MEGATRON_CONFIG
+    if means == _SEPARATELY and MEGATRON_COMMON not in entries:
+        yield (
+            "missing",
+            "all that is not sharded lies in it: iteration, arguments, schedules",
+            MEGATRON_COMMON,
+        )
+
+
+def _common_backend(path: str, data: bytes) -> object:
+    """Return by which means was saved what is not sharded.
+
+    Raises:
+        DamagedCheckpoint: It doesn't say by which the rest was.
+    """
+    told = parse_json(path, data, "metadata")
+    if not isinstance(told, dict) or not isinstance(told.get(_BACKEND), str):
+        raise DamagedCheckpoint(path, f"no {_BACKEND} is named in it")
+    return told.get("common_backend", _SEPARATELY)
+
+
+def _megatron_config(entries: Mapping[str, os.DirEntry[str]]) -> bytes:
+    entry = entries.get(MEGATRON_CONFIG)
+    if entry is None or not entry.is_file():
+        return b""
+    with Source(entry.path) as source:
+        return bytes(source.read(0, min(source.size, _MAX_CONFIG)))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpttool.formats.content.objects import kept
-from ckpttool.formats.content.trees import flatten
+from ckpttool.formats.content.flattening import flatten
+from ckpttool.formats.content.tree import kept
 from ckpttool.formats.torch.dcp_metadata import Place
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
-from ckpttool.formats.torch.records import Records, StorageRecords, trailing
+from ckpttool.formats.torch.zip import Records, StorageRecords, trailing
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor, Values
 from ckpttool.wire.judgement import Judged, keeping, read_pickles

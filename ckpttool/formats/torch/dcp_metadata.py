@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.plain_data import plain
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error

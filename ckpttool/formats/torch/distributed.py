@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import references
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf
+from ckpttool.formats.content.plain_data import plain
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Extent, Path, Range, Shard, Tensor

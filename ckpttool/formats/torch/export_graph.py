@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.digests import described, told_operators
+from ckpttool.formats.content.plain_data import described, told_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import objects

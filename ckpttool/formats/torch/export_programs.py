@@ -14,8 +14,8 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.digests import described_members, told_below
-from ckpttool.formats.content.trees import Flat
+from ckpttool.formats.content.flattening import Flat
+from ckpttool.formats.content.plain_data import described_members, told_below
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
@@ -31,7 +31,7 @@ from ckpttool.formats.torch.export_graph import (
 )
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
-from ckpttool.formats.torch.records import Records
+from ckpttool.formats.torch.zip import Records
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span
 from ckpttool.wire.jsontext import Doubled, parse_json

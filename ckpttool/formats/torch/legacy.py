@@ -18,14 +18,14 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
+from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import references
-from ckpttool.formats.content.objects import kept
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Flat, Leaf, flatten
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.tree import kept
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import MAGIC
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
-from ckpttool.formats.torch.records import element_types, parse_persistent_id, unused_storages
+from ckpttool.formats.torch.zip import element_types, parse_persistent_id, unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span
 from ckpttool.wire.interpreter import Budget, Interpreter

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.formats.content.flattening import Leaf, flatten
+from ckpttool.formats.content.plain_data import plain
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.pickled import Call
 

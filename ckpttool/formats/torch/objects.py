@@ -6,24 +6,24 @@ Source: PyTorch ``torch/_utils.py``, ``torch/_tensor.py``, ``torch/serialization
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
+from ckpttool.formats.content.flattening import MAX_VISITS, Budget, Leaf, flatten
 from ckpttool.formats.content.object_parts import merged, references
-from ckpttool.formats.content.telling import Sums, plain
-from ckpttool.formats.content.trees import MAX_VISITS, Budget, Leaf, flatten
+from ckpttool.formats.content.plain_data import Sums, plain
 from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
-from ckpttool.formats.torch.leaves import resolved_bits, with_attributes
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
 from ckpttool.tensor import Extent, Path, Role, Shard, Values
 from ckpttool.wire.pickled import Call, Global, Persistent
 from ckpttool.wire.readable import Contiguous, Readable, swap_width
+from ckpttool.wire.signs import SignFlipped
 from ckpttool.wire.strided import Strided, is_contiguous, reach
 
 MAX_AXES = 64
@@ -31,7 +31,6 @@ MAX_NESTING = 50
 """How deep tensors may lie in tensors: a parameter holds a tensor, which holds attributes."""
 MAX_TENSORS = 5_000_000
 _MAX_INT64 = (1 << 63) - 1
-
 _NESTED = ("buffer", "sizes", "strides", "storage_offsets")
 
 
@@ -72,7 +71,7 @@ Resolve = Callable[[Any], Storage]
 
 
 class TorchObjects:
-    """Reads the nodes of one pickle; ``leaf`` is what ``trees.flatten`` asks."""
+    """Reads the nodes of one pickle; ``leaf`` is what ``flattening.flatten`` asks."""
 
     def __init__(self, path: str, resolve: Resolve) -> None:
         self.path = self._path = path
@@ -352,3 +351,23 @@ def _known(dtype: DType | None) -> DType:
     if dtype is None:
         return BY_TORCH["uint8"]
     return dtype
+
+
+def with_attributes(
+    found: Leaf[TensorParts], attributes: Iterable[tuple[Path, TensorParts]]
+) -> Leaf[TensorParts]:
+    """Return a tensor with those that hang on it, which are no part of a model's state."""
+    told = ((path, replace(parts, role=Role.OTHER)) for path, parts in attributes)
+    return replace(found, tensors=(*found.tensors, *told))
+
+
+def resolved_bits(found: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]:
+    """Return a tensor with its lazy conjugation and negation carried out when it is read."""
+    if not isinstance(bits, dict) or not (bits.get("conj") or bits.get("neg")):
+        return found
+    ((path, parts),) = found.tensors
+    if parts.values is None:
+        return found
+    values = SignFlipped(parts.values, parts.dtype, bool(bits.get("conj")), bool(bits.get("neg")))
+    identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
+    return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))

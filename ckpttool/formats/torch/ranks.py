@@ -20,8 +20,7 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.likeness import are_alike
-from ckpttool.formats.content.objects import mapped_of, replaced, tensors_in
+from ckpttool.formats.content.tree import mapped_of, replaced, tensors_in, trees_equal
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
@@ -306,7 +305,7 @@ class _Assembly:
         if pairs is None and any(id(tensor) in self._others for tensor in tensors_in(other)):
             return replaced(other, self._others)
         if pairs is None:
-            return _SAME if first is other or are_alike(first, other) else other
+            return _SAME if first is other or trees_equal(first, other) else other
         parts = {key: self._otherwise(*both, depth + 1) for key, both in pairs.items()}
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 

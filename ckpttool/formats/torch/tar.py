@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NoReturn
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.objects import kept
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf, flatten
+from ckpttool.formats.content.flattening import Leaf, flatten
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.tree import kept
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
@@ -28,8 +28,8 @@ from ckpttool.formats.torch.legacy import (
     with_sources,
 )
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
-from ckpttool.formats.torch.records import unused_storages
 from ckpttool.formats.torch.types import storage_dtype
+from ckpttool.formats.torch.zip import unused_storages
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent
 from ckpttool.wire.pickled import Persistent

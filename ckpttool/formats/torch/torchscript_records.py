@@ -17,16 +17,21 @@ from zlib import crc32
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.digests import described, told_below
+from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import direct_parts, nodes
-from ckpttool.formats.content.trees import Flat, Leaf, flatten
+from ckpttool.formats.content.plain_data import described, told_below
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import told_by_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
-from ckpttool.formats.torch.records import Records, StorageRecords
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
-from ckpttool.formats.torch.torchscript_code import definitions_of, told_code, without_mangles
-from ckpttool.formats.torch.torchscript_tokens import judge_byte_code, judge_text
+from ckpttool.formats.torch.torchscript_code import (
+    definitions_of,
+    judge_byte_code,
+    judge_text,
+    told_code,
+    without_mangles,
+)
+from ckpttool.formats.torch.zip import Records, StorageRecords
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.judgement import Judged, judge

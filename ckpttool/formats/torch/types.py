@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
-from ckpttool.formats.content.telling import plain
+from ckpttool.formats.content.plain_data import plain
 from ckpttool.wire.pickled import Call, Global
 
 COMPONENTS = {

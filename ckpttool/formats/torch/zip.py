@@ -5,20 +5,41 @@ Source: PyTorch ``torch/serialization.py``, ``caffe2/serialize/inline_container.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.dtypes import DType
+from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
-from ckpttool.formats.content.carried import ENTRY
-from ckpttool.formats.content.content_entry import restored_from_record
-from ckpttool.formats.content.objects import kept
-from ckpttool.formats.content.trees import flatten
+from ckpttool.formats.content.flattening import flatten
+from ckpttool.formats.content.plain_data import described_member
+from ckpttool.formats.content.sidecar import ENTRY, restored_from_record
+from ckpttool.formats.content.tree import kept
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch.objects import TorchObjects
-from ckpttool.formats.torch.records import Records, StorageRecords, trailing
-from ckpttool.wire.judgement import keeping
+from ckpttool.formats.pickles import is_pickle
+from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
+from ckpttool.formats.torch.types import storage_dtype
+from ckpttool.report import Finding, counted, error, warning
+from ckpttool.tensor import Extent, Span
+from ckpttool.wire.judgement import Judged, keeping, read_pickles
+from ckpttool.wire.npy import MAGIC as NPY_MAGIC
+from ckpttool.wire.readable import reader_from
+from ckpttool.wire.zip_directory import STORED, Member
+from ckpttool.wire.zipped import Archive
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".pth.tar", ".bin")
+VERSIONS = range(1, 11)
+_SMALL_RECORD = 1024
+_OWN = frozenset(
+    {"version", "byteorder", "archive_format", "archive_version", ".format_version", ".storage_alignment"}
+    | {".data/serialization_id", ".data/version"}
+)
+"""Records that say how the archive is laid out."""
+_OLD_SCRIPT = "model.json"
+Tensors = list[tuple[Any, TensorParts]]
+"""Tensors with their paths, as a tree was taken apart into them."""
 
 
 class PytorchZip(Format):
@@ -53,3 +74,291 @@ class PytorchZip(Format):
             tree=lambda tensors: kept(root, objects.leaf, tensors, probe.path),
         )
         return restored_from_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
+
+
+class Records:
+    """The records of a PyTorch archive, by their names behind the common root, in any case."""
+
+    def __init__(self, archive: Archive, path: str) -> None:
+        """Index the records.
+
+        Raises:
+            DamagedCheckpoint: They have several roots, or two have one name.
+        """
+        self.archive = archive
+        self.path = path
+        self.by_name: dict[str, Member] = {}
+        try:
+            self._index()
+        except DamagedCheckpoint as failure:
+            failure.safety = tuple(self.judged_others())
+            raise
+
+    def _index(self) -> None:
+        path, archive = self.path, self.archive
+        roots = {member.name.partition("/")[0] for member in archive.members}
+        self._findings: list[Finding] = list(archive.findings)
+        if len(roots) != 1:
+            found = f"{len(roots)} root directories"
+            raise DamagedCheckpoint(
+                path, found, expected="one", where=", ".join(sorted(roots)[:4]), code="zip-roots"
+            )
+        for member in archive.members:
+            name = member.name.partition("/")[2]
+            folded = name.casefold()
+            if folded in self.by_name:
+                raise DamagedCheckpoint(
+                    path, "two records with one name", where=member.name, code="zip-duplicate"
+                )
+            if folded != name and (folded.startswith("data/") or folded == "data.pkl"):
+                self._findings.append(warning("zip-case", "a record's name in unusual case", member.name))
+            self.by_name[folded] = member
+
+    def text(self, name: str) -> str | None:
+        """Return the text of a small record, or None where there is none."""
+        member = self.by_name.get(name)
+        if member is None:
+            return None
+        if member.size > _SMALL_RECORD:
+            found = f"a record of {member.size:,} bytes"
+            raise DamagedCheckpoint(self.path, found, expected=f"at most {_SMALL_RECORD}", where=member.name)
+        return self.archive.read(member).decode("ascii", "backslashreplace").strip()
+
+    @cached_property
+    def byteorder(self) -> Literal["little", "big"]:
+        """Return the byte order of the storages.
+
+        Raises:
+            DamagedCheckpoint: The record holds another word.
+        """
+        order = self.text("byteorder")
+        if order in (None, "little"):
+            return "little"
+        if order == "big":
+            return "big"
+        raise DamagedCheckpoint(
+            self.path, f"byte order {order!r}", expected="little or big", where="byteorder"
+        )
+
+    def judged_pickle(self, name: str) -> Judged:
+        """Interpret a pickle record.
+
+        Raises:
+            DamagedCheckpoint: It is missing, or not a pickle.
+        """
+        member = self.by_name.get(name)
+        if member is None:
+            raise DamagedCheckpoint(self.path, f"no {name}", where="zip directory")
+        start = self.archive.offset(member)
+        return read_pickles(self.archive.content(member), start, start + member.size, member.name)
+
+    def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
+        """Return how the records are told that neither the format nor the archive itself has a use for."""
+        return {
+            member.name.partition("/")[2]: self._described(member)
+            for name, member in self.by_name.items()
+            if name not in _OWN and name and not name.endswith("/") and not is_known(name)
+        }
+
+    def described_below(self, prefix: str) -> dict[str, str]:
+        """Return how the records below a directory are told, by their names in it."""
+        named = ((member.name.partition("/")[2], member) for member in self.archive.members)
+        return {
+            name[len(prefix) :]: self._described(member) for name, member in named if name.startswith(prefix)
+        }
+
+    def _described(self, member: Member) -> str:
+        return described_member(member, has_checksums=self.archive.has_checksums)
+
+    def judged_others(self, known: str = "") -> Iterator[Finding]:
+        """Yield what loading any pickle but the known one could run, wherever it lies in the archive.
+
+        No framework loads the others by itself, nor arrays of objects, which ``np.load`` finds in any zip;
+        whoever ships them has a use for them.
+        """
+        return self.judged_but(lambda name: name.startswith("data/") or name == known)
+
+    def judged_but(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
+        """Yield what loading any pickle could run whose name, in small letters, is none of those read.
+
+        Before version 1.2 a TorchScript archive named the records of its code in ``model.json``; where
+        PyTorch is built to load those, that record decides.
+        """
+        if _OLD_SCRIPT in self.by_name:
+            message = "TorchScript of before version 1.2, whose code was not looked at"
+            yield warning("not-scanned", message, self.by_name[_OLD_SCRIPT].name)
+        for member in self.archive.members:
+            name = member.name.partition("/")[2].casefold()
+            if is_read(name):
+                continue
+            if name == "data.pkl" or self._is_pickle(member):
+                yield from self._judged(member)
+            elif self._head(member) == NPY_MAGIC:
+                from ckpttool.formats.arrays.files import safety_of_member
+
+                yield from safety_of_member(self.archive, member)
+
+    def _is_pickle(self, member: Member) -> bool:
+        try:
+            content, start = self.archive.content(member), self.archive.offset(member)
+            return is_pickle(content, start, start + member.size)
+        except CheckpointError:  # what can't be inflated fails its checksum
+            return False
+
+    def _head(self, member: Member) -> bytes:
+        try:
+            content, start = self.archive.content(member), self.archive.offset(member)
+            return content.read(start, min(member.size, len(NPY_MAGIC)), member.name)
+        except CheckpointError:  # what can't be inflated fails its checksum
+            return b""
+
+    def _judged(self, member: Member) -> tuple[Finding, ...]:
+        start = self.archive.offset(member)
+        try:
+            return read_pickles(self.archive.content(member), start, start + member.size, member.name).safety
+        except DamagedCheckpoint as failure:
+            broken = warning("not-scanned", f"a pickle that breaks off: {failure.reason}", member.name)
+            return (*failure.safety, broken)
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what is wrong with the archive as a whole."""
+        yield from self._findings
+        version = self.text("version") or self.text(".data/version")
+        if version is None:
+            yield warning("torch-version", "no version record")
+        elif not version.isdigit() or int(version[:4]) not in VERSIONS:
+            yield error("torch-version", f"archive version {version!r}; PyTorch reads 1 to 10", "version")
+
+    def spans(self, tensors: Tensors) -> Iterator[Span]:
+        """Yield every record with its checksum, and with its element type where it has one."""
+        types = element_types(tensors)
+        has_checksums = self.archive.has_checksums
+        for member in self.archive.members:
+            extent = Extent(self.path, member.payload, member.stored)
+            crc = member.crc32 if has_checksums else None
+            dtype = types.get((member.payload, member.stored)) if member.method == STORED else None
+            read = reader_from(self.archive.content(member), self.archive.offset(member))
+            inflated = None if member.method == STORED else member.size
+            yield Span(extent, member.name, read, crc, dtype, self.byteorder, inflated)
+
+
+def unused_storages(
+    storages: Iterable[Storage], tensors: Tensors, unnamed: Iterable[int] = ()
+) -> Iterator[Finding]:
+    """Yield a warning where bytes are stored that are of no tensor, so that nothing looks at their values.
+
+    Args:
+        storages: Those that the pickle refers to; of one that is compressed nothing is said.
+        tensors: What was read.
+        unnamed: Sizes of those that it doesn't refer to, in bytes.
+    """
+    used = {parts.storage for _, parts in tensors}.union(*(parts.described_by for _, parts in tensors))
+    idle = [one.nbytes for one in storages if one.extent is not None and one.extent not in used]
+    sizes = [size for size in (*idle, *unnamed) if size]
+    if sizes:
+        message = f"{counted(len(sizes), 'record')} that no tensor uses, of {counted(sum(sizes), 'byte')}"
+        yield warning("unused-storage", message)
+
+
+def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
+    """Return the element type of each storage whose tensors agree on it, by offset and bytes."""
+    types: dict[tuple[int, int], DType | None] = {}
+    for _, parts in tensors:
+        if parts.storage is not None:
+            key = (parts.storage.offset, parts.storage.nbytes)
+            types[key] = parts.dtype if types.get(key, parts.dtype) is parts.dtype else None
+    return {key: dtype for key, dtype in types.items() if dtype is not None}
+
+
+def trailing(judged: Judged) -> Iterator[Finding]:
+    """Yield what lies behind the one pickle that a record should hold."""
+    if len(judged.pickles) > 1:
+        yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")
+    if judged.trailing:
+        yield error("pickle-trailing", f"{judged.trailing:,} bytes behind the pickle's STOP", "data.pkl")
+
+
+class StorageRecords:
+    """Finds the record of a storage that a persistent id names."""
+
+    def __init__(self, records: Records, directory: str) -> None:
+        self._records = records
+        self._directory = directory
+        self._byteorder = records.byteorder
+        self._used: dict[str, Storage] = {}
+        self._names: set[str] = set()  # of their records
+
+    def __call__(self, persistent_id: Any) -> Storage:
+        """Return the storage.
+
+        Raises:
+            DamagedCheckpoint: The id makes no sense, or the record is missing or of another size.
+        """
+        key, dtype, count = parse_persistent_id(self._records.path, persistent_id)
+        storage = self._used.get(key)
+        if storage is None:
+            storage = self._used[key] = self._located(key, dtype)
+            self._names.add(f"{self._directory}/{key}".casefold())
+        announced = count * (1 if dtype is None else dtype.itemsize)
+        if announced != storage.nbytes:
+            found = f"a record of {storage.nbytes:,} bytes"
+            raise DamagedCheckpoint(
+                self._records.path,
+                found,
+                expected=f"{announced:,}",
+                where=f"{self._directory}/{key}",
+                code="storage-size",
+            )
+        return storage
+
+    def _located(self, key: str, dtype: DType | None) -> Storage:
+        where = f"{self._directory}/{key}"
+        member = self._records.by_name.get(where.casefold())
+        archive, path = self._records.archive, self._records.path
+        if member is None:
+            raise DamagedCheckpoint(path, "a tensor's record is missing", where=where, code="storage-missing")
+        content = archive.content(member)
+        extent = Extent(path, member.payload, member.stored) if member.method == STORED else None
+        return Storage(key, dtype, member.size, content, archive.offset(member), extent, self._byteorder)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether a record, by its name in small letters, is a storage that is used."""
+        return name in self._names
+
+    def findings(self, tensors: Tensors) -> Iterator[Finding]:
+        """Yield what is remarkable about the storages as a whole.
+
+        Args:
+            tensors: What came out of the file; a storage that was only referred to is none of theirs.
+        """
+        archive = self._records.archive
+        prefix = f"{self._directory}/"
+        data = {name: member for name, member in self._records.by_name.items() if name.startswith(prefix)}
+        idle = [member.size for name, member in data.items() if name not in self._names]
+        yield from unused_storages(self._used.values(), tensors, idle)
+        filled = [member for member in data.values() if member.size]
+        if filled and archive.has_checksums and not any(member.crc32 for member in filled):
+            yield error(
+                "values-not-written", "the tensors' values were never written (saved under skip_data)"
+            )
+
+
+def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
+    """Return key, element type and number of elements of a storage; an untyped one counts bytes.
+
+    Raises:
+        DamagedCheckpoint: It is no reference to a storage.
+    """
+    try:
+        if not isinstance(persistent_id, tuple | list):
+            raise TypeError(f"a {type(persistent_id).__name__}")
+        kind, storage_class, key, _, count = persistent_id[:5]
+        if kind not in ("storage", b"storage") or type(count) is not int or count < 0:
+            raise TypeError("another kind, or no number of elements")
+        key = key.decode("ascii") if isinstance(key, bytes) else key
+        if not isinstance(key, str | int):
+            raise TypeError(f"a key that is a {type(key).__name__}")
+        return str(key), storage_dtype(storage_class), count
+    except (TypeError, ValueError, UnicodeDecodeError) as failure:
+        found = f"a persistent id that names no storage: {failure}"
+        raise DamagedCheckpoint(path, found, where="data.pkl", code="tensor-damaged") from failure

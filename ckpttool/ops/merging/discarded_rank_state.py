@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.objects import mapped_of
+from ckpttool.formats.content.tree import mapped_of
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_of_a_rank

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.formats.content.carried import encoded
-from ckpttool.formats.content.likeness import are_alike
-from ckpttool.formats.content.objects import mapped_of
+from ckpttool.formats.content.sidecar import encoded
+from ckpttool.formats.content.tree import mapped_of, trees_equal
 from ckpttool.formats.parts import placed
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
@@ -300,7 +299,7 @@ def _unite_states(one: object, two: object, path: tuple[str, ...]) -> object:
 
 def _are_equal(one: object, two: object) -> bool:
     """Tell whether two trees are the same to the last bit: 0 is not -0.0, and 1 is not 1.0."""
-    return one is two or are_alike(one, two) or (type(one) is type(two) and _encoded(one) == _encoded(two))
+    return one is two or trees_equal(one, two) or (type(one) is type(two) and _encoded(one) == _encoded(two))
 
 
 def _encoded(tree: object) -> str:

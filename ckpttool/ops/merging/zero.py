@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.objects import replaced, tensors_in
+from ckpttool.formats.content.tree import replaced, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.ops.conversion import Dropped

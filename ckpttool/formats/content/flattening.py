@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.belonging import is_of_module, is_of_optimizer
 from ckpttool.formats.content.object_parts import apart, is_object_array, is_size, members, merged, own_state
-from ckpttool.formats.content.telling import KeyText, Teller, in_order, inner
+from ckpttool.formats.content.plain_data import KeyText, Teller, in_order, inner
 from ckpttool.tensor import Path
 from ckpttool.wire.pickled import Call, Mapped, Persistent
 
@@ -260,3 +259,14 @@ class _Flattening(Generic[T]):
                 text = KeyText(f"[{text}]" if count <= _BRACKETS else f"[{first}] {count}")
             told[text] = form
         return told
+
+
+def is_of_module(node: dict[Any, Any]) -> bool:
+    """Tell whether a dictionary is what ``Module.state_dict`` returns."""
+    state = node.state if isinstance(node, Mapped) else None
+    return isinstance(state, dict) and isinstance(state.get("_metadata"), dict)
+
+
+def is_of_optimizer(node: dict[Any, Any]) -> bool:
+    """Tell whether a dictionary is what ``Optimizer.state_dict`` returns."""
+    return isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict)

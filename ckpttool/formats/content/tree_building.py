@@ -1,4 +1,4 @@
-"""From the nodes that a pickle holds to the tree that a checkpoint keeps: nothing is lost without being told.
+"""Builds the content tree (``Checkpoint.tree``) out of the nodes of a pickle; nothing is lost silently.
 
 A node becomes what it is in Python where it is plain, stays as it is where it is data of a class that is
 known to be harmless, and becomes an ``Opaque`` elsewhere. Tensors inside of what can't be carried stay, under
@@ -7,24 +7,16 @@ the same names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ckpttool.formats.content.folding import Parts, fold
-from ckpttool.formats.content.keeping_notes import OPAQUE, TENSOR, Noting
-from ckpttool.formats.content.keeping_rules import (
-    is_data,
-    is_record,
-    nested,
-    plain_value,
-    without_reconstructor,
-)
+from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
-from ckpttool.formats.content.objects import call_of, mapped_of
-from ckpttool.formats.content.telling import plain
-from ckpttool.formats.content.trees import Leaf
+from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.tree import Parts, call_of, fold, mapped_of
 from ckpttool.formats.torch.modules import is_module
-from ckpttool.tensor import Tensor
+from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickled import (
     NDARRAY,
     REQUIRES_GRAD,
@@ -35,6 +27,7 @@ from ckpttool.wire.pickled import (
     Payload,
     Persistent,
     is_gone,
+    views_memory,
 )
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.strided import Strided
@@ -43,16 +36,18 @@ from ckpttool.wire.trust import Trust, trust
 
 MAX_READ = 1 << 26
 """The most bytes of texts and byte strings that are taken out of a pickle into a tree."""
-
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 _VIEWS = frozenset(
     {("torch._utils", name) for name in ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")}
 )
 _RECONSTRUCT = frozenset({"_reconstruct", "_frombuffer"})
+OPAQUE, TENSOR = 1, 2
+_RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
+"""Classes of which any attribute may be missing."""
 
 
-class Keeping(Noting):
-    """One tree on its way; see ``objects.kept`` for the arguments."""
+class TreeBuilder:
+    """Builds one tree; see ``tree.kept`` for the arguments."""
 
     def __init__(
         self,
@@ -62,12 +57,13 @@ class Keeping(Noting):
         unwrap: Callable[[object], object],
         arrays: bool,
     ) -> None:
-        super().__init__()
         self._leaf, self._path, self._unwrap, self._arrays = leaf, path, unwrap, arrays
         self._tensors = tensors
         self._by_place: dict[object, Tensor] | None = None
         self._by_values = {id(one.values): one for one in reversed(tensors) if one.values is not None}
         self._left = MAX_READ
+        # Nodes are kept with what is known of them: an address alone may come to be another's.
+        self._known: dict[int, tuple[object, int, str]] = {}
 
     def run(self, root: object) -> object:
         """Return the tree.
@@ -304,6 +300,49 @@ class Keeping(Noting):
         self._noted(content, [made])
         return self._gone(what, content, why)
 
+    # What is known of new nodes ------------------------------------------------------------------------
+
+    def _noted(self, node: object, parts: Iterable[object], also: int = 0) -> object:
+        """Remember of a new node what lies in it, at any depth, and the first reason why a part is opaque."""
+        flags, reason = also, ""
+        for part in parts:
+            known = self._known.get(id(part))
+            if known is not None:
+                flags |= known[1]
+                reason = reason or known[2]
+        if flags:
+            self._known[id(node)] = node, flags, reason
+        return node
+
+    def _flags_of(self, node: object) -> int:
+        known = self._known.get(id(node))
+        return 0 if known is None else known[1]
+
+    def _reason(self, node: object) -> str:
+        known = self._known.get(id(node))
+        return "" if known is None else known[2]
+
+    def _gone(self, what: str, content: object = None, reason: str = "") -> Opaque:
+        """Return what can't be carried; ``reason`` is the part of it that can't, told of what is around."""
+        made = Opaque(what, content)
+        self._known[id(made)] = made, OPAQUE | self._flags_of(content), reason or what
+        return made
+
+
+_EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
+    bytearray: lambda builder, node: bytearray(node),
+    list: TreeBuilder._sequence,
+    tuple: TreeBuilder._sequence,
+    set: TreeBuilder._set,
+    frozenset: TreeBuilder._set,
+    dict: TreeBuilder._dict,
+    Mapped: TreeBuilder._mapped,
+    Payload: TreeBuilder._payload,
+    Global: TreeBuilder._global,
+    Persistent: TreeBuilder._persistent,
+    Call: TreeBuilder._call,
+}
+
 
 def _place(tensor: Any) -> object:
     """Return what two views of the same bytes have in common; equal bytes in memory are not the same ones."""
@@ -312,16 +351,64 @@ def _place(tensor: Any) -> object:
     return tensor.dtype.name, tensor.shape, where
 
 
-_EXPAND: dict[type, Callable[[Keeping, Any], object]] = {
-    bytearray: lambda keeping, node: bytearray(node),
-    list: Keeping._sequence,
-    tuple: Keeping._sequence,
-    set: Keeping._set,
-    frozenset: Keeping._set,
-    dict: Keeping._dict,
-    Mapped: Keeping._mapped,
-    Payload: Keeping._payload,
-    Global: Keeping._global,
-    Persistent: Keeping._persistent,
-    Call: Keeping._call,
-}
+def nested(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
+    """Return dictionaries in which tensors have the paths that they have below a node.
+
+    A tensor that is the node itself has the others as its attributes.
+    """
+    root: dict[Any, Any] = {}
+    itself: Tensor | None = None
+    for path, parts in found:
+        tensor = by_values.get(id(parts.values))
+        if tensor is None:
+            continue
+        if not path:
+            itself = itself or tensor
+            continue
+        level = root
+        for key in path[:-1]:
+            level = level.setdefault(key, {})
+        level[path[-1]] = tensor
+    if itself is None:
+        return root
+    return Call(FROM_TYPE, (itself, Global("torch", "Tensor"), root)) if root else itself
+
+
+def is_data(call: Call) -> bool:
+    """Tell whether to make an object runs nothing that the file chose."""
+    return is_plain(call) and not views_memory(call.state)
+
+
+def is_record(call: Call) -> bool:
+    function = call.function
+    return isinstance(function, Global) and (function.module, function.name) in _RECORDS and not call.args
+
+
+def without_reconstructor(call: Call) -> Call:
+    """Return an object as newer protocols have it; ``copyreg._reconstructor`` makes an empty one."""
+    if not call.is_of("copyreg", "_reconstructor") or len(call.args) != 3:
+        return call
+    kind, base, state = call.args
+    if not isinstance(kind, Global) or base != Global("builtins", "object") or state is not None:
+        return call
+    return call_of(kind, (), None, call.state, call.items, call.pairs, is_new=True)
+
+
+def plain_value(call: Call) -> object:
+    """Return the number or the bytes that a call makes, or None."""
+    if call.kwargs or call.state is not None or call.items or call.pairs:
+        return None
+    args = call.args
+    if (
+        call.is_of("builtins", "complex")
+        and len(args) == 2
+        and all(type(arg) in (int, float) for arg in args)
+    ):
+        return complex(*args)
+    if call.is_of("builtins", "bytes") and not args:
+        return b""
+    if call.is_of("builtins", "bytearray") and all(type(arg) is bytes for arg in args) and len(args) < 2:
+        return bytearray(*args)
+    if call.is_of("builtins", "bytearray") and len(args) == 2 and args[1] in ("latin-1", "latin1"):
+        return bytearray(args[0], "latin-1") if isinstance(args[0], str) else None
+    return None

@@ -1,18 +1,23 @@
-"""A tree out of JSON that anybody may have written: harmless names alone, in bounded time and memory."""
+"""Encodes a content tree as JSON and decodes it: every type, shared objects, the order of keys.
+
+A value is itself if JSON has it. Anything else is an object with a key that begins with ``$``; docs/entry.md
+has the table. What is decoded may have been written by anybody: only harmless names are taken, in bounded
+time and memory.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
 import struct
 from collections.abc import Callable
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.folding import Parts, fold
-from ckpttool.formats.content.objects import call_of, mapped_of
-from ckpttool.formats.content.tree_encoding import SAFE_INTEGER
+from ckpttool.formats.content.plain_data import KeyText, in_order
+from ckpttool.formats.content.tree import Parts, call_of, fold, mapped_of
 from ckpttool.tensor import Tensor
 from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickled import (
@@ -22,20 +27,199 @@ from ckpttool.wire.pickled import (
     REQUIRES_GRAD,
     Call,
     Global,
+    Mapped,
     Opaque,
     views_memory,
 )
 from ckpttool.wire.tensor_pickling import is_rewritten
 from ckpttool.wire.trust import Trust, is_made, trust
 
+MAX_NESTED = 40
+"""How deep JSON gets before a part of it becomes an entry of its own."""
+SAFE_INTEGER = 1 << 53
+"""The first whole number that a JSON reader with floats alone may read as another."""
+_NAN = struct.pack(">d", math.nan)
+_SHAREABLE = (list, tuple, set, frozenset, dict, bytearray, Call, Opaque)
 MAX_KEY_PARTS = 1000
+"""How many parts a key that is a tuple may have, in tuples below it, too."""
 MAX_COLLISIONS = 1000
 """How many keys may have one hash."""
-
 _OWN = (NDARRAY, REQUIRES_GRAD)
 _INTEGER = re.compile("-?0x[0-9a-f]+")
 _FLOAT = re.compile("[0-9a-f]{16}")
 _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+
+
+# Encoding -------------------------------------------------------------------------------------------
+
+
+def encoded(tree: object) -> tuple[object, list[object]]:
+    """Return a tree as JSON, and the parts of it to which it refers by ``{"$same": index}``.
+
+    Tensors stand in it by their names.
+
+    Raises:
+        LimitExceeded: It is nested too deep.
+        ValueError: It holds itself, or something that no tree holds.
+    """
+    encoding = _Encoding(_met_again(tree))
+    return encoding.run(tree), encoding.shared
+
+
+class _Encoding:
+    """A tree on its way to JSON; ``depths`` has how deep what was made is nested, by address."""
+
+    def __init__(self, again: set[int]) -> None:
+        self._again = again
+        self.shared: list[object] = []
+        self._depths: dict[int, tuple[object, int]] = {}
+
+    def run(self, tree: object) -> object:
+        return fold(tree, self._expand, _no_cycle)
+
+    def _expand(self, node: Any) -> object:
+        encode = _ENCODE.get(type(node))
+        if encode is None:
+            raise ValueError(f"a {type(node).__name__} can't be written as JSON")
+        parts = encode(node)
+        if not isinstance(parts, Parts):
+            return parts if type(node) is not bytearray else self._made(node, parts, 1)
+        return Parts(parts.parts, lambda done: self._made(node, parts.make(done), self._deepest(done) + 3))
+
+    def _deepest(self, done: list[Any]) -> int:
+        return max((self._depths.get(id(part), (None, 0))[1] for part in done), default=0)
+
+    def _made(self, node: object, form: object, depth: int) -> object:
+        if id(node) in self._again or depth > MAX_NESTED:
+            self.shared.append(form)
+            form, depth = {"$same": len(self.shared) - 1}, 1
+        self._depths[id(form)] = form, depth
+        return form
+
+
+def _met_again(tree: object) -> set[int]:
+    """Return the addresses of the objects that are met more than once."""
+    again: set[int] = set()
+    seen: set[int] = set()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if not isinstance(node, _SHAREABLE) or node == ():
+            continue
+        if id(node) in seen:
+            again.add(id(node))
+            continue
+        seen.add(id(node))
+        pending += _held(node)
+    return again
+
+
+def _held(node: Any) -> list[object]:
+    if isinstance(node, Call):
+        return [
+            node.args,
+            node.kwargs,
+            node.state,
+            *node.items,
+            *(part for pair in node.pairs for part in pair),
+        ]
+    if isinstance(node, Opaque):
+        return [node.content]
+    if isinstance(node, dict):
+        own = [node.state, node.factory] if isinstance(node, Mapped) else []
+        return [*node.keys(), *node.values(), *own]
+    return [] if isinstance(node, bytearray) else list(node)
+
+
+def _text(text: str) -> object:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"$text": _base64(text.encode("utf-8", "surrogatepass"))}
+    return text
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _float(number: float) -> object:
+    if math.isfinite(number):
+        return number
+    packed = struct.pack(">d", number)
+    return {"$float": packed.hex() if math.isnan(number) and packed != _NAN else str(number)}
+
+
+def _dict(node: dict[Any, Any]) -> Parts:
+    keys, count = list(node), len(node)
+    if all(type(key) is str and not key.startswith("$") and type(_text(key)) is str for key in keys):
+        return Parts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
+    return Parts([*keys, *node.values()], lambda done: {"$dict": _pairs(done, count)})
+
+
+def _pairs(done: list[Any], count: int) -> list[list[object]]:
+    return [[key, value] for key, value in zip(done[:count], done[count : 2 * count], strict=True)]
+
+
+def _mapped(node: Mapped) -> Parts:
+    count, told = len(node), {"state": node.state, "factory": node.factory}
+    own = {name: part for name, part in told.items() if part is not None}
+
+    def make(done: list[Any]) -> object:
+        rest = dict(zip(own, done[2 * count :], strict=True))
+        return {"$mapping": [node.kind.module, node.kind.name], "pairs": _pairs(done, count), **rest}
+
+    return Parts([*node.keys(), *node.values(), *own.values()], make)
+
+
+def _call(node: Call) -> Parts:
+    if not isinstance(node.function, Global):
+        raise ValueError("a call of what is no name")
+    if node.kwargs:
+        raise ValueError(f"named arguments of {node.function}")
+    pairs = [list(pair) for pair in node.pairs]
+    told = {"args": list(node.args), "state": node.state, "items": node.items, "pairs": pairs}
+    own = {name: part for name, part in told.items() if part is not None and part != []}
+    head: dict[str, object] = {"$call": [node.function.module, node.function.name]}
+    if node.is_new:
+        head["new"] = True
+    return Parts(list(own.values()), lambda done: {**head, **dict(zip(own, done, strict=True))})
+
+
+def _opaque(node: Opaque) -> object:
+    if node.content is None:
+        return {"$opaque": _text(node.what)}
+    return Parts([node.content], lambda done: {"$opaque": _text(node.what), "content": done[0]})
+
+
+def _no_cycle(node: object) -> object:
+    raise ValueError("a tree that holds itself")
+
+
+_ENCODE: dict[type, Callable[[Any], object]] = {
+    type(None): lambda node: node,
+    bool: lambda node: node,
+    int: lambda node: node if -SAFE_INTEGER <= node <= SAFE_INTEGER else {"$int": hex(node)},
+    float: _float,
+    complex: lambda node: {"$complex": [_float(node.real), _float(node.imag)]},
+    str: _text,
+    KeyText: lambda node: _text(str(node)),
+    bytes: lambda node: {"$bytes": _base64(node)},
+    bytearray: lambda node: {"$bytearray": _base64(node)},
+    list: lambda node: Parts(node, list),
+    tuple: lambda node: Parts(node, lambda done: {"$tuple": done}),
+    set: lambda node: Parts(in_order(node), lambda done: {"$set": done}),
+    frozenset: lambda node: Parts(in_order(node), lambda done: {"$frozenset": done}),
+    dict: _dict,
+    Mapped: _mapped,
+    Global: lambda node: {"$global": [node.module, node.name]},
+    Call: _call,
+    Opaque: _opaque,
+    Tensor: lambda node: {"$tensor": node.name},
+}
+
+
+# Decoding -------------------------------------------------------------------------------------------
 
 
 def decoded(form: object, shared: object, tensors: Callable[[str], Tensor]) -> object:
@@ -181,6 +365,26 @@ class _Decoding:
         return key
 
 
+_DECODE: dict[str, Callable[[_Decoding, Any, dict[str, Any]], object]] = {
+    "$same": _Decoding._same,
+    "$tensor": _Decoding._tensor,
+    "$tuple": _Decoding._sequence,
+    "$set": _Decoding._sequence,
+    "$frozenset": _Decoding._sequence,
+    "$dict": _Decoding._dict,
+    "$mapping": _Decoding._mapping,
+    "$global": _Decoding._global,
+    "$call": _Decoding._call,
+    "$opaque": _Decoding._opaque,
+    "$int": lambda decoding, value, form: _to_int(value),
+    "$float": lambda decoding, value, form: _to_float(value),
+    "$complex": lambda decoding, value, form: _to_complex(value),
+    "$text": lambda decoding, value, form: _bytes(value).decode("utf-8", "surrogatepass"),
+    "$bytes": lambda decoding, value, form: _bytes(value),
+    "$bytearray": lambda decoding, value, form: bytearray(_bytes(value)),
+}
+
+
 def _of(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
@@ -234,27 +438,3 @@ def _part_of_complex(value: Any) -> float:
 
 def _to_complex(value: Any) -> complex:
     return complex(*map(_part_of_complex, _pair(value)))
-
-
-_DECODE: dict[str, Callable[[_Decoding, Any, dict[str, Any]], object]] = {
-    "$same": _Decoding._same,
-    "$tensor": _Decoding._tensor,
-    "$tuple": _Decoding._sequence,
-    "$set": _Decoding._sequence,
-    "$frozenset": _Decoding._sequence,
-    "$dict": _Decoding._dict,
-    "$mapping": _Decoding._mapping,
-    "$global": _Decoding._global,
-    "$call": _Decoding._call,
-    "$opaque": _Decoding._opaque,
-    "$int": lambda decoding, value, form: _to_int(value),
-    "$float": lambda decoding, value, form: _to_float(value),
-    "$complex": lambda decoding, value, form: _to_complex(value),
-    "$text": lambda decoding, value, form: _bytes(value).decode("utf-8", "surrogatepass"),
-    "$bytes": lambda decoding, value, form: _bytes(value),
-    "$bytearray": lambda decoding, value, form: bytearray(_bytes(value)),
-}
-
-
-def _no_cycle(node: object) -> object:
-    raise ValueError("a tree that holds itself")

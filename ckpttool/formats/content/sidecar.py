@@ -1,4 +1,4 @@
-"""The entry ``ckpttool.content``: what a format has no place for, as one JSON document beside its tensors.
+"""Reads the sidecar ``ckpttool.content``: one JSON document of what a format has no place for.
 
 docs/entry.md describes it. It holds the paths and roles of the tensors, the ties between them, by
 whose conventions they go, and either the whole tree or what was said beside the tensors.
@@ -7,36 +7,45 @@ whose conventions they go, and either the whole tree or what was said beside the
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
-from ckpttool.checkpoint import Checkpoint
+from isal import isal_zlib
+
+from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.carried_training import check_training, with_training
-from ckpttool.formats.content.native_safety import safety_of_native
-from ckpttool.formats.content.objects import replaced
-from ckpttool.formats.content.tree_decoding import decoded
-from ckpttool.formats.content.tree_encoding import encoded
+from ckpttool.formats.content.flattening import flatten
+from ckpttool.formats.content.tree import replaced
+from ckpttool.formats.content.tree_json import decoded, encoded
 from ckpttool.formats.content.tree_reading import metadata_of
-from ckpttool.formats.content.trees import flatten
-from ckpttool.report import warning
+from ckpttool.report import Finding, warning
 from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.wire.jsontext import Doubled, parse_json
+from ckpttool.wire.source import Source
+from ckpttool.wire.zip_directory import Member
+from ckpttool.wire.zipped import Archive
 
 __all__ = ["ENTRY", "MAX_DOCUMENT", "SCHEMA", "decoded", "encoded", "restored"]
-
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
 SCHEMA = "ckpttool.content/1"
 MAX_DOCUMENT = 1 << 26
 """The most bytes of a document."""
 _MAX_INTEGER_BITS = 4096
-"""The longest integer of metadata, as ``telling.Teller`` has it; a tree may have longer ones."""
+"""The longest integer of metadata, as ``plain_data`` has it; a tree may have longer ones."""
 _LONGEST_KIND = 1000
 """The most characters of what is said of one layer."""
 _PLAIN = frozenset({dict, list, str, int, float, bool, type(None)})
+_COUNTS = ("epoch", "step")
+_NUMBERS = (*_COUNTS, "loss", "learning_rate", "best", "seed")
+_MOST = 1 << 63
+"""Above any count of epochs or steps; NaN and the infinities are none."""
+_MOST_BITS = 1024
+"""The longest integer that may stand for a float; a seed may be longer than 64 bits."""
+_MODELS = ("keras.config", "keras.training_config")
+_ASSET, _ARRAYS = "keras.asset:", ".npz"
 
 
 def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
@@ -58,6 +67,45 @@ def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Check
         return _warned(checkpoint, failure.reason, where)
     except (ValueError, TypeError) as failure:
         return _warned(checkpoint, str(failure), where)
+
+
+def restored_from_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
+    """Return a checkpoint with all that a record says of it; with a warning instead where that can't be read.
+
+    Args:
+        checkpoint: What the format holds; it is not used any more.
+        archive: What the record lies in.
+        member: The record; None where there is none.
+    """
+    if member is None:
+        return checkpoint
+    if member.size > MAX_DOCUMENT:
+        return _too_long(checkpoint, member.size, member.name)
+    try:
+        document = archive.read(member)
+    except CheckpointError as failure:
+        return _unread(checkpoint, failure.reason, member.name)
+    if archive.has_checksums and isal_zlib.crc32(document) != member.crc32:
+        return _unread(checkpoint, "its checksum does not match", member.name)
+    return restored(checkpoint, document, member.name)
+
+
+def restored_from_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
+    """Return a checkpoint with all that a file beside it says of it; see ``restored_from_record``."""
+    if source is None:
+        return checkpoint
+    if source.size > MAX_DOCUMENT:
+        return _too_long(checkpoint, source.size, ENTRY)
+    return restored(checkpoint, source.read(0, source.size, ENTRY), ENTRY)
+
+
+def _too_long(checkpoint: Checkpoint, nbytes: int, where: str) -> Checkpoint:
+    return _unread(checkpoint, f"{nbytes:,} bytes, and at most {MAX_DOCUMENT:,} are read", where)
+
+
+def _unread(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
+    checkpoint.findings += (warning("content-entry", f"it was not used: {why}", where),)
+    return checkpoint
 
 
 def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
@@ -238,3 +286,106 @@ def _path(name: str, parts: Any) -> Path:
     if ".".join(map(str, parts)) != name:
         raise ValueError(f"the path of the tensor {name} is another's")
     return tuple(parts)
+
+
+def carried_training(state: TrainingState) -> dict[str, object]:
+    """Return what is known of a training but its hyper-parameters, which the metadata have."""
+    told = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
+    known: dict[str, object] = {name: value for name, value in told.items() if _is_right(name, value)}
+    if state.metrics:
+        known["metrics"] = dict(state.metrics)
+    if known:
+        known["origin"] = dict(state.origin)
+    return known
+
+
+def check_training(told: object) -> None:
+    """Require what ``carried_training`` returns.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    if not isinstance(told, dict):
+        raise ValueError("the training state is no dictionary")
+    for name, value in told.items():
+        if not _is_right(name, value):
+            raise ValueError(f"the training state has a strange {name!r:.40}")
+
+
+def with_training(state: TrainingState, told: Mapping[str, Any]) -> TrainingState:
+    """Return a training state in which all that was carried counts, and the rest is as it was."""
+    if not told:
+        return state
+    return replace(state, **{**told, "origin": {**state.origin, **told.get("origin", {})}})
+
+
+def _is_right(name: object, value: object) -> bool:
+    """Tell whether a field of a training state can have a value; a loss that is NaN is one."""
+    if name in _NUMBERS:
+        return _is_number(value) and (name not in _COUNTS or -_MOST < value < _MOST)
+    if name == "metrics":
+        return _maps_text(value, _is_number)
+    if name == "origin":
+        return _maps_text(value, lambda item: type(item) is str)
+    return name == "saved_at" and type(value) is str
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) is float or (type(value) is int and value.bit_length() <= _MOST_BITS)
+
+
+def _maps_text(value: object, is_right: Callable[[object], bool]) -> bool:
+    return isinstance(value, Mapping) and all(
+        type(key) is str and is_right(item) for key, item in value.items()
+    )
+
+
+def safety_of_native(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
+    """Return what the readers of the formats that native parts come from would say against them.
+
+    Args:
+        native: As ``Checkpoint.native``.
+        where: Where they are carried.
+    """
+    return tuple(
+        replace(finding, message=f"of a model that is written from it: {finding.message}")
+        for key, data in native.items()
+        for finding in _judged(key, data, f"{where}.{key}")
+    )
+
+
+def _judged(key: str, data: bytes, where: str) -> Iterator[Finding]:
+    try:
+        if key in _MODELS:
+            yield from _of_config(data, where)
+        elif key.startswith(_ASSET):
+            yield from _of_asset(key, data, where)
+    except CheckpointError:
+        yield warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
+
+
+def _of_config(data: bytes, where: str) -> tuple[Finding, ...]:
+    from ckpttool.formats.keras.config import judge, read_config
+
+    return judge(read_config("", data), where)
+
+
+def _of_asset(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
+    """Return what is to be said of a file beside a model: it may hold arrays, or be a pickle."""
+    if key.endswith(_ARRAYS):
+        message = "arrays, in which there may be pickles that were not looked at"
+        return (warning("not-scanned", message, where),)
+    from ckpttool.formats.pickles import is_pickle
+    from ckpttool.wire.source import Buffer
+
+    content = Buffer("", data)
+    if is_pickle(content, 0, content.size):
+        from ckpttool.wire.judgement import read_pickles
+
+        return tuple(read_pickles(content, 0, content.size, where).safety)
+    from ckpttool.formats.keras.native import is_own_asset
+
+    if is_own_asset(key.removeprefix(_ASSET)):
+        return ()
+    message = "a record that Keras does not write; what would use it is not known"
+    return (warning("not-scanned", message, where),)

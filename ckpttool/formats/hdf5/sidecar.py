@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.carried import MAX_DOCUMENT
+from ckpttool.formats.content.sidecar import MAX_DOCUMENT
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.hdf5 import Dataset
 from ckpttool.wire.jsontext import parse_json

@@ -1,0 +1,394 @@
+"""The content of a checkpoint as one tree: ``Checkpoint.tree``, and what can be done with it.
+
+A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
+``ckpttool.wire.pickled``:
+
+- ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
+- ``Global``: a name that stands for itself, such as ``torch.float32``.
+- ``Call``: an object of a class that is known to be harmless data, by what would make it: ``torch.Size``, a
+  NumPy scalar. Tensors among its arguments are ``Tensor`` objects. Three functions have arguments of their
+  own: ``_rebuild_qtensor(tensor, parameters, requires_grad)``, ``_rebuild_from_type_v2(inner, class, state)``
+  and ``_mareconstruct(values, mask, fill_value)``; a storage is ``Call(its class, (tensor,))``.
+- ``Opaque``: what can't be carried.
+
+Objects that are shared are shared here; nothing holds itself.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckpttool.errors import LimitExceeded
+from ckpttool.formats.content.flattening import Leaf
+from ckpttool.formats.content.object_parts import members
+from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque, is_gone
+
+__all__ = [
+    "NDARRAY",
+    "REQUIRES_GRAD",
+    "Opaque",
+    "carried",
+    "dropped",
+    "kept",
+    "replaced",
+    "tensors_in",
+    "told_apart",
+    "walk",
+]
+_MAX_KEY_BITS = 64
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+MAX_OPEN = 2000
+"""How deep a tree may be."""
+MAX_FOLDED = 16_000_000
+"""How many objects a tree may have."""
+_COMPARE: dict[type, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys((type(None), bool, int, str, bytes, Global), operator.eq),
+    float: lambda one, two: struct.pack("<d", one) == struct.pack("<d", two),
+    Tensor: lambda one, two: one.name == two.name,
+}
+"""How nodes are compared that have no parts, and are shared by whoever likes."""
+
+
+def kept(
+    root: object,
+    leaf: Callable[[object], Leaf[Any] | None],
+    tensors: tuple[Tensor, ...],
+    path: str,
+    *,
+    unwrap: Callable[[object], object] = lambda node: node,
+    arrays: bool = True,
+) -> object:
+    """Return the tree of what a pickle holds.
+
+    Args:
+        root: What the interpreter built.
+        leaf: As for ``flattening.flatten``, which has asked it before.
+        tensors: The tensors that came out of that, with their names.
+        path: The file, for errors.
+        unwrap: Says what a node stands for, where it merely wraps another.
+        arrays: Whether an array of NumPy is told from a tensor.
+
+    Raises:
+        LimitExceeded: It is nested too deep.
+    """
+    from ckpttool.formats.content.tree_building import TreeBuilder
+
+    return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
+
+
+def told_apart(root: object) -> object:
+    """Return the tree of what a file holds: None that it holds is told from no tree."""
+    return Call(NOTHING, ()) if root is None else root
+
+
+def replaced(tree: object, tensors: Mapping[int, Tensor]) -> object:
+    """Return a tree in which other tensors stand.
+
+    Args:
+        tree: As ``Checkpoint.tree``.
+        tensors: The new ones, by the ``id`` of those in whose places they go.
+
+    What is shared stays shared. Tensors that are not among them stay.
+
+    Raises:
+        LimitExceeded: It is nested too deep.
+    """
+
+    def expand(node: object) -> object:
+        if isinstance(node, Tensor):
+            return tensors.get(id(node), node)
+        return rebuilt(node) or node
+
+    return fold(tree, expand, _no_cycle)
+
+
+def carried(tree: object) -> object:
+    """Return a tree as it is carried: without what is ``Opaque``, which is left out or stood in for.
+
+    Raises:
+        LimitExceeded: It is nested too deep.
+    """
+
+    def expand(node: object) -> object:
+        if isinstance(node, Opaque):
+            return _GONE if node.content is None else Parts([node.content], lambda done: done[0])
+        parts = rebuilt(node)
+        if parts is None:
+            return node
+        if isinstance(node, dict):
+            count = len(node)
+            kept = [at for at, pair in enumerate(node.items()) if not any(map(is_gone, pair))]
+            at_kept = [*kept, *(count + at for at in kept)]
+            state = [node.state, node.factory] if isinstance(node, Mapped) else []
+            chosen = [parts.parts[at] for at in at_kept] + state
+            return Parts(chosen, lambda done: _dict_like(node, [_or_none(one) for one in done], len(kept)))
+        return Parts(parts.parts, lambda done: parts.make([_or_none(one) for one in done]))
+
+    return _or_none(fold(tree, expand, _no_cycle))
+
+
+class _Gone:
+    """Stands for what is left out, while the tree around it is made."""
+
+
+_GONE = _Gone()
+
+
+def _or_none(made: object) -> object:
+    return None if made is _GONE else made
+
+
+def _dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
+    pairs = zip(done[:count], done[count : 2 * count], strict=True)
+    return mapped_of(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+
+
+def walk(tree: object) -> Iterator[tuple[Path, object]]:
+    """Yield every node of a tree that is no plain value, once, with the first path that leads to it.
+
+    Keys of dictionaries are walked too, where they are no plain values.
+    """
+    seen: set[int] = set()
+    pending: list[tuple[Path, object]] = [((), tree)]
+    while pending:
+        path, node = pending.pop()
+        if type(node) in _ATOMS or id(node) in seen:
+            continue
+        seen.add(id(node))
+        yield path, node
+        below = [(path, part) if key is None else ((*path, key), part) for key, part in _below(node)]
+        pending += reversed(below)
+
+
+def _below(node: object) -> Iterator[tuple[str | int | None, object]]:
+    """Yield the parts of a node with their keys; without one what lies at the path of the node itself."""
+    if isinstance(node, dict):
+        yield from ((None, key) for key in node if type(key) not in _ATOMS)
+        yield from ((_text(key), part) for key, part in node.items())
+        if isinstance(node, Mapped):
+            yield from (("<state>", node.state), ("<factory>", node.factory))
+    elif isinstance(node, list | tuple | set | frozenset):
+        yield from enumerate(node)
+    elif isinstance(node, Call):
+        if any(isinstance(part, Tensor) for part in node.args):
+            yield from (
+                (None, part) for part in (*node.args, node.kwargs, node.state, node.items, node.pairs)
+            )
+        else:
+            yield from ((_text(key), part) for key, part in members(node))
+    elif isinstance(node, Opaque):
+        yield None, node.content
+
+
+def _text(key: object) -> str | int:
+    if isinstance(key, str) or (type(key) is int and key.bit_length() <= _MAX_KEY_BITS):
+        return key
+    if isinstance(key, Opaque) and isinstance(key.content, str):
+        return key.content
+    from ckpttool.formats.content.plain_data import plain
+
+    return str(plain(key))
+
+
+def tensors_in(tree: object) -> Iterator[Tensor]:
+    """Yield every tensor object of a tree, once, in its order."""
+    return (node for _, node in walk(tree) if isinstance(node, Tensor))
+
+
+def dropped(tree: object) -> Iterator[tuple[str, str]]:
+    """Yield what of a tree is not carried, as (path, why)."""
+    for path, node in walk(tree):
+        if isinstance(node, Opaque):
+            yield ".".join(map(str, path)) if path else "the whole", node.what
+
+
+def trees_equal(tree: object, other: object) -> bool:
+    """Tell whether two trees have the same nodes in the same places, and share them alike.
+
+    Tensors are told by their names. Dictionaries have their keys in one order. False is also the answer where
+    that can't be told: of sets, and of what is ``Opaque``.
+    """
+    # Which node of the other tree stands where a node stands, by address, and the other way round.
+    there: dict[int, int] = {}
+    back: dict[int, int] = {}
+    pending: list[tuple[Any, Any]] = [(tree, other)]
+    while pending:
+        one, two = pending.pop()
+        if type(one) is not type(two):
+            return False
+        compare = _COMPARE.get(type(one))
+        if compare is not None or (one == () and two == ()):
+            if compare is not None and not compare(one, two):
+                return False
+            continue
+        if id(one) in there or id(two) in back:
+            if there.get(id(one)) != id(two) or back.get(id(two)) != id(one):
+                return False
+            continue
+        there[id(one)], back[id(two)] = id(two), id(one)
+        below = _paired_parts(one, two)
+        if below is None:
+            return False
+        pending += below
+    return True
+
+
+def _paired_parts(one: Any, two: Any) -> list[tuple[Any, Any]] | None:
+    """Return the parts of two nodes of one type, in pairs; None where they differ, or it can't be told."""
+    if isinstance(one, list | tuple):
+        return list(zip(one, two, strict=True)) if len(one) == len(two) else None
+    if isinstance(one, dict):
+        if len(one) != len(two):
+            return None
+        pairs = [*zip(one, two, strict=True), *zip(one.values(), two.values(), strict=True)]
+        if isinstance(one, Mapped):
+            pairs += [(one.kind, two.kind), (one.state, two.state), (one.factory, two.factory)]
+        return pairs
+    if isinstance(one, Call):
+        return _paired_call_parts(one, two)
+    return [] if isinstance(one, bytearray) and one == two else None
+
+
+def _paired_call_parts(one: Call, two: Call) -> list[tuple[Any, Any]] | None:
+    if (one.is_new, len(one.items), len(one.pairs)) != (two.is_new, len(two.items), len(two.pairs)):
+        return None
+    pairs = [(getattr(one, part), getattr(two, part)) for part in ("function", "args", "kwargs", "state")]
+    pairs += zip(one.items, two.items, strict=True)
+    for mine, others in zip(one.pairs, two.pairs, strict=True):
+        pairs += zip(mine, others, strict=True)
+    return pairs
+
+
+class Parts(NamedTuple):
+    """A node that is not done yet: its parts, and what makes the new node out of the new parts."""
+
+    parts: Sequence[object]
+    make: Callable[[list[Any]], object]
+
+
+def fold(
+    root: object, expand: Callable[[object], object], cycle: Callable[[object], object], where: str = ""
+) -> object:
+    """Return what a tree becomes, from its leaves up.
+
+    Args:
+        root: The tree.
+        expand: Says what a node becomes, or its ``Parts`` where these come first.
+        cycle: Says what a node becomes where it is met inside of itself.
+        where: The file, for errors.
+
+    Raises:
+        LimitExceeded: The tree is too deep or too large.
+    """
+    # Nodes are kept with what they became: an address alone may come to be another's.
+    known: dict[int, tuple[object, object]] = {}
+    entered: set[int] = set()
+    stack = [_Frame(None, iter((root,)), lambda done: done[0])]
+    visits = 0
+    while True:
+        frame = stack[-1]
+        done = frame.done
+        for node in frame.parts:
+            at = id(node)
+            if at in known:
+                done.append(known[at][1])
+                continue
+            if at in entered:
+                done.append(cycle(node))
+                continue
+            made = expand(node)
+            if type(made) is not Parts:
+                done.append(made)
+                if made is not node:
+                    known[at] = node, made
+                continue
+            visits += 1 + len(made.parts)
+            if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
+                raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
+            entered.add(at)
+            stack.append(_Frame(node, iter(made.parts), made.make))
+            break
+        else:
+            made = frame.make(done)
+            stack.pop()
+            if not stack:
+                return made
+            entered.discard(id(frame.node))
+            known[id(frame.node)] = frame.node, made
+            stack[-1].done.append(made)
+
+
+@dataclass(slots=True)
+class _Frame:
+    node: object
+    parts: Iterator[object]
+    make: Callable[[list[Any]], object]
+    done: list[Any] = field(default_factory=list)
+
+
+def rebuilt(node: object) -> Parts | None:
+    """Return the parts of a node of a tree, and what makes the like of it; None where it has none."""
+    kind = type(node)
+    if kind in _ATOMS:
+        return None
+    if isinstance(node, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
+        return Parts(list(node), kind)
+    if isinstance(node, Mapped):
+        return Parts([*node.keys(), *node.values(), node.state, node.factory], _mapped_like(node))
+    if isinstance(node, dict):
+        count = len(node)
+        return Parts(
+            [*node.keys(), *node.values()], lambda done: dict(zip(done[:count], done[count:], strict=True))
+        )
+    if isinstance(node, Call):
+        parts = [node.function, node.args, node.kwargs, node.state, node.items, node.pairs]
+        return Parts(parts, lambda done: call_of(*done, is_new=node.is_new))
+    if isinstance(node, Opaque) and node.content is not None:
+        return Parts([node.content], lambda done: Opaque(node.what, done[0]))
+    return None
+
+
+def _mapped_like(node: Mapped) -> Callable[[list[object]], Mapped]:
+    def make(done: list[object]) -> Mapped:
+        count = len(node)
+        return mapped_of(
+            node.kind, zip(done[:count], done[count : 2 * count], strict=True), *done[2 * count :]
+        )
+
+    return make
+
+
+def mapped_of(
+    kind: Any, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
+) -> Mapped:
+    """Return a dictionary of another class."""
+    made = Mapped(kind)
+    made.update(pairs)
+    made.state, made.factory = state, factory
+    return made
+
+
+def call_of(
+    function: object,
+    args: Any,
+    kwargs: object = None,
+    state: object = None,
+    items: Iterable[Any] = (),
+    pairs: Iterable[Any] = (),
+    *,
+    is_new: bool = False,
+) -> Call:
+    """Return the record of a call with all that is set on what it makes."""
+    call = Call(function, args, kwargs)
+    call.state, call.items, call.pairs = state, list(items), list(pairs)
+    call.is_new = is_new
+    return call
+
+
+def _no_cycle(node: object) -> object:
+    raise ValueError("a tree that holds itself")
