@@ -40,6 +40,12 @@ __all__ = [
     "Tolerance",
     "compare_all",
 ]
+EXACT = Tolerance()
+"""Equal values are equal, and no others."""
+Begin = Callable[[RangeCrew[TensorPair], Meter], RangeWorker[TensorPair]]
+"""What makes the worker of one thread."""
+MAX_REPEATED_BYTES = 1 << 36
+"""How much may be compared that is not stored: where both sides repeat, each in its own way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +78,6 @@ class NotCompared:
 
 
 Outcome = Comparison | Failure | NotCompared
-
-EXACT = Tolerance()
-"""Equal values are equal, and no others."""
 
 
 def compare_all(
@@ -133,10 +136,6 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
         if tensor.nbytes == 0:
             return NotCompared(side, f"nothing is known of its {tensor.dtype.name} elements")
     return None
-
-
-Begin = Callable[[RangeCrew[TensorPair], Meter], RangeWorker[TensorPair]]
-"""What makes the worker of one thread."""
 
 
 class _TwoPasses:
@@ -218,10 +217,6 @@ def _compared_strings(pair: TensorPair) -> Outcome:
     except NotDecoded as refusal:
         return NotCompared(refusal.side, refusal.why)
     return Comparison(statistics is None, statistics)
-
-
-MAX_REPEATED_BYTES = 1 << 36
-"""How much may be compared that is not stored: where both sides repeat, each in its own way."""
 
 
 def without_repeats(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -110,11 +110,7 @@ class RangeCrew(Generic[T]):
             raise self._error
 
     def check(self) -> None:
-        """Require that the answer is still waited for.
-
-        Raises:
-            Stopped: It isn't.
-        """
+        """Require that the answer is still waited for."""
         if self._stop.is_set():
             raise CrewStopped
 

@@ -119,11 +119,7 @@ def answers() -> Callable[[Mapping[str, Any]], Tally | None]:
 
 
 def _tensor(side: Mapping[str, Any], sources: dict[tuple[Any, ...], Source]) -> Tensor:
-    """Return the tensor that an order tells of, flat.
-
-    Raises:
-        CheckpointError: The file can't be opened, or is another by now.
-    """
+    """Return the tensor that an order tells of, flat."""
     path, identity = side["path"], tuple(side["identity"])
     source = sources.get((path, identity))
     if source is None:

@@ -32,9 +32,6 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
 
     The state of an optimizer, and of a training, gets the type only where that rounds nothing. A finite value
     that the type has no room for is an error when it is read.
-
-    Raises:
-        UsageError: It is no type that is cast to.
     """
     if dtype_name not in TARGETS:
         raise UsageError(f"no type to convert to: {dtype_name!r} (one of {', '.join(TARGETS)})")
@@ -102,11 +99,7 @@ class CastValues:
     dtype: DType
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
-        """Yield the elements, as ``Values.blocks``.
-
-        Raises:
-            UsageError: Finite ones became infinite; raised behind the last.
-        """
+        """Yield the elements; finite ones that became infinite are a ``UsageError`` after the last block."""
         size, lost = self.tensor.size, 0
         count = max(16, min(_GROUP, limit // self.dtype.itemsize // 16 * 16))
         groups = [min(count, size - start) for start in range(0, size, count)]

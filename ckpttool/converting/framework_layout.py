@@ -43,6 +43,60 @@ _CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
 """The layers of which a kernel alone doesn't say in which order it is, by the rules that make them."""
 _Conversions = list[tuple[Tensor, Tensor, str | None]]
 """Each tensor as it was and as it is now, and the rule that made it so."""
+Made = dict[int, list[tuple[Tensor, str | None]]]
+"""For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
+_MODEL = "--model FILE takes names and layouts from a file of Keras"
+_CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
+_KINDS = {
+    "Linear": "dense",
+    "NonDynamicallyQuantizableLinear": "dense",
+    "Embedding": "embedding",
+    "LayerNorm": "norm",
+    "GroupNorm": "norm",
+    "SyncBatchNorm": "batch norm",
+    "LSTM": "lstm",
+    "GRU": "gru",
+    "RNN": "rnn",
+    "MultiheadAttention": "multi-head",
+    **{f"BatchNorm{n}d": "batch norm" for n in (1, 2, 3)},
+    **{f"Conv{n}d": "conv" for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": "transposed conv" for n in (1, 2, 3)},
+}
+_IN_CHAINS = frozenset(
+    (
+        *(
+            "Sequential",
+            "Linear",
+            "Embedding",
+            "LayerNorm",
+            "BatchNorm1d",
+            "Dropout",
+            "AlphaDropout",
+            "Identity",
+        ),
+        *(
+            "ReLU",
+            "ReLU6",
+            "LeakyReLU",
+            "ELU",
+            "SELU",
+            "GELU",
+            "SiLU",
+            "Tanh",
+            "Sigmoid",
+            "Softplus",
+            "Softmax",
+        ),
+    )
+)
+"""Modules behind which a tensor has its features along the last axis, as those before gave them."""
+_ONCE_MORE = "_flat_weights"
+"""The list in which a recurrent layer has its own weights once more."""
+_RECURRENT = ("lstm", "gru", "rnn")
+_INPUT = pattern("(h d) e -> e h d")
+_INPUT_BIAS = pattern("(h d) -> h d")
+_OUTPUT = pattern("e (h d) -> h d e")
+_PARTS = ("query_dense", "key_dense", "value_dense")
 
 
 def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Content, list[str]]:
@@ -52,9 +106,6 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
         content: What is to be brought into the layout; it loses what its format alone needs.
         checkpoint: The source, of which the content is a part.
         layout: ``torch`` or ``keras``.
-
-    Raises:
-        UsageError: It holds an optimizer's state, or nothing says how a tensor lies.
     """
     _require_weights(content)
     view = as_checkpoint(content, checkpoint)
@@ -179,63 +230,6 @@ def _to_keras(view: ContentView) -> _Conversions:
     ]
 
 
-Made = dict[int, list[tuple[Tensor, str | None]]]
-"""For the ``id`` of each tensor, what it becomes with the rule; nothing for what another one has taken in."""
-
-_MODEL = "--model FILE takes names and layouts from a file of Keras"
-_CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
-_KINDS = {
-    "Linear": "dense",
-    "NonDynamicallyQuantizableLinear": "dense",
-    "Embedding": "embedding",
-    "LayerNorm": "norm",
-    "GroupNorm": "norm",
-    "SyncBatchNorm": "batch norm",
-    "LSTM": "lstm",
-    "GRU": "gru",
-    "RNN": "rnn",
-    "MultiheadAttention": "multi-head",
-    **{f"BatchNorm{n}d": "batch norm" for n in (1, 2, 3)},
-    **{f"Conv{n}d": "conv" for n in (1, 2, 3)},
-    **{f"ConvTranspose{n}d": "transposed conv" for n in (1, 2, 3)},
-}
-_IN_CHAINS = frozenset(
-    (
-        *(
-            "Sequential",
-            "Linear",
-            "Embedding",
-            "LayerNorm",
-            "BatchNorm1d",
-            "Dropout",
-            "AlphaDropout",
-            "Identity",
-        ),
-        *(
-            "ReLU",
-            "ReLU6",
-            "LeakyReLU",
-            "ELU",
-            "SELU",
-            "GELU",
-            "SiLU",
-            "Tanh",
-            "Sigmoid",
-            "Softplus",
-            "Softmax",
-        ),
-    )
-)
-"""Modules behind which a tensor has its features along the last axis, as those before gave them."""
-_ONCE_MORE = "_flat_weights"
-"""The list in which a recurrent layer has its own weights once more."""
-_RECURRENT = ("lstm", "gru", "rnn")
-_INPUT = pattern("(h d) e -> e h d")
-_INPUT_BIAS = pattern("(h d) -> h d")
-_OUTPUT = pattern("e (h d) -> h d e")
-_PARTS = ("query_dense", "key_dense", "value_dense")
-
-
 class TorchModule(NamedTuple):
     """A module of PyTorch: the kind of its layer, and what else is known of it."""
 
@@ -263,9 +257,6 @@ def to_keras(checkpoint: Checkpoint, held: Collection[str]) -> Made:
     Args:
         checkpoint: Of PyTorch.
         held: Names of tensors that stay.
-
-    Raises:
-        UsageError: Nothing says how one of them is to lie.
     """
     modules = _modules(checkpoint.metadata)
     if not modules:
@@ -335,11 +326,7 @@ def _is_plain_chain(modules: Mapping[str, TorchModule]) -> bool:
 
 
 def _require_small(layers: list[_TorchLayer]) -> None:
-    """Require that no linear layer may stand behind a flatten or before a reshape.
-
-    Raises:
-        UsageError: One may.
-    """
+    """Require that no linear layer may stand behind a flatten or before a reshape."""
     linear = [one.tensors.get("weight") for one in layers if one.module.kind == "dense"]
     doubts = [
         Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)

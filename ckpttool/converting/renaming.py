@@ -20,10 +20,6 @@ def rename_by_map(content: Content, told: TensorMap) -> tuple[Content, list[str]
     """Return a content with the names and layouts that a map gives, and what there is to say of it.
 
     What the map doesn't name stays as it is.
-
-    Raises:
-        UsageError: A rule matches nothing or doesn't fit, two tensors would have one name, or what the map
-            changes has a state in an optimizer, which it can't change.
     """
     changes = _Changes(content, told)
     for rule in told.tensors:

@@ -33,9 +33,6 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
     """Return the weights of a content without what lies around them, and what there is to say of it.
 
     Containers that all weights lie in, and prefixes of wrappers that all have, are taken off their names.
-
-    Raises:
-        UsageError: There are no weights, or two would get one name.
     """
     weights = [tensor for tensor in content.tensors if tensor.role is Role.WEIGHTS]
     if not weights:

@@ -48,9 +48,6 @@ def follow_template(
         model: What names, layouts, shapes and architecture come from; it stays open as long as the result
             is read.
         by_order: Whether layers that are alike are paired by their order, as nothing else tells them apart.
-
-    Raises:
-        UsageError: A tensor of one has no counterpart in the other, or which it is can't be told.
     """
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
@@ -104,11 +101,7 @@ def _owners_first(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
-    """Require that each tensor of one side is one of the other, and that it is known which.
-
-    Raises:
-        UsageError: It isn't.
-    """
+    """Require that each tensor of one side is one of the other, and that it is known which."""
     squares = [pair for pair in pairing.undecided if pair.doubt is None]
     if squares:
         names = name_list(pair.a.sources[0] for pair in squares)
@@ -126,22 +119,14 @@ def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
 
 
 def _require_shapes(pairing: Pairing) -> None:
-    """Require that each tensor has the shape of the one that it becomes.
-
-    Raises:
-        UsageError: One hasn't.
-    """
+    """Require that each tensor has the shape of the one that it becomes."""
     for pair in pairing.pairs:
         if pair.a.tensor.shape != pair.b.tensor.shape:
             raise UsageError(_other_shape(pair))
 
 
 def _require_known(pairing: Pairing, ours: Checkpoint, theirs: Checkpoint) -> None:
-    """Require that it is known how each tensor lies, where the two are of families that hold them otherwise.
-
-    Raises:
-        UsageError: It isn't.
-    """
+    """Require that each tensor's layout is known, if the two are of families with different layouts."""
     is_family = family_of(ours.conventions) == family_of(theirs.conventions)
     if not is_family or any(one.a.rule for one in pairing.pairs):
         free = [one for one in pairing.pairs if one.how != "map"]
@@ -217,11 +202,7 @@ class _TemplateTensors:
         self._kept: list[str] = []
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return what a tensor of the model becomes.
-
-        Raises:
-            UsageError: Nothing says what its values are.
-        """
+        """Return what a tensor of the model becomes."""
         parts = self._parts.get(id(tensor))
         owner = self._done.get(tensor.shares_with or "")
         if owner is not None:
@@ -253,11 +234,7 @@ class _TemplateTensors:
         return replace(made, path=tensor.path, role=tensor.role, key=tensor.key, shares_with=None)
 
     def _require_tied(self, tensor: Tensor, owner: Tensor, parts: Sequence[tuple[Pair, int]] | None) -> None:
-        """Require that what the model has under two names has one value in the source.
-
-        Raises:
-            UsageError: It has two.
-        """
+        """Require that what the model has under two names has one value in the source."""
         if parts is None:
             return
         own = self._made(tensor, parts)
@@ -266,11 +243,7 @@ class _TemplateTensors:
             raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {told}")
 
     def _left(self, tensor: Tensor) -> Tensor:
-        """Return a tensor that the source hasn't got: it is the model's own.
-
-        Raises:
-            UsageError: It holds a copy of some variable, and nothing says of which, or a weight.
-        """
+        """Return a tensor that the source hasn't got: it is the model's own."""
         if tensor.role is Role.WEIGHTS and id(tensor) not in self._books:
             raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
         if may_be_copy(tensor, self._model.conventions):

@@ -11,6 +11,9 @@ from ckpttool.report import counted
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Mapped
 
+_VERSIONS_KEY = "_metadata"
+"""The attribute of a state dict that has, for each module, the version of its layout."""
+
 
 class Edit(NamedTuple):
     """What stands in a tensor's place: a tensor, and its key there."""
@@ -35,10 +38,6 @@ def edit_tree(
         edits: For the ``id`` of a tensor, what stands in its place.
         ends: For the ``id`` of a tensor that keeps its place, what it is now.
         old: All tensors of the tree as it was.
-
-    Raises:
-        UsageError: One of those that are edited doesn't lie in a dictionary under a name.
-        LimitExceeded: The tree is nested too deep.
     """
     tensors = [*old]
     editing = _Editing(tree, edits, ends, tensors)
@@ -128,10 +127,6 @@ def _held_tensor(value: object) -> Tensor | None:
 
 def _no_cycle(node: object) -> object:
     raise UsageError("a tree that holds itself can't be changed by a map (use --only weights)")
-
-
-_VERSIONS_KEY = "_metadata"
-"""The attribute of a state dict that has, for each module, the version of its layout."""
 
 
 class ModuleVersions:

@@ -78,11 +78,7 @@ class Verifier:
         self._has_manifest = bool(self._manifests) or has_digests(checkpoint)
 
     def run(self, prediction: Prediction | None, ignores: Sequence[Ignore]) -> Verification:
-        """Return the verdict.
-
-        Raises:
-            MissingPackage: The prediction's framework could not be imported.
-        """
+        """Run all checks that were asked for, a prediction last."""
         checks = self._own_checks()
         if prediction is not None:
             checks += self._predicted(prediction, self._verification(checks), ignores)
@@ -223,11 +219,7 @@ class Verifier:
         return element_of
 
     def _reread(self, nbytes: int) -> None:
-        """Count bytes that are read once more, because tensors in them may hold a NaN.
-
-        Raises:
-            LimitExceeded: Tensors view the same bytes too often.
-        """
+        """Count bytes that are read once more, because tensors in them may hold a NaN."""
         self._rereads += nbytes
         once = sum(one.span.nbytes for one in self._scanned)
         if self._rereads > max(MIN_REREADS, REREADS_A_BYTE * self._checkpoint.nbytes) + once:

@@ -1,4 +1,4 @@
-"""What a conversion will write, and what of its source it won't: known before any value is read."""
+"""Plans a conversion before any value is read: what is written, what stays behind, what is refused."""
 
 from __future__ import annotations
 
@@ -29,6 +29,40 @@ from ckpttool.writing.interface import WriteOptions, Writer
 _ARCHITECTURE = "keras.config"
 _SHOWN, _NAMED = 3, 8
 """How many of the tensors that can't be held are named, and how many names that a loader has to admit."""
+_PROGRAMS = {
+    "torchscript": Dropped("code", "the program"),
+    "torch-export": Dropped("models", "the program"),
+    "paddle inference": Dropped("program", "what is computed"),
+    "paddle training": Dropped("program", "what is computed"),
+    "fluid inference": Dropped("program", "what is computed"),
+}
+"""What computes with the tensors, by format or variant: no other format could run it."""
+_GRAPHS = Dropped("saved_model.pb", "the graph, its functions and signatures")
+_FILES_BESIDE = {
+    "savedmodel": ("files",),
+    "torchscript": ("extra", RECORDS),
+    "torch-export": (RECORDS,),
+    "keras": (RECORDS,),
+}
+"""Under which keys a reader tells of files that are neither tensors nor read, by format."""
+_NOT_READ = frozenset(
+    {
+        "bytes-unused",
+        "content-entry",
+        "hdf5-soft-link",
+        "layout-not-read",
+        "metadata-duplicate-key",
+        "more-pickles",
+        "not-part",
+        "part-not-checked",
+        "part-unrecognised",
+        "trailing-bytes",
+        "unknown-field",
+        "unused-storage",
+        "weights-not-read",
+    }
+)
+"""Warnings that say that something of the source was not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +121,7 @@ class ConversionPlan:
 
 @contextmanager
 def model_of(wishes: ConvertWishes) -> Iterator[Checkpoint | None]:
-    """Open the checkpoint that the target is to follow, as long as the context lasts; None: there is none.
-
-    Raises:
-        CheckpointError: It can't be opened, or is damaged.
-    """
+    """Open the checkpoint that the target is to follow, as long as the context lasts; None: there is none."""
     if wishes.model is None:
         yield None
         return
@@ -116,10 +146,6 @@ def plan_conversion(
         wishes: How it is to be converted.
         model: The checkpoint that the wishes name, open.
         sources: Paths of what the source is made of, where that is not its own alone.
-
-    Raises:
-        CheckpointError: It is damaged, or the target can't be written there.
-        UsageError: The wishes can't be followed, or the target can't hold what the source has.
     """
     _require_intact(checkpoint)
     content, notes = _content(checkpoint, wishes, model)
@@ -138,12 +164,17 @@ def plan_conversion(
     ]
     if gone and wishes.strict:
         raise UsageError(f"{gone[0].path} can't be carried: {gone[0].why}{more(len(gone), 1)} (--strict)")
-    trusted = [*_needs_trust(writer.strangers(content, options))]
-    if trusted and wishes.strict:
-        raise UsageError(f"{target}: {trusted[0]} (--strict)")
+    trust: list[str] = []
+    if strangers := writer.strangers(content, options):
+        shown = ", ".join(strangers[:_NAMED]) + more(len(strangers), _NAMED)
+        trust = [f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"]
+        if wishes.strict:
+            raise UsageError(f"{target}: {trust[0]} (--strict)")
     opened = [checkpoint, *([model] if model is not None else [])]
     replaces = check_target(target, opened, wishes, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
+    sidecars = [name for name in replaces or () if name.endswith(SIDECARS)]
+    stale = [f"{name} was about what is replaced, and goes with it" for name in sidecars]
     return ConversionPlan(
         source=checkpoint,
         content=content,
@@ -153,16 +184,9 @@ def plan_conversion(
         replaces=replaces,
         wishes=wishes,
         dropped=tuple(gone),
-        notes=(*notes, *_cut_apart(content.tensors), *trusted, *_stale(replaces or ())),
+        notes=(*notes, *_cut_apart(content.tensors), *trust, *stale),
         sources=tuple(sources),
     )
-
-
-def _needs_trust(names: Sequence[str]) -> Iterator[str]:
-    """Yield what to tell PyTorch's loader where a file names more than it admits of itself."""
-    if names:
-        shown = ", ".join(names[:_NAMED]) + more(len(names), _NAMED)
-        yield f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"
 
 
 def _without_own_conventions(content: Content, writer: Writer) -> Content:
@@ -174,12 +198,6 @@ def _without_own_conventions(content: Content, writer: Writer) -> Content:
     if content.conventions != writer.name and not is_family and "layout" not in content.mapped.values():
         return content
     return replace(content, conventions="", layers={})
-
-
-def _stale(replaces: Sequence[str]) -> Iterator[str]:
-    for name in replaces:
-        if name.endswith(SIDECARS):
-            yield f"{name} was about what is replaced, and goes with it"
 
 
 def _cut_apart(tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -220,11 +238,7 @@ def _reach(view: Tensor) -> tuple[int, int]:
 
 
 def _require_intact(checkpoint: Checkpoint) -> None:
-    """Require that nothing is wrong with the structure of a source, and nothing missing.
-
-    Raises:
-        DamagedCheckpoint: Something is.
-    """
+    """Require that nothing is wrong with the structure of a source, and nothing missing."""
     for finding in checkpoint.findings:
         if finding.severity is Severity.ERROR:
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
@@ -238,12 +252,7 @@ def _require_intact(checkpoint: Checkpoint) -> None:
 def _content(
     checkpoint: Checkpoint, wishes: ConvertWishes, model: Checkpoint | None
 ) -> tuple[Content, list[str]]:
-    """Return what is to be written, and notes on how it came about.
-
-    Raises:
-        UsageError: The wishes can't be followed.
-        CheckpointError: The map file can't be read.
-    """
+    """Return what is to be written, and notes on how it came about."""
     content = content_of(checkpoint)
     notes: list[str] = []
     for step in _content_steps(checkpoint, wishes, model):
@@ -292,11 +301,7 @@ def _content_steps(
 
 
 def content_of(checkpoint: Checkpoint) -> Content:
-    """Return all that a checkpoint holds, as it is.
-
-    Raises:
-        UsageError: Two tensors have one name, or one has no values.
-    """
+    """Return all that a checkpoint holds, as it is."""
     twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
     if twice:
         raise UsageError(f"{checkpoint.path}: {len(twice):,} names are two tensors', like {twice[0]!r}")
@@ -321,83 +326,26 @@ def content_of(checkpoint: Checkpoint) -> Content:
 
 
 def _require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
-    """Require that a format can hold the content.
-
-    Raises:
-        UsageError: It can't.
-    """
+    """Require that a format can hold the content."""
     if any(ENTRY in (tensor.name, tensor.key) for tensor in content.tensors):
         raise UsageError(f"{ENTRY}: no tensor can have this name, it is that of the entry (use --map)")
     strange = [tensor for tensor in content.tensors if tensor.dtype.name not in writer.dtypes]
     if strange:
-        raise UsageError(_no_type(strange, writer))
+        names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + more(len(strange), _SHOWN)
+        types = " or ".join(sorted({tensor.dtype.name for tensor in strange}))
+        is_float = all(tensor.dtype.kind == "float" for tensor in strange)
+        way = " (--dtype float32 converts them)" if is_float else ""
+        raise UsageError(f"{writer.name} has no {types}: {names}{way}")
     refusals = [*writer.refusals(content, options)]
     if refusals:
         raise UsageError(f"{refusals[0]}{more(len(refusals), 1)}")
 
 
-def _no_type(strange: Sequence[Tensor], writer: Writer) -> str:
-    names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + more(len(strange), _SHOWN)
-    types = " or ".join(sorted({tensor.dtype.name for tensor in strange}))
-    is_float = all(tensor.dtype.kind == "float" for tensor in strange)
-    way = " (--dtype float32 converts them)" if is_float else ""
-    return f"{writer.name} has no {types}: {names}{way}"
-
-
-def more(count: int, shown: int) -> str:
-    """Return how many there are beside those that are shown; nothing where that is all."""
-    return f" (and {count - shown:,} more)" if count > shown else ""
-
-
-_PROGRAMS = {
-    "torchscript": Dropped("code", "the program"),
-    "torch-export": Dropped("models", "the program"),
-    "paddle inference": Dropped("program", "what is computed"),
-    "paddle training": Dropped("program", "what is computed"),
-    "fluid inference": Dropped("program", "what is computed"),
-}
-"""What computes with the tensors, by format or variant: no other format could run it."""
-_GRAPHS = Dropped("saved_model.pb", "the graph, its functions and signatures")
-_FILES_BESIDE = {
-    "savedmodel": ("files",),
-    "torchscript": ("extra", RECORDS),
-    "torch-export": (RECORDS,),
-    "keras": (RECORDS,),
-}
-"""Under which keys a reader tells of files that are neither tensors nor read, by format."""
-_NOT_READ = frozenset(
-    {
-        "bytes-unused",
-        "content-entry",
-        "hdf5-soft-link",
-        "layout-not-read",
-        "metadata-duplicate-key",
-        "more-pickles",
-        "not-part",
-        "part-not-checked",
-        "part-unrecognised",
-        "trailing-bytes",
-        "unknown-field",
-        "unused-storage",
-        "weights-not-read",
-    }
-)
-"""Warnings that say that something of the source was not read."""
+# What stays behind ------------------------------------------------------------------------------------
 
 
 def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Dropped]:
-    """Yield what of a source is not in the content that was made of it, or can't be carried at all."""
-    yield from _programs(checkpoint)
-    yield from _files(checkpoint, content)
-    for finding in checkpoint.findings:
-        if finding.severity is Severity.WARNING and finding.code in _NOT_READ:
-            path = ENTRY if finding.code == "content-entry" else finding.where or finding.code
-            yield Dropped(path, finding.message)
-    if content.tree is not None:
-        yield from (Dropped(*one) for one in dropped(content.tree))
-
-
-def _programs(checkpoint: Checkpoint) -> Iterator[Dropped]:
+    """Yield what of a source is not in the content that was made of it, or no format could carry."""
     format, variant = checkpoint.format, checkpoint.variant
     program = _PROGRAMS.get(format) or _PROGRAMS.get(f"{format} {variant}")
     if program is not None:
@@ -405,6 +353,17 @@ def _programs(checkpoint: Checkpoint) -> Iterator[Dropped]:
     graphs = checkpoint.metadata.get("graph") if format == "savedmodel" else None
     if isinstance(graphs, Mapping) and any(map(_computes, graphs.values())):
         yield _GRAPHS
+    for key in _FILES_BESIDE.get(format, ()):
+        files = checkpoint.metadata.get(key)
+        for name in files if isinstance(files, Mapping) else ():
+            if ASSET + name not in content.native:
+                yield Dropped(name, "a file of its own, of which only size and checksum are known")
+    for finding in checkpoint.findings:
+        if finding.severity is Severity.WARNING and finding.code in _NOT_READ:
+            path = ENTRY if finding.code == "content-entry" else finding.where or finding.code
+            yield Dropped(path, finding.message)
+    if content.tree is not None:
+        yield from (Dropped(*one) for one in dropped(content.tree))
 
 
 def _computes(graph: object) -> bool:
@@ -414,9 +373,6 @@ def _computes(graph: object) -> bool:
     return any(value and not str(value).startswith("<0 ") for value in graph.values())
 
 
-def _files(checkpoint: Checkpoint, content: Content) -> Iterator[Dropped]:
-    for key in _FILES_BESIDE.get(checkpoint.format, ()):
-        told = checkpoint.metadata.get(key)
-        for name in told if isinstance(told, Mapping) else ():
-            if ASSET + name not in content.native:
-                yield Dropped(name, "a file of its own, of which only size and checksum are known")
+def more(count: int, shown: int) -> str:
+    """Return how many there are beside those that are shown; nothing where that is all."""
+    return f" (and {count - shown:,} more)" if count > shown else ""

@@ -75,12 +75,7 @@ def carry_out(plan: ConversionPlan, *, advance: Advance = lambda nbytes: None) -
 
 
 def _read_back(plan: ConversionPlan, staged: StagedOutput, jobs: int, advance: Advance) -> Converted:
-    """Return what stands at the staged path, compared with what was planned.
-
-    Raises:
-        CheckpointError: The source can't be read any more.
-        UsageError: Loading the target could run something, and the wishes are strict.
-    """
+    """Return what stands at the staged path, compared with what was planned."""
     try:
         opened = open_checkpoint(staged.path)
     except CheckpointError as error:
@@ -106,11 +101,7 @@ def _read_back(plan: ConversionPlan, staged: StagedOutput, jobs: int, advance: A
 
 
 def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
-    """Return for each file of a source what changes when it is written to: its number, size and time.
-
-    Raises:
-        CheckpointError: One can't be looked at any more.
-    """
+    """Return for each file of a source what changes when it is written to: its number, size and time."""
     marks = {}
     for entry in checkpoint.files:
         try:
@@ -122,12 +113,7 @@ def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
 
 
 def _require_unchanged(checkpoint: Checkpoint, marks: dict[str, tuple[int, int, int]]) -> None:
-    """Require that nobody wrote to the source while it was read: its parts may be of two states.
-
-    Raises:
-        DamagedCheckpoint: Somebody did.
-        CheckpointError: A file can't be looked at any more.
-    """
+    """Require that nobody wrote to the source while it was read: its parts may be of two states."""
     for path, mark in _marks(checkpoint).items():
         if mark != marks[path]:
             raise DamagedCheckpoint(path, "it was written to while it was read")
@@ -137,9 +123,6 @@ def _require_sums(checkpoint: Checkpoint, written: Sequence[Written], jobs: int,
     """Require that all bytes have the checksums that the source states for them.
 
     What was summed while it was written isn't read again.
-
-    Raises:
-        DamagedCheckpoint: Some have others.
     """
     known = {(one.tensor.extent, one.algorithm): one.own for one in written if _is_whole_storage(one.tensor)}
     summed = (span for span in checkpoint.spans() if span.crc32 is not None)

@@ -47,6 +47,8 @@ _DECIDED_BY = {
 }
 """What helps where nothing says how tensors lie, by whether they were compared as stored."""
 _SHOWN = 3
+_FEW = 0.1
+"""The share of a tensor's elements below which a change looks like damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +142,7 @@ def _stored_names(pair: Pair) -> Iterator[tuple[Side, str]]:
 
 
 def _require_something(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
-    """Require that the wishes leave something to compare.
-
-    Raises:
-        UsageError: They leave no tensor, though there are some.
-    """
+    """Require that the wishes leave something to compare."""
     left = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
     if not left and (a.tensors or b.tensors):
         told = "; ".join(pairing.notes)
@@ -152,11 +150,7 @@ def _require_something(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
 
 
 def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wishes: DiffWishes) -> None:
-    """Require that both sides can be read, unless what can be is to be compared.
-
-    Raises:
-        DamagedCheckpoint: One can't.
-    """
+    """Require that both sides can be read, unless what can be is to be compared."""
     if broken and not wishes.keep_going:
         first = broken[0]
         path = (a if first.side is Side.A else b).path
@@ -321,10 +315,6 @@ def _described(checkpoint: Checkpoint) -> Described:
         len(checkpoint.tensors),
         checkpoint.parameters,
     )
-
-
-_FEW = 0.1
-"""The share of a tensor's elements below which a change looks like damage."""
 
 
 def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:

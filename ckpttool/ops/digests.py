@@ -142,12 +142,7 @@ def _entry(tensor: Tensor, found: Mapping[str, Digest | None]) -> dict[str, obje
 
 
 def read_digests(path: str) -> Digests:
-    """Return what a document says.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        CheckpointError: It can't be read.
-    """
+    """Return what a document says."""
     with Source(path) as source:
         if source.size > MAX_BYTES:
             raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")

@@ -85,10 +85,6 @@ def drift(paths: Sequence[str], wishes: DiffWishes, *, advance: Advance = lambda
         paths: Two or more.
         wishes: How two are compared.
         advance: Called with the bytes done, from any thread.
-
-    Raises:
-        CheckpointError: One can't be opened; or is damaged, unless the wishes say to keep going.
-        UsageError: The map file or the wishes can't be followed.
     """
     points: list[Point] = []
     steps: list[DriftStep] = []
@@ -113,13 +109,7 @@ def _point(checkpoint: Checkpoint, squares: Mapping[str, float]) -> Point:
 
 
 def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
-    """Return what happened between two checkpoints.
-
-    Args:
-        difference: Between them.
-        before: The first of them.
-        squares: Sum of squares of each of its weights.
-    """
+    """Return what happened between two checkpoints."""
     tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
     moved = [
         one
@@ -182,11 +172,7 @@ def _max_abs(change: Change) -> float:
 
 
 def _squares(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return the sum of squares of each weight, what is tied once.
-
-    Raises:
-        CheckpointError: A value can't be read.
-    """
+    """Return the sum of squares of each weight, what is tied once."""
     return {
         tensor.name: _sum_of_squares(tensor)
         for tensor in checkpoint.tensors

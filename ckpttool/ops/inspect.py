@@ -91,9 +91,6 @@ def statistics_of(tensor: Tensor) -> ValueStatistics:
     """Return a real tensor's statistics, in one pass, in float64 and bounded memory.
 
     Blocks are merged by Chan's method, so that the variance doesn't cancel.
-
-    Raises:
-        CheckpointError: Its values can't be read.
     """
     import numpy as np
 

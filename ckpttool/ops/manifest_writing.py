@@ -119,11 +119,7 @@ class _ManifestFile:
 
 
 def _names(checkpoint: Checkpoint, directory: str) -> dict[str, str]:
-    """Return the paths of all files by their names in a manifest: relative to its directory, with slashes.
-
-    Raises:
-        Unsupported: One lies elsewhere.
-    """
+    """Return the paths of all files by their names in a manifest: relative to its directory, with slashes."""
     own = base_of(checkpoint)
     base, found = os.path.abspath(directory), {}
     for entry in checkpoint.files:
@@ -137,11 +133,7 @@ def _names(checkpoint: Checkpoint, directory: str) -> dict[str, str]:
 
 
 def _readable(digest: Digest | None) -> str:
-    """Return a digest.
-
-    Raises:
-        CheckpointError: The bytes could not be read.
-    """
+    """Return a digest."""
     if isinstance(digest, CheckpointError):
         raise digest
     return digest or ""

@@ -1,4 +1,9 @@
-"""One whole out of the parts that a distributed job wrote, in any format: gathered, then converted."""
+"""Merges the parts that a distributed job wrote into one checkpoint, and writes it in any format.
+
+Parts that a reader puts together by itself (behind an index, in a directory, behind a prefix) are one source.
+Several sources are the files of one set of shards, the directories of a job's machines, or checkpoints with
+tensors of their own.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +31,8 @@ from ckpttool.ops.merging.zero import full_precision
 from ckpttool.work import Advance
 
 _AS_IT_IS = ConvertWishes()
+_DEEPSPEED = "deepspeed"
+"""The variant of DeepSpeed's own files; others that it reads are merged as they are."""
 
 
 def merge(
@@ -50,12 +57,7 @@ def merge(
 def plan_merge(
     whole: MergedCheckpoint, target: str, wishes: ConvertWishes, model: Checkpoint | None = None
 ) -> ConversionPlan:
-    """Return how a whole would be written; nothing is written.
-
-    Raises:
-        CheckpointError: The target can't be written there.
-        UsageError: The wishes can't be followed, or the target can't hold what the parts have.
-    """
+    """Return how a whole would be written; nothing is written."""
     dropped = whole.dropped if wishes.only == "all" else ()
     if dropped and wishes.strict:
         raise UsageError(f"{dropped[0].path} can't be carried: {dropped[0].why} (--strict)")
@@ -63,21 +65,19 @@ def plan_merge(
     return replace(made, dropped=(*dropped, *made.dropped), notes=(*whole.notes, *made.notes))
 
 
-_DEEPSPEED = "deepspeed"
-
-
 def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
     """Return what parts make together.
 
     One source is what a reader opens there. DeepSpeed's parts become the weights in full precision, and the
     lookup tables of Paddle Fluid come together from the shards of all parameter servers.
-
-    Raises:
-        CheckpointError: A part is missing, there twice, of another save, damaged, or can't be read.
-        UsageError: The same path is given twice.
     """
     sources = tuple(os.fspath(path) for path in paths)
-    _require_distinct(sources)
+    places = [os.path.realpath(path) for path in sources]
+    for at, path in enumerate(sources):
+        if places[at] in places[:at]:
+            raise UsageError(f"{path} is given twice")
+    if not sources:
+        raise UsageError("nothing to merge")
     with ExitStack() as until_whole:
         checkpoint = until_whole.enter_context(_open_sources(sources))
         require_intact(checkpoint)
@@ -96,17 +96,6 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
             whole = MergedCheckpoint(checkpoint=checkpoint, sources=sources)
         until_whole.pop_all()
     return whole
-
-
-def _require_distinct(sources: Sequence[str]) -> None:
-    places: dict[str, str] = {}
-    for path in sources:
-        place = os.path.realpath(path)
-        if place in places:
-            raise UsageError(f"{path} is given twice")
-        places[place] = path
-    if not places:
-        raise UsageError("nothing to merge")
 
 
 def _open_sources(sources: Sequence[str]) -> Checkpoint:

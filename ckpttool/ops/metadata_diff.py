@@ -65,6 +65,23 @@ _PROGRAMS = {
     "savedmodel": ("graph", "the graph"),
 }
 """Formats that hold a program: the key at the root under which its checksum stands, and what it is."""
+_SHOWN_ITEMS = 16
+"""Containers of more are told by their size: a random generator's state has 625 numbers."""
+_MANGLED = "___torch_mangle_"
+_MANGLE = re.compile(rf"{_MANGLED}\d+\.")
+"""What TorchScript adds to the name of a class that it met before; the number depends on the process."""
+_NOTHING = ("none", "null")
+"""How a text spells a value that is None."""
+_LONGEST_NUMBER = 400
+"""Characters; float64 needs no more to be written out."""
+_UNREAD = re.compile(
+    r"[<: ][\d,]+ bytes of "
+    r"(data|text|a record without a checksum|a file that was not read|constants that were not read)>"
+)
+_CUT = re.compile(r"[\w.]+\(…\)|<[A-Z]\w*[a-z]\w*>")
+"""How formats tell of content without its checksum: of too many bytes, of objects too large for a line."""
+_DIGEST = re.compile(r"CRC-32 [0-9a-f]{8}")
+"""What makes such a description one of the whole content."""
 
 
 class _TrainingValue(NamedTuple):
@@ -154,12 +171,7 @@ def _checkpoint_changes(a: Checkpoint, b: Checkpoint) -> Iterator[ValueChange]:
 
 
 def _is_bookkeeping(change: ValueChange, formats: tuple[str, str]) -> bool:
-    """Tell whether a value says how a file was written, rather than what it holds.
-
-    Args:
-        change: What the two sides say.
-        formats: The format of each side.
-    """
+    """Tell whether a value says how a file was written, rather than what it holds."""
     first, _, _ = change.path.partition(".")
     _, _, last = change.path.rpartition(".")
     if last in _PRODUCER_KEYS or first in _TIMES or _INNER_NAME.search(change.path):
@@ -299,25 +311,6 @@ def _single(number: Any) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return float(number)
-
-
-_SHOWN_ITEMS = 16
-"""Containers of more are told by their size: a random generator's state has 625 numbers."""
-_MANGLED = "___torch_mangle_"
-_MANGLE = re.compile(rf"{_MANGLED}\d+\.")
-"""What TorchScript adds to the name of a class that it met before; the number depends on the process."""
-_NOTHING = ("none", "null")
-"""How a text spells a value that is None."""
-_LONGEST_NUMBER = 400
-"""Characters; float64 needs no more to be written out."""
-_UNREAD = re.compile(
-    r"[<: ][\d,]+ bytes of "
-    r"(data|text|a record without a checksum|a file that was not read|constants that were not read)>"
-)
-_CUT = re.compile(r"[\w.]+\(…\)|<[A-Z]\w*[a-z]\w*>")
-"""How formats tell of content without its checksum: of too many bytes, of objects too large for a line."""
-_DIGEST = re.compile(r"CRC-32 [0-9a-f]{8}")
-"""What makes such a description one of the whole content."""
 
 
 def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False) -> Iterator[ValueChange]:

@@ -45,9 +45,6 @@ class Prediction(AbstractContextManager["Prediction"]):
 
         Args:
             has_failed: Whether a check failed, so that it must not be loaded.
-
-        Raises:
-            MissingPackage: The framework could not be imported.
         """
         if self._child is None:
             return _refused(self.refusal or "")

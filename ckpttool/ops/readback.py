@@ -22,6 +22,24 @@ from ckpttool.writing.interface import Writer
 
 _AT_ONCE = 1 << 12
 """How many tensors are read back at once: what is noted of each takes memory."""
+_OF_FILES = {
+    "savedmodel": frozenset(
+        {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
+    ),
+    "safetensors": frozenset({"total_parameters", "total_size"}),
+}
+"""By which metadata a reader describes the files of a source, by its format: a target has other files.
+
+What is lost with them (a graph, assets) is told as dropped.
+"""
+_BY_KERAS = frozenset(
+    {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
+)
+_SAID_BY = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
+"""Which metadata a target's format says in its own words."""
+_OF_KERAS = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
+_HELD_BY = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
+"""Which native parts a target's format holds in its own form."""
 
 
 def mismatches(
@@ -42,9 +60,6 @@ def mismatches(
         written: Checksums of what was read while it was written; the other tensors are read once more.
         jobs: Number of threads.
         advance: Told the bytes that were read.
-
-    Raises:
-        CheckpointError: The source can't be read any more.
     """
     yield from _structural(opened)
     found = {tensor.name: tensor for tensor in opened.tensors}
@@ -92,11 +107,7 @@ def _differing_tensors(
 
 
 def _compared(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
-    """Yield which tensors hold other elements, by reading both sides.
-
-    Raises:
-        CheckpointError: The source can't be read any more.
-    """
+    """Yield which tensors hold other elements, by reading both sides."""
     from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
 
     outcomes = compare_all(pairs, Tolerance(bitwise=True), jobs=jobs, advance=advance)
@@ -124,26 +135,6 @@ def _structural(opened: Checkpoint) -> Iterator[str]:
             yield f"{finding.where or 'structure'}: {finding.message}"
     if not opened.complete:
         yield "it is not complete"
-
-
-_OF_FILES = {
-    "savedmodel": frozenset(
-        {"constant_bytes", "file", "files", "fingerprint", "graph", "meta_graphs", "schema_version"}
-    ),
-    "safetensors": frozenset({"total_parameters", "total_size"}),
-}
-"""By which metadata a reader describes the files of a source, by its format: a target has other files.
-
-What is lost with them (a graph, assets) is told as dropped.
-"""
-_BY_KERAS = frozenset(
-    {"backend", "date_saved", "keras_version", "model_config", "name", "training_config", RECORDS}
-)
-_SAID_BY = {"keras": _BY_KERAS, "keras-h5": _BY_KERAS}
-"""Which metadata a target's format says in its own words."""
-_OF_KERAS = frozenset({CONFIG, METADATA, STORED, TRAINING_CONFIG})
-_HELD_BY = {"keras": _OF_KERAS, "keras-h5": _OF_KERAS}
-"""Which native parts a target's format holds in its own form."""
 
 
 def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -> Iterator[str]:

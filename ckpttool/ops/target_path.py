@@ -21,6 +21,28 @@ from ckpttool.wire.staging_area import is_area_name
 from ckpttool.writing import SUFFIXES, WRITERS, format_of
 
 _HDF5 = "keras-h5"
+_MARKS = frozenset({MARKER, *SHARED})
+"""Names of what lies in the directory of a checkpoint and tells of its files alone."""
+_KNOWN = frozenset(
+    {
+        ("fluid", "checkpoint"),
+        ("fluid", "variables"),
+        ("keras-h5", "sharded"),
+        ("pytorch", "sharded"),
+        ("safetensors", "sharded"),
+        ("savedmodel", "v1"),
+        ("savedmodel", "v2"),
+        ("torch-dcp", None),
+        ("torch-dcp", "safetensors"),
+    }
+)
+"""Directories of which it is known what belongs there, by format and variant; in others, anything may lie."""
+_OF_SAVED_MODEL = re.compile(
+    r"saved_model\.(pb|pbtxt|cpb)|fingerprint\.pb|keras_metadata\.pb|(assets|assets\.extra)/.*"
+    r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})",
+    re.DOTALL,
+)
+"""What a SavedModel consists of; its reader tells of all that lies there."""
 
 
 def target_format(target: str, wishes: ConvertWishes, *, has_architecture: bool) -> str:
@@ -30,9 +52,6 @@ def target_format(target: str, wishes: ConvertWishes, *, has_architecture: bool)
         target: Where it is to stand.
         wishes: What was asked for.
         has_architecture: Whether it is known which Keras model the weights are of.
-
-    Raises:
-        UsageError: Neither the wishes nor the name tell it.
     """
     if wishes.to is not None:
         if wishes.to not in WRITERS:
@@ -68,10 +87,6 @@ def check_target(
         also: Further paths that are read.
 
     Returns None where nothing stands there. What does goes with the manifests that are about it.
-
-    Raises:
-        UsageError: Something is in its place and may not go, or it is what is read, or lies inside that.
-        CheckpointError: The place can't be looked at, or can't be written to.
     """
     bare = target.rstrip(os.sep)
     parent, name = os.path.split(bare)
@@ -98,11 +113,7 @@ def check_target(
 
 
 def _listed(parent: str) -> frozenset[str]:
-    """Return the names in a directory that can be written to.
-
-    Raises:
-        CheckpointError: It can't be looked at, or can't be written to.
-    """
+    """Return the names in a directory that can be written to."""
     try:
         names = os.listdir(parent)
     except OSError as error:
@@ -146,11 +157,7 @@ def _standing(name: str, beside: Iterable[str], *, is_prefix: bool) -> list[str]
 
 
 def check_space(target: str, nbytes: int) -> None:
-    """Require that a target of so many bytes finds room, where the system tells how much there is.
-
-    Raises:
-        AccessDenied: It doesn't.
-    """
+    """Require that a target of so many bytes finds room, where the system tells how much there is."""
     parent = os.path.dirname(target) or os.curdir
     try:
         status = os.statvfs(parent)
@@ -169,37 +176,8 @@ def target_error(error: OSError, target: str) -> CheckpointError:
     return failure
 
 
-_MARKS = frozenset({MARKER, *SHARED})
-"""Names of what lies in the directory of a checkpoint and tells of its files alone."""
-_KNOWN = frozenset(
-    {
-        ("fluid", "checkpoint"),
-        ("fluid", "variables"),
-        ("keras-h5", "sharded"),
-        ("pytorch", "sharded"),
-        ("safetensors", "sharded"),
-        ("savedmodel", "v1"),
-        ("savedmodel", "v2"),
-        ("torch-dcp", None),
-        ("torch-dcp", "safetensors"),
-    }
-)
-"""Directories of which it is known what belongs there, by format and variant; in others, anything may lie."""
-_OF_SAVED_MODEL = re.compile(
-    r"saved_model\.(pb|pbtxt|cpb)|fingerprint\.pb|keras_metadata\.pb|(assets|assets\.extra)/.*"
-    r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})",
-    re.DOTALL,
-)
-"""What a SavedModel consists of; its reader tells of all that lies there."""
-
-
 def check_replaceable(path: str) -> None:
-    """Require that what stands at a path may be replaced: a file, a link, or a directory of one checkpoint.
-
-    Raises:
-        UsageError: It is something else, or something else lies in the directory.
-        CheckpointError: It can't be looked at.
-    """
+    """Require that a path may be replaced: a file, a link, or a directory of one checkpoint."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
@@ -211,12 +189,7 @@ def check_replaceable(path: str) -> None:
 
 
 def _check_own(directory: str) -> None:
-    """Require that nothing lies in a directory but one checkpoint, and the manifests about it.
-
-    Raises:
-        UsageError: Something else does, or it can't be told.
-        CheckpointError: It can't be looked at.
-    """
+    """Require that nothing lies in a directory but one checkpoint, and the manifests about it."""
     whole = directory if unit_at(directory) is not None else only_serial(directory)
     if whole is None:
         raise UsageError(f"{directory} is a directory, and no checkpoint: it is not replaced")
@@ -234,11 +207,7 @@ def _check_own(directory: str) -> None:
 
 
 def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
-    """Return what tells whether a file belongs to a checkpoint that is a directory.
-
-    Raises:
-        UsageError: It can't be told.
-    """
+    """Return what tells whether a file belongs to a checkpoint that is a directory."""
     if (checkpoint.format, checkpoint.variant) not in _KNOWN:
         kind = f"{checkpoint.format} ({checkpoint.variant})" if checkpoint.variant else checkpoint.format
         raise UsageError(
@@ -259,11 +228,7 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
 
 
 def _files_in(directory: str) -> Iterator[str]:
-    """Yield the paths of all files and links in a directory and those below.
-
-    Raises:
-        CheckpointError: One can't be looked at.
-    """
+    """Yield the paths of all files and links in a directory and those below."""
     pending = [directory]
     while pending:
         for entry in scan(pending.pop()).values():

@@ -51,6 +51,59 @@ ATTENTION = {
     "output_dense": "out_proj",
 }
 """What Keras calls the four layers inside a MultiHeadAttention, as attributes and as names."""
+_KINDS = {
+    "Dense": "dense",
+    "Embedding": "embedding",
+    "BatchNormalization": "batch norm",
+    "SyncBatchNormalization": "batch norm",
+    "LayerNormalization": "norm",
+    "GroupNormalization": "norm",
+    "LSTM": "lstm",
+    "LSTMCell": "lstm",
+    "GRU": "gru",
+    "GRUCell": "gru",
+    "SimpleRNN": "rnn",
+    "SimpleRNNCell": "rnn",
+    "RMSNormalization": "rms norm",
+    **{f"Conv{n}D": "conv" for n in (1, 2, 3)},
+    **{f"Convolution{n}D": "conv" for n in (1, 2, 3)},
+    **{f"Conv{n}DTranspose": "transposed conv" for n in (1, 2, 3)},
+    **{f"DepthwiseConv{n}D": "depthwise" for n in (1, 2)},
+    **{f"SeparableConv{n}D": "separable" for n in (1, 2)},
+}
+_ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
+    "dense": (("kernel",), ("kernel", "bias")),
+    "conv": (("kernel",), ("kernel", "bias")),
+    "transposed conv": (("kernel",), ("kernel", "bias")),
+    "depthwise": (("depthwise_kernel",), ("depthwise_kernel", "bias")),
+    "separable": (
+        ("depthwise_kernel", "pointwise_kernel"),
+        ("depthwise_kernel", "pointwise_kernel", "bias"),
+    ),
+    "embedding": (("embeddings",),),
+    "batch norm": (("moving_mean", "moving_variance"), ("gamma", "beta", "moving_mean", "moving_variance")),
+    "norm": (("gamma", "beta"),),
+    "rms norm": (("scale",),),
+    **{
+        kind: (("kernel", "recurrent_kernel"), ("kernel", "recurrent_kernel", "bias"))
+        for kind in ("lstm", "gru", "rnn")
+    },
+}
+"""In which order Keras numbers a layer's variables; which one a batch norm with three lacks must be told."""
+_WITHOUT = " without "
+Shape = tuple[int, ...]
+_TELLING = {
+    "depthwise_kernel": "depthwise",
+    "embeddings": "embedding",
+    "moving_mean": "batch norm",
+    "moving_variance": "batch norm",
+    "gamma": "norm",
+    "beta": "norm",
+}
+UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
+_UNTOLD = "Dense after Flatten"
+_LEAST_IMAGE = 4
+"""Two places with two channels: the fewest elements that have two orders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,50 +218,6 @@ def _by_variable_name(group: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-_KINDS = {
-    "Dense": "dense",
-    "Embedding": "embedding",
-    "BatchNormalization": "batch norm",
-    "SyncBatchNormalization": "batch norm",
-    "LayerNormalization": "norm",
-    "GroupNormalization": "norm",
-    "LSTM": "lstm",
-    "LSTMCell": "lstm",
-    "GRU": "gru",
-    "GRUCell": "gru",
-    "SimpleRNN": "rnn",
-    "SimpleRNNCell": "rnn",
-    "RMSNormalization": "rms norm",
-    **{f"Conv{n}D": "conv" for n in (1, 2, 3)},
-    **{f"Convolution{n}D": "conv" for n in (1, 2, 3)},
-    **{f"Conv{n}DTranspose": "transposed conv" for n in (1, 2, 3)},
-    **{f"DepthwiseConv{n}D": "depthwise" for n in (1, 2)},
-    **{f"SeparableConv{n}D": "separable" for n in (1, 2)},
-}
-
-_ORDERS: Mapping[str | None, tuple[tuple[str, ...], ...]] = {
-    "dense": (("kernel",), ("kernel", "bias")),
-    "conv": (("kernel",), ("kernel", "bias")),
-    "transposed conv": (("kernel",), ("kernel", "bias")),
-    "depthwise": (("depthwise_kernel",), ("depthwise_kernel", "bias")),
-    "separable": (
-        ("depthwise_kernel", "pointwise_kernel"),
-        ("depthwise_kernel", "pointwise_kernel", "bias"),
-    ),
-    "embedding": (("embeddings",),),
-    "batch norm": (("moving_mean", "moving_variance"), ("gamma", "beta", "moving_mean", "moving_variance")),
-    "norm": (("gamma", "beta"),),
-    "rms norm": (("scale",),),
-    **{
-        kind: (("kernel", "recurrent_kernel"), ("kernel", "recurrent_kernel", "bias"))
-        for kind in ("lstm", "gru", "rnn")
-    },
-}
-"""In which order Keras numbers a layer's variables; which one a batch norm with three lacks must be told."""
-
-_WITHOUT = " without "
-
-
 def _order(kind: str | None, count: int, told: str) -> tuple[str, ...] | None:
     lacking = told.partition(_WITHOUT)[2].split(" and ")
     orders = (tuple(name for name in names if name not in lacking) for names in _ORDERS.get(kind, ()))
@@ -269,9 +278,6 @@ def _is_plain(group: Mapping[str, Tensor]) -> bool:
     """Tell whether a layer has one weight and one bias, or is a batch norm."""
     is_norm = {"w_0", "w_1", "w_2"} <= group.keys() and len(group["w_0"].shape) == 1
     return is_norm or not group.keys() - {"w_0", "b_0"}
-
-
-Shape = tuple[int, ...]
 
 
 def kind_of_shapes(shapes: list[Shape]) -> str | None:
@@ -338,22 +344,6 @@ def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
     if len(kernel) == 3:
         return "conv" if bias == kernel[-1:] else None
     return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
-
-
-_TELLING = {
-    "depthwise_kernel": "depthwise",
-    "embeddings": "embedding",
-    "moving_mean": "batch norm",
-    "moving_variance": "batch norm",
-    "gamma": "norm",
-    "beta": "norm",
-}
-
-
-UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
-_UNTOLD = "Dense after Flatten"
-_LEAST_IMAGE = 4
-"""Two places with two channels: the fewest elements that have two orders."""
 
 
 class Doubt(NamedTuple):

@@ -20,6 +20,8 @@ from ckpttool.pairing.rearrangement import (
 )
 from ckpttool.tensor import Path, Tensor
 
+Becomes = Callable[[LayoutItem], list[LayoutItem]]
+
 
 class SideNames:
     """The names of one side's tensors, in their order.
@@ -120,9 +122,6 @@ def _pattern_of(rule: TensorRule, axes: int) -> Pattern | None:
     return CONVOLUTIONS[axes]
 
 
-Becomes = Callable[[LayoutItem], list[LayoutItem]]
-
-
 def apply_map(
     unpaired: Unpaired, told: TensorMap, layouts: tuple[Becomes, Becomes], *, flip: bool
 ) -> list[LayoutItem]:
@@ -133,9 +132,6 @@ def apply_map(
         told: What the map says.
         layouts: Of either side, what each stored tensor is in PyTorch's layout.
         flip: Whether rules that lead to PyTorch's layout are followed backwards.
-
-    Raises:
-        UsageError: A rule matches nothing, a name is several tensors', two get one, or a rule doesn't fit.
     """
     pairs = _MapPairs(unpaired, told)
     for rule in told.tensors:
@@ -274,11 +270,7 @@ def _laid_out(item: LayoutItem, layouts: Becomes) -> LayoutItem:
 def _mapped_items(
     sources: list[LayoutItem], others: list[LayoutItem], rule: TensorRule, flip: bool
 ) -> list[LayoutItem]:
-    """Return what the tensors of the first side become.
-
-    Raises:
-        Unfit: The rule doesn't fit them.
-    """
+    """Return what the tensors of the first side become."""
     rows = [other.tensor.shape[0] if other.tensor.shape else 0 for other in others] if rule.split == 0 else []
     paths = [other.tensor.path for other in others]
     tensors = [item.tensor for item in sources]

@@ -245,13 +245,7 @@ class _Layouts:
 
 
 def _pair_by_names(unpaired: Unpaired, layouts: tuple[Becomes, Becomes], *, as_stored: bool) -> list[Clash]:
-    """Pair by names; return what conventions can't tell apart.
-
-    Args:
-        unpaired: Both sides as stored; afterwards in one layout.
-        layouts: Of either side, what each stored tensor is in PyTorch's layout; itself where not asked.
-        as_stored: Whether equal names count before layouts do.
-    """
+    """Pair by names; return what conventions can't tell apart."""
     if as_stored:
         _pair_equal_names(unpaired)
     unpaired.a = [made for item in unpaired.a for made in layouts[0](item)]
@@ -350,12 +344,7 @@ def _in_order_of(pairs: Iterable[Pair], items: Iterable[LayoutItem]) -> list[Pai
 
 
 def _as_stored_if_alike(pair: Pair, *, is_one: bool) -> Pair:
-    """Return a pair as stored, where both sides hold it alike: no rule can be wrong, and it is read faster.
-
-    Args:
-        pair: As it came about.
-        is_one: Whether both sides are of one family that is not PyTorch's.
-    """
+    """Return a pair as stored if both sides hold it alike: no rule can be wrong, and it is read faster."""
     a, b = pair.a, pair.b
     if len(a.sources) != 1 or len(b.sources) != 1 or (pair.how == "map" and is_one):
         return pair

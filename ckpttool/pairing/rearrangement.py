@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     Box = tuple[tuple[int, ...], np.ndarray[Any, Any]]
     "Where a box begins, and its elements."
 
+PASS_BYTES = BOX_BYTES
+"""How many bytes are put in order in memory, where the elements can only be read in their own order."""
+_BOX_BYTES = 1 << 22
+
 
 class Unfit(ValueError):
     """A tensor can't be arranged in the way that was asked for; the text says why."""
@@ -219,12 +223,6 @@ def zeros(like: Tensor, path: Path) -> Tensor:
     return Tensor(path, like.dtype, like.shape, like.role, ZeroValues(like.nbytes))
 
 
-PASS_BYTES = BOX_BYTES
-"""How many bytes are put in order in memory, where the elements can only be read in their own order."""
-
-_BOX_BYTES = 1 << 22
-
-
 @dataclass(frozen=True, slots=True)
 class RearrangedPiece:
     """A box of a stored tensor, its axes in the order in which they are wanted.
@@ -412,11 +410,7 @@ def _read_boxes(tensor: Tensor, shape: tuple[int, ...], item: np.dtype[Any]) -> 
 
 
 def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
-    """Yield a tensor's bytes in groups of the sizes that are wanted.
-
-    Raises:
-        DamagedCheckpoint: There are fewer.
-    """
+    """Yield a tensor's bytes in groups of the sizes that are wanted."""
     blocks, held = tensor.blocks(), memoryview(b"")
     for size in sizes:
         group, filled = bytearray(size), 0
@@ -481,11 +475,7 @@ def _native(data: bytearray, dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
-    """Return the bytes of some elements, little-endian; positions count in C order and ascend.
-
-    Raises:
-        CheckpointError: They can't be read.
-    """
+    """Return the bytes of some elements, little-endian; positions count in C order and ascend."""
     parts = _strided_parts(tensor)
     itemsize = tensor.dtype.itemsize
     if parts is None:

@@ -14,6 +14,10 @@ from ckpttool.tensor import Role, Tensor
 
 FORMATS = ("tensorflow", "savedmodel")
 _LISTS = ("_all_variables", "keras_api")
+_CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
+_SHOWN = 3
+Seconds = list[tuple[Tensor, str]]
+"""Tensors of the second side with the name under which each is paired."""
 
 
 def pair_copies(unpaired: Unpaired, formats: tuple[str, str]) -> None:
@@ -75,14 +79,6 @@ def copies_among(items: Iterable[LayoutItem], compared: Iterable[LayoutItem], fo
             if any(id(item) not in left for item in same):
                 found |= {id(item) for item in same} & left
     return found
-
-
-_CELL = re.compile(r"(?P<of>.+)\.(?P<at>\d+)\.cell(_(?P<way>fw|bw))?\.(?P<what>(weight|bias)_(ih|hh))")
-_SHOWN = 3
-
-
-Seconds = list[tuple[Tensor, str]]
-"""Tensors of the second side with the name under which each is paired."""
 
 
 def take_second_names(

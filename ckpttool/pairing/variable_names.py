@@ -47,6 +47,23 @@ LEAVES = {
 }
 """What PyTorch calls a variable, by what others do."""
 _RECURRENT = re.compile(r"((?:weight|bias)(?:_ih|_hh)?)_l0((?:_reverse)?)")
+_SAVERS = ("tensorflow", "savedmodel")
+_CONTAINERS = ("hdf5", "numpy")
+"""Formats in which weights of Keras are kept, too."""
+_SEED = re.compile(r"_?seed_generator(_\d+)?")
+_SEEDED = {"seed_generator_state", "_state", "state", "0"}
+"""What Keras calls the state of a layer's random numbers."""
+_SEED_SIZE = 2
+_COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
+Class = tuple[Role, str, tuple[int, ...]]
+_RECURRENT_LAYER = re.compile(r"_l\d+")
+_PART = re.compile(
+    r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
+    r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
+)
+"""The four layers of an attention, by the names that models give them."""
+_LISTS = ("_operations", "_layers", "layers")
+_LAYER = re.compile(r"layer(_with_weights)?-\d+")
 
 
 class BareName(NamedTuple):
@@ -115,26 +132,6 @@ def is_bookkeeping(tensor: Tensor, format: str, *, across: bool) -> bool:
     return across and is_count
 
 
-_SAVERS = ("tensorflow", "savedmodel")
-_CONTAINERS = ("hdf5", "numpy")
-"""Formats in which weights of Keras are kept, too."""
-_SEED = re.compile(r"_?seed_generator(_\d+)?")
-_SEEDED = {"seed_generator_state", "_state", "state", "0"}
-"""What Keras calls the state of a layer's random numbers."""
-_SEED_SIZE = 2
-_COUNT = re.compile(r"^_?(iter|iterations?|step)$|beta_?[12]_pow")
-
-
-Class = tuple[Role, str, tuple[int, ...]]
-
-_RECURRENT_LAYER = re.compile(r"_l\d+")
-_PART = re.compile(
-    r"(?:(?:w|to|fc|linear|lin|dense)_?)?(?:(?P<q>q|query)|(?P<k>k|key)|(?P<v>v|value)"
-    r"|(?P<out>o|out|output|attention_output))(?:_?(?:proj|projection|lin|linear|dense|layer|fc))?"
-)
-"""The four layers of an attention, by the names that models give them."""
-
-
 def leaf_name(item: LayoutItem) -> str:
     """Return what PyTorch calls the variable, whichever layer of a stack it is of."""
     steps = bare_name(item.tensor).steps
@@ -194,10 +191,6 @@ def crossed_pairs(pairs: Iterable[Pair], places: tuple[dict[int, int], dict[int,
         theirs = sorted(same, key=lambda pair: places[1][id(pair.b.sources[0])])
         found += [pair for pair, other in zip(ours, theirs, strict=True) if pair is not other]
     return found
-
-
-_LISTS = ("_operations", "_layers", "layers")
-_LAYER = re.compile(r"layer(_with_weights)?-\d+")
 
 
 def own_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:

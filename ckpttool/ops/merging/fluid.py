@@ -40,12 +40,7 @@ class _TableShard(NamedTuple):
 
 
 def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
-    """Return a checkpoint with each lookup table in one piece, as a job with one parameter server writes it.
-
-    Raises:
-        DamagedCheckpoint: A trainer is missing, or two parameter servers have the same row.
-        CheckpointError: The numbers of the rows can't be read.
-    """
+    """Return a checkpoint with whole lookup tables, as a job with one parameter server writes them."""
     _require_trainers(checkpoint)
     tables = {table: shards for table, shards in _tables(checkpoint).items() if len(shards) > 1}
     if not tables:

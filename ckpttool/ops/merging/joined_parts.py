@@ -24,6 +24,8 @@ _OF_A_TENSOR_PARALLEL_RANK = re.compile(r"consolidated\.\d+\.\w+|.*(mp|tp)_rank_
 _NUMBER = re.compile(r"\d+")
 _STAGES = ("epoch", "step")
 _SHOWN = 3
+_MAX_DEPTH = 100
+_SHOWN_CHARACTERS = 60
 
 
 class MergePart(NamedTuple):
@@ -37,12 +39,7 @@ class MergePart(NamedTuple):
 
 
 def shards_of(paths: Sequence[str]) -> list[str] | None:
-    """Return files that are named as shards of one set in their order; None where they are not.
-
-    Raises:
-        DamagedCheckpoint: One of the set is missing, there twice, or one too many.
-        UsageError: They are shards of several sets.
-    """
+    """Return files that are named as shards of one set in their order; None where they are not."""
     found = [(path, match) for path in paths if (match := _SHARD.fullmatch(os.path.basename(path)))]
     if not found or all(int(match["total"]) == 1 for _, match in found):
         return None
@@ -90,11 +87,7 @@ def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
 
 
 def _require_one_save(parts: Sequence[MergePart]) -> None:
-    """Require that parts say the same of how far the training was.
-
-    Raises:
-        DamagedCheckpoint: They don't.
-    """
+    """Require that parts say the same of how far the training was."""
     for stage in _STAGES:
         seen: list[tuple[object, str]] = []
         for part in parts:
@@ -117,11 +110,7 @@ def _require_one_format(parts: Sequence[MergePart]) -> None:
 
 
 def _require_own_tensors(parts: Sequence[MergePart]) -> None:
-    """Require that no two parts have a tensor of the same name, equal or not.
-
-    Raises:
-        DamagedCheckpoint: They have.
-    """
+    """Require that no two parts have a tensor of the same name, equal or not."""
     owners: dict[str, tuple[MergePart, Tensor]] = {}
     for part in parts:
         for tensor in part.checkpoint.tensors:
@@ -146,11 +135,7 @@ def _doubled(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> C
 
 
 def _require_types(parts: Sequence[MergePart]) -> None:
-    """Require that tensors whose names differ in numbers alone share a type from shard to shard.
-
-    Raises:
-        DamagedCheckpoint: Those of one shard all have types that those of another don't have.
-    """
+    """Require that tensors whose names differ in numbers alone share a type from shard to shard."""
     seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for part in parts:
         for tensor in part.checkpoint.tensors:
@@ -178,9 +163,6 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     Args:
         parts: Opened and whole.
         variant: ``sharded`` where they are the shards of one set.
-
-    Raises:
-        DamagedCheckpoint: They do not fit together; it says what, and where.
     """
     _require_one_format(parts)
     _require_own_tensors(parts)
@@ -225,11 +207,7 @@ def _tree_of(checkpoint: Checkpoint) -> object:
 
 
 def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:
-    """Return what parts say, united.
-
-    Raises:
-        DamagedCheckpoint: They contradict each other.
-    """
+    """Return what parts say, united."""
     whole = take(parts[0].checkpoint)
     for part in parts[1:]:
         try:
@@ -246,10 +224,6 @@ def _spans(parts: Sequence[MergePart]) -> Iterator[Span]:
             yield replace(span, where=f"{os.path.basename(part.path)}: {span.where}")
 
 
-_MAX_DEPTH = 100
-_SHOWN_CHARACTERS = 60
-
-
 class TreeConflict(ValueError):
     """Two trees say different things in one place; ``where`` is the place."""
 
@@ -259,11 +233,7 @@ class TreeConflict(ValueError):
 
 
 def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
-    """Return a tree that holds all that two hold; dictionaries come together key by key.
-
-    Raises:
-        Conflict: Something else than a dictionary stands in the same place of both, and they are not equal.
-    """
+    """Return a tree that holds all that two hold; dictionaries come together key by key."""
     if (
         isinstance(one, dict)
         and isinstance(two, dict)

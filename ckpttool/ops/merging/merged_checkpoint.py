@@ -63,11 +63,7 @@ def _is_wrong(finding: Finding) -> bool:
 
 
 def require_intact(checkpoint: Checkpoint) -> None:
-    """Require that nothing of a checkpoint is missing or wrong.
-
-    Raises:
-        DamagedCheckpoint: Something is; it says what, and where.
-    """
+    """Require that nothing of a checkpoint is missing or wrong."""
     for finding in sorted(checkpoint.findings, key=lambda one: one.severity is not Severity.ERROR):
         if _is_wrong(finding):
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)

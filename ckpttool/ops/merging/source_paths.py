@@ -33,15 +33,16 @@ _OF_A_DIRECTORY = re.compile(
     re.DOTALL,
 )
 """How files are named of which a directory makes one checkpoint, and none is one for itself."""
+_READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
+_FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+"""What lies in the directory of the first machine alone."""
+_TEXT = (".json", ".md", ".py", ".txt")
+"""What may lie in each directory alike, and holds no tensor."""
+_MAX_TEXT = 1 << 20
 
 
 def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
-    """Return the path of the checkpoint of which files are parts, or None where nothing beside them says so.
-
-    Raises:
-        DamagedCheckpoint: Parts of it are not among them.
-        CheckpointError: Their directory can't be read.
-    """
+    """Return the path of the checkpoint that files are parts of; None if nothing beside them says so."""
     prefix = _tensorflow_prefix(paths)
     if prefix is not None:
         return prefix
@@ -132,24 +133,11 @@ def _require_all(path: str, lacking: Collection[str]) -> None:
         )
 
 
-_READ_TOGETHER = (Fluid, DeepSpeed, TorchDcp, DcpSafetensors, RankFiles)
-_FIRST = (MODEL, METADATA, "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""What lies in the directory of the first machine alone."""
-_TEXT = (".json", ".md", ".py", ".txt")
-"""What may lie in each directory alike, and holds no tensor."""
-_MAX_TEXT = 1 << 20
-
-
 class Spread(Probe):
     """Several directories, looked at as if they were one."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """Look at directories.
-
-        Raises:
-            DamagedCheckpoint: A part lies in two of them.
-            CheckpointError: One can't be read.
-        """
+        """Look at directories."""
         super().__init__(paths[0])
         self._found: dict[str, os.DirEntry[str]] = {}
         also: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)
@@ -191,11 +179,7 @@ def _is_aside(first: os.DirEntry[str], other: os.DirEntry[str]) -> bool:
 
 
 def require_one_serial(paths: Sequence[str]) -> None:
-    """Require that directories which are named like serials, epochs or steps are named like one.
-
-    Raises:
-        DamagedCheckpoint: They are of different saves.
-    """
+    """Require that directories which are named like serials, epochs or steps are named like one."""
     seen: dict[str, tuple[object, str]] = {}
     for path in paths:
         name = os.path.basename(os.path.abspath(path))
@@ -209,11 +193,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
 
 
 def open_spread(paths: Sequence[str]) -> Checkpoint | None:
-    """Return the checkpoint that lies in several directories together; None where they are no such parts.
-
-    Raises:
-        CheckpointError: A part lies in two of them, is missing, or can't be read.
-    """
+    """Return the checkpoint that lies in several directories together; None where they are no such parts."""
     first = sorted(
         paths, key=lambda path: not any(os.path.lexists(os.path.join(path, name)) for name in _FIRST)
     )

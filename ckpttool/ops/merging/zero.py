@@ -42,10 +42,6 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCh
     """Return a DeepSpeed checkpoint in full precision, with the optimizer's state by parameter.
 
     Without ZeRO it is whole as it is.
-
-    Raises:
-        DamagedCheckpoint: The ranks do not have all of a parameter.
-        CheckpointError: A file can't be read.
     """
     job = job_of(checkpoint)
     if not job.zero or not all(stage.ranks for stage in job.stages):

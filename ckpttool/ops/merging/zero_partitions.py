@@ -28,6 +28,10 @@ _DIGITS = 10
 """Fewer digits than these has every number of a group."""
 
 Shapes = list[dict[str, tuple[int, ...]]]
+_EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d{1,9})(\..*)", re.DOTALL)
+"""The name of an expert's parameter, as the rank that has it numbers its own."""
+_TIED = "tied_modules."
+"""How the names begin of parameters that several stages of a pipeline have, alike in all of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -183,14 +187,6 @@ def param_groups_of(rank: Rank) -> list[Mapping[str, Any]]:
     return []
 
 
-_EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d{1,9})(\..*)", re.DOTALL)
-"""The name of an expert's parameter, as the rank that has it numbers its own."""
-
-
-_TIED = "tied_modules."
-"""How the names begin of parameters that several stages of a pipeline have, alike in all of them."""
-
-
 class ParameterRun(NamedTuple):
     """Elements that a rank has of a parameter: from where on in its groups, joined, and how many."""
 
@@ -254,11 +250,7 @@ def _is_flat(state: object, masters: Tensor | None, is_last: bool) -> bool:
 
 
 def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
-    """Yield where each parameter lies.
-
-    Raises:
-        DamagedCheckpoint: The ranks do not have all of one, or have it in a way that can't be known.
-    """
+    """Yield where each parameter lies."""
     seen: dict[str, str] = {}
     for stage in job.stages:
         for cut in _cuts_of_stage_3(job, stage) if job.zero == 3 else _cuts_of_groups(job, stage):
