@@ -45,9 +45,6 @@ def require_unmounted(directory: str | int, names: Iterable[str], found: Content
         directory: Its path, or its open descriptor.
         names: Paths relative to it.
         found: What lies there, where that is known.
-
-    Raises:
-        OSError: Something is, or it can't be told.
     """
     names = list(names)
     points = mount_points()

@@ -11,8 +11,7 @@ import pytest
 
 from ckpttool.ops import verify as verifying
 from ckpttool.series.changing.home import home_of
-from ckpttool.series.changing.journal import Journal, Removal, dumps
-from ckpttool.series.changing.removal import begin
+from ckpttool.series.changing.journal import Journal, Removal, begin, dumps
 from ckpttool.series.files import contents
 
 WAITS = "a command was interrupted here; the next that changes it settles it"

@@ -20,9 +20,8 @@ from ckpttool.series.changing.home import home_of
 from ckpttool.series.changing.journal import Removal, half_removed, stages, stages_beside, waiting
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.moving import Row, carry_out
 from ckpttool.series.changing.recovery import settle_all
-from ckpttool.series.changing.row import Row
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo

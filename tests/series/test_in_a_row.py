@@ -75,7 +75,7 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
 def test_what_a_kill_left_between_the_moves_is_taken_back(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import row
+    from ckpttool.series.changing import moving
 
     before = content(swapped)
 
@@ -83,8 +83,8 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(row, "_rewrite_journal", die)
-        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(moving, "_rewrite_journal", die)
+        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
@@ -98,20 +98,20 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
 def test_what_names_them_above_is_told_to_have_other_names(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import row
+    from ckpttool.series.changing import moving
 
     before, waves = content(swapped.parent), []
-    make = row.Row.make
+    make = moving.Row.make
 
-    def die_at_the_second(self: row.Row, moves: Moves, *, has_more: bool) -> object:
+    def die_at_the_second(self: moving.Row, moves: Moves, *, has_more: bool) -> object:
         waves.append(moves)
         if len(waves) == 2:
             raise Killed
         return make(self, moves, has_more=has_more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(row.Row, "make", die_at_the_second)
-        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(moving.Row, "make", die_at_the_second)
+        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
@@ -148,7 +148,7 @@ def test_what_somebody_else_wrote_above_stays(swapped: Path) -> None:
 def test_an_undo_above_that_is_interrupted_can_be_done_again(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import row
+    from ckpttool.series.changing import moving
 
     before = content(swapped.parent)
     assert renamed(swapped, TEMPLATE).problems == ()
@@ -158,8 +158,8 @@ def test_an_undo_above_that_is_interrupted_can_be_done_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(row, "_rewrite_journal", die)
-        patch.setattr(row.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(moving, "_rewrite_journal", die)
+        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             undo(str(swapped.parent), recursive=True)
     with locked(str(swapped.parent)):
@@ -192,11 +192,11 @@ def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
 def _exchange(directory: Path, told: dict[str, str]) -> None:
     """Exchange the names of sharded sets, as a rename does."""
     from ckpttool.series.changing.moves import Move, Rewrite, new_identity
-    from ckpttool.series.changing.row import Row
+    from ckpttool.series.changing.moving import Row
     from ckpttool.series.files import contents
 
     place, identity, ending = str(directory), new_identity(), ".safetensors.index.json"
-    with Row(place) as row:
+    with Row(place) as moving:
         for names in ({old: f"{old}~1" for old in told}, {f"{old}~1": new for old, new in told.items()}):
             moves, rewrites = [], []
             for old, new in names.items():
@@ -215,7 +215,7 @@ def _exchange(directory: Path, told: dict[str, str]) -> None:
                 source=place,
                 target=place,
             )
-            assert not row.make(made, has_more="~" in next(iter(names.values()))).failed
+            assert not moving.make(made, has_more="~" in next(iter(names.values()))).failed
 
 
 # The journal's text ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.series.changing.journal import Journal, Removal, Rewrite, dumps, read, stages, waiting
+from ckpttool.series.changing.journal import Journal, PointerText, Removal, dumps, read, stages, waiting
 from ckpttool.series.files import Contents, Fingerprint
 
 
@@ -38,7 +38,7 @@ def removals(draw: st.DrawFn) -> Removal:
 
 
 @settings(deadline=None)
-@given(st.lists(removals(), max_size=3), st.lists(st.builds(Rewrite, NAMES, st.text()), max_size=2))
+@given(st.lists(removals(), max_size=3), st.lists(st.builds(PointerText, NAMES, st.text()), max_size=2))
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
     journal = Journal(tuple(told), tuple(rewrites))
     path = tmp_path_factory.getbasetemp() / "journal.json"

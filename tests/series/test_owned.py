@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import journal, owned, removal
+from ckpttool.series.changing import journal, owned
 from ckpttool.series.changing.home import Home
 from ckpttool.series.changing.journal import Journal, Removal, half_removed, read
 from ckpttool.series.changing.lock import locked
@@ -404,7 +404,7 @@ def test_what_is_no_plain_file_is_no_record(run: Path, make: Callable[[Path], No
 def test_a_journal_that_could_not_be_read_again_is_not_written(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(removal, "MAX_BYTES", 100)
+    monkeypatch.setattr(journal, "MAX_BYTES", 100)
     with pytest.raises(AccessDenied, match="nothing was moved: try fewer at once"):
         carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
     assert sorted(os.listdir(run)) == ["model_1.pt", "model_2.pt"]

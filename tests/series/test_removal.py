@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import removal
+from ckpttool.series.changing import journal, removal
 from ckpttool.series.changing.journal import JOURNAL, stages
 from ckpttool.series.changing.lock import LOCK, locked
 from ckpttool.series.changing.stage import RETRIES, Stage
@@ -253,7 +253,7 @@ def test_a_full_disk_takes_only_what_is_unchanged(series: Path, monkeypatch: pyt
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(removal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_within", refuse)
     path = series / "model_epoch_3.pth"
     result = _prune(series, confirm=_meanwhile(lambda: path.write_bytes(b"new")))
     assert path.read_bytes() == b"new"
@@ -274,8 +274,8 @@ def test_a_full_disk_gets_room_from_directories(
         written.append(arguments)
         write(*arguments)
 
-    write = removal.write_within
-    monkeypatch.setattr(removal, "write_within", write_within)
+    write = journal.write_within
+    monkeypatch.setattr(journal, "write_within", write_within)
     result = _prune(directory)
     assert (result.problems, _digests(directory), len(written)) == ((), kept, 1)
     assert result.freed_bytes == sum(entry.nbytes for entry in result.plan.removals)
@@ -288,7 +288,7 @@ def test_a_directory_that_changed_stays_on_a_full_disk(
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(removal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_within", refuse)
     first = _prune(trainer, dry_run=True).plan.removals[0].path
     result = _prune(trainer, confirm=_meanwhile(lambda: Path(first, "notes.txt").write_text("mine")))
     assert list(result.failed) == [first]
@@ -707,10 +707,10 @@ def test_every_directory_has_a_journal_of_its_own(series: Path, tmp_path: Path) 
 
 
 def test_pointers_are_rewritten_before_anything_goes(series: Path) -> None:
-    from ckpttool.series.changing.journal import Journal, Rewrite
+    from ckpttool.series.changing.journal import Journal, PointerText
 
     (series / "checkpoint").write_text("old")
-    assert removal.remove(str(series), Journal((), (Rewrite("checkpoint", "new"),))).failed == {}
+    assert removal.remove(str(series), Journal((), (PointerText("checkpoint", "new"),))).failed == {}
     assert (series / "checkpoint").read_text() == "new"
     assert _leftovers(series) == []
 

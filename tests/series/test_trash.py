@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied
-from ckpttool.series.changing import removal
+from ckpttool.series.changing import journal
 from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import Pruned, prune
@@ -86,7 +86,7 @@ def test_a_full_disk_is_told_in_a_line(short: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = digests(short)
-    monkeypatch.setattr(removal, "write_within", refuse)
+    monkeypatch.setattr(journal, "write_within", refuse)
     with pytest.raises(AccessDenied, match="no space left on device for the journal; nothing was moved"):
         put_aside(short)
     assert digests(short) == before

@@ -13,10 +13,10 @@ from ckpttool.errors import AccessDenied
 from ckpttool.formats.tensorflow.state import parse_state
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import Rewrite
+from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.undoing.merging import merged_state
 from ckpttool.series.undoing.undo import undo
 
 

@@ -7,12 +7,12 @@ their times, nothing tells which file is which, and nothing is done.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.series.changing.journal import Journal, Removal
 from ckpttool.series.changing.moves import Chain, Move, Moves, arrived
-from ckpttool.series.changing.moving import ground_of
+from ckpttool.series.changing.placing import open_move_dirs
 from ckpttool.series.changing.stage import status_of
 from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
 from ckpttool.series.paths import shown
@@ -45,7 +45,7 @@ class Inodes:
 def inodes_of_moves(directory: str, moves: Moves) -> Inodes:
     """Return which files some moves mean, that may have been made already, or not."""
     try:
-        with ground_of(directory, moves) as ground:
+        with open_move_dirs(directory, moves) as ground:
             pairs = (
                 (file, there)
                 for move in moves.moves
@@ -106,11 +106,7 @@ def called_here(directory: str, found: Journal | Moves) -> Journal | Moves:
 
 
 def found_at(place: int, path: str) -> Fingerprint | None:
-    """Return what lies at a path below an open directory, or None.
-
-    Raises:
-        OSError: It can't be told.
-    """
+    """Return what lies at a path below an open directory, or None."""
     above, name = os.path.split(path)
     try:
         with opened(above, place) as directory:
@@ -131,3 +127,75 @@ def _inodes(known: _Known) -> Inodes:
     if any((file.size, file.mtime_ns) != (found.size, found.mtime_ns) for file, found in pairs):
         return Inodes(is_copy=True, now=None)
     return Inodes(is_copy=True, now={file.inode: there[0].inode for file, there in known if there})
+
+
+COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
+LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
+
+_SECOND = 10**9
+"""In nanoseconds."""
+
+
+def is_of_copy(moves: Moves, noted: Moves) -> bool:
+    """Tell whether moves are of other files than those that were noted; see ``as_copied``."""
+    pairs = zip(moves.moves, noted.moves, strict=True)
+    return any(
+        here.inode != there.inode
+        for now, before in pairs
+        for here, there in zip(now.contents.files, before.contents.files, strict=True)
+    )
+
+
+def as_copied(directory: str, moves: Moves) -> Moves:
+    """Return moves of files as they lie in a copy of the directory that the moves were made for.
+
+    A copy is meant where every file that is there has the size and the time that were noted, and none of them
+    is the file that was noted. Elsewhere the moves are returned as they are; what is missing stays as noted.
+    """
+    now = _files_now(directory, moves)
+    if not now or not all(_is_copy(file, found) for file, found in now.items()):
+        return moves
+    copies = (replace(move, contents=_with(move.contents, now)) for move in moves.moves)
+    return replace(moves, moves=tuple(copies))
+
+
+def has_lost_times(directory: str, moves: Moves) -> bool:
+    """Tell whether files have the sizes that were noted, and neither their inodes nor all of their times."""
+    now = _files_now(directory, moves)
+    return bool(now) and all(
+        file.size == found.size and file.inode != found.inode for file, found in now.items()
+    )
+
+
+def _files_now(directory: str, moves: Moves) -> dict[Fingerprint, Fingerprint]:
+    """Return what lies where files were noted, by what was noted of them."""
+    try:
+        with open_move_dirs(directory, moves) as ground:
+            return {
+                file: found
+                for move in moves.moves
+                for file in move.contents.files
+                if (found := _found_below(ground.source, file)) is not None
+            }
+    except OSError:  # whoever makes the moves is told the same
+        return {}
+
+
+def _found_below(place: int, file: Fingerprint) -> Fingerprint | None:
+    parent, name = os.path.split(file.path)
+    try:
+        with opened(parent, place) as directory:
+            status = status_of(name, directory)
+    except FileNotFoundError:
+        return None
+    return None if status is None else fingerprint(file.path, status)
+
+
+def _is_copy(noted: Fingerprint, found: Fingerprint) -> bool:
+    times = {noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND}  # an archive may hold whole seconds alone
+    is_alike = noted.size == found.size and found.mtime_ns in times
+    return is_alike and (noted.device, noted.inode) != (found.device, found.inode)
+
+
+def _with(noted: Contents, now: Mapping[Fingerprint, Fingerprint]) -> Contents:
+    return replace(noted, files=tuple(now.get(file, file) for file in noted.files))

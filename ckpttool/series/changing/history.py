@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, from_os_error
 from ckpttool.series.changing.home import Home, beside
-from ckpttool.series.changing.inverse import as_they_are, measured, undoing_of, with_files
 from ckpttool.series.changing.moves import (
     IDENTITY,
     TRASH,
     Kind,
+    Move,
     Moves,
+    Relink,
+    Rewrite,
+    arrived,
     document,
     identity_of,
     moves_of,
     old_name,
+    reversed_move,
     trash_at,
 )
 from ckpttool.series.changing.owned import not_ours, opened_own, own_data
 from ckpttool.series.changing.strictly import count_of, text_of
 from ckpttool.series.changing.trash_places import make_place, require_own_trash, tidy
+from ckpttool.series.files import Contents, Fingerprint, contents
 from ckpttool.wire.atomic import write_within
 from ckpttool.wire.directories import OpenDirectory
 
@@ -105,11 +110,7 @@ def moment_of(identity: str) -> str:
 
 
 def identities(directory: str, home: Home) -> list[str]:
-    """Return the identities of the commands that have a place in a trash, the oldest first.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return the identities of the commands that have a place in a trash, the oldest first."""
     trash = os.path.join(home.path, TRASH + home.suffix)
     require_own_trash(home)
     try:
@@ -126,11 +127,7 @@ def identities(directory: str, home: Home) -> list[str]:
 
 
 def read_record(directory: str, home: Home, identity: str) -> Record | None:
-    """Return the record of a command, or None where there is none.
-
-    Raises:
-        CheckpointError: It can't be read, or isn't one of ours.
-    """
+    """Return the record of a command, or None where there is none."""
     path = os.path.join(trash_at(home, identity), RECORD)
     require_own_trash(home)
     if not os.path.lexists(os.path.dirname(path)):
@@ -167,17 +164,8 @@ def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) 
     return Record(directory, home, identity, told["kind"], steps, told.get("told") is True, root)
 
 
-def _new_record(directory: str, home: Home, identity: str, kind: Kind) -> Record:
-    return Record(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
-
-
 def write_record(record: Record) -> None:
-    """Write a record down, synced to disk; one without a step goes.
-
-    Raises:
-        CheckpointError: The trash isn't ours.
-        OSError: It can't be written.
-    """
+    """Write a record down, synced to disk; one without a step goes."""
     if not record.steps:
         if os.path.lexists(record.path):
             with _opened_place(record) as place:
@@ -203,20 +191,6 @@ def _opened_place(record: Record) -> AbstractContextManager[OpenDirectory]:
     return opened_own(record.directory, record.home.path, TRASH + record.home.suffix, record.identity)
 
 
-def without(record: Record, step: Step) -> None:
-    """Take a step out of a record, as that is now; without any, it goes.
-
-    Raises:
-        OSError: It can't be written.
-        CheckpointError: It can't be understood.
-    """
-    found = read_record(record.directory, record.home, record.identity)
-    if found is not None:
-        steps = tuple(one for one in found.steps if one.journal != step.journal)
-        write_record(replace(found, steps=steps))
-    tidy(record.home, record.identity)
-
-
 def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> None:
     """Record what was done; doing it twice is allowed. What was taken back is in no record any more.
 
@@ -226,10 +200,6 @@ def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> No
         done: What was done.
         stage: The path of the directory that the journal lies in, and for later moves of it their number.
         target: Descriptor of the directory that the checkpoints came to.
-
-    Raises:
-        OSError: It can't be written.
-        CheckpointError: The record that there is can't be understood.
     """
     if done.kind == "restore":
         _drop(directory, home, done, target)
@@ -243,6 +213,60 @@ def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> No
     write_record(replace(record, steps=(*others, step)))
 
 
+def undoing_of(done: Moves, target: int) -> Moves:
+    """Return what takes moves back that were made."""
+    rewritten = {one.name for one in done.rewrites}
+    return Moves(
+        kind="restore",
+        identity=done.identity,
+        moves=tuple(reversed_move(one, _there(one, rewritten, target)) for one in done.moves),
+        rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
+        relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
+        source=done.target,
+        target=done.source,
+    )
+
+
+def _there(move: Move, rewritten: Collection[str], target: int) -> Contents:
+    """Return the contents of what has moved, as they are now where a pointer in it was rewritten."""
+    found = arrived(move)
+    if any(file.path in rewritten for file in found.files):
+        return contents(target, [new for _, new in move.members])
+    return found
+
+
+def _drop(directory: str, home: Home, done: Moves, target: int) -> None:
+    """Take what is back in its place out of the record, with what pointers said once nothing is left."""
+    record = read_record(directory, home, done.identity)
+    if record is None:
+        return
+    back = {one.members for one in done.moves}
+    now = as_they_are(done, target)
+    steps: list[Step] = []
+    for step in record.steps:
+        left = tuple(with_files(one, now) for one in step.undoing.moves if one.members not in back)
+        if left or not (step.undoing.moves or _says_the_same(step.undoing, done)):
+            steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
+    write_record(replace(record, steps=tuple(steps)))
+
+
+def as_they_are(done: Moves, target: int) -> dict[str, Fingerprint]:
+    """Return the files of what has moved, and those that were written anew, as they are now, by path."""
+    if done.target != done.source:  # in a trash, no name is one of two files
+        return {}
+    found = {file.path: file for move in done.moves for file in arrived(move).files}
+    for one in done.rewrites:
+        with suppress(OSError):  # it has gone since, and who needs it is told
+            found |= {file.path: file for file in contents(target, [one.name]).files}
+    return found
+
+
+def with_files(move: Move, now: Mapping[str, Fingerprint]) -> Move:
+    """Return a move of files as they are now, as far as that is told."""
+    files = tuple(now.get(file.path, file) for file in move.contents.files)
+    return replace(move, contents=replace(move.contents, files=files))
+
+
 def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
     """Make a record say what it said before some moves, which were taken back.
 
@@ -252,10 +276,6 @@ def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) ->
         moves: The moves.
         stage: The path of the directory that the journal lies in.
         source: Descriptor of the directory that the checkpoints have come back to.
-
-    Raises:
-        OSError: It can't be written.
-        CheckpointError: The record can't be understood.
     """
     record = read_record(directory, home, moves.identity)
     if moves.kind == "restore":
@@ -288,21 +308,26 @@ def _recall(record: Record | None, directory: str, home: Home, moves: Moves, sta
         write_record(replace(known, steps=tuple(steps)))
 
 
-def _drop(directory: str, home: Home, done: Moves, target: int) -> None:
-    """Take what is back in its place out of the record, with what pointers said once nothing is left."""
-    record = read_record(directory, home, done.identity)
-    if record is None:
-        return
-    back = {one.members for one in done.moves}
-    now = as_they_are(done, target)
-    steps: list[Step] = []
-    for step in record.steps:
-        left = tuple(with_files(one, now) for one in step.undoing.moves if one.members not in back)
-        if left or not (step.undoing.moves or _says_the_same(step.undoing, done)):
-            steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
-    write_record(replace(record, steps=tuple(steps)))
+def measured(move: Move, rewritten: Collection[str], place: int) -> Move:
+    """Return a move with its files as they are in an open directory, if one of them was written anew."""
+    if not any(file.path in rewritten for file in move.contents.files):
+        return move
+    return replace(move, contents=contents(place, [old for old, _ in move.members]))
 
 
 def _says_the_same(undoing: Moves, done: Moves) -> bool:
     """Tell whether moves change the same pointers in the same way."""
     return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)
+
+
+def _new_record(directory: str, home: Home, identity: str, kind: Kind) -> Record:
+    return Record(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
+
+
+def without(record: Record, step: Step) -> None:
+    """Take a step out of a record, as that is now; without any, it goes."""
+    found = read_record(record.directory, record.home, record.identity)
+    if found is not None:
+        steps = tuple(one for one in found.steps if one.journal != step.journal)
+        write_record(replace(found, steps=steps))
+    tidy(record.home, record.identity)

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckpttool.errors import CheckpointError, DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.home import beside, home_around, may_be_strict, owner_of
+from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
+from ckpttool.series.changing.home import Home, beside, home_around, may_be_strict, owner_of
+from ckpttool.series.changing.lock import FULL
 from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
 from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.owned import not_ours, opened_own, own_data, user_named
+from ckpttool.series.changing.owned import MAX_BYTES, not_ours, opened_own, own_data, user_named
 from ckpttool.series.changing.strictly import contents_of, contents_told, name_of, names_of, text_of
 from ckpttool.series.files import Contents
+from ckpttool.wire.atomic import write_within
+from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
 
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
@@ -51,7 +54,7 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class PointerText:
     """A pointer file in the directory that is to say something else: its name and its new text."""
 
     name: str
@@ -63,24 +66,139 @@ class Journal:
     """All that one removal does in one directory."""
 
     removals: tuple[Removal, ...]
-    rewrites: tuple[Rewrite, ...] = ()
+    rewrites: tuple[PointerText, ...] = ()
+
+
+class NoRoom(AccessDenied):
+    """The disk, or a quota, is full."""
+
+
+def require_system(directory: str, done: str) -> None:
+    """Require a system that can work below open directories."""
+    if not IS_SUPPORTED:
+        raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
+
+
+def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
+    """Write a journal, synced to disk, and return the directory of ours that it lies in.
+
+    Args:
+        directory: Whose journal it is.
+        home: Where it is to lie.
+        journal: Its text.
+        done: What was done to nothing if it can't be written: "removed".
+    """
+    if len(journal) > MAX_BYTES:
+        reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
+        raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
+    around, suffix = home
+    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
+    try:
+        with OpenDirectory(around) as place, place.make(name, 0o700) as stage:
+            try:
+                write_within(stage, JOURNAL, journal)
+                place.sync()
+            except BaseException:
+                _clear(place, stage)
+                raise
+    except OSError as error:
+        reason = from_os_error(error, directory).reason
+        if error.errno in FULL:
+            message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
+            raise NoRoom(directory, message) from error
+        raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
+    return os.path.join(around, name)
+
+
+def clear(path: str) -> bool:
+    """Remove an owned directory with its journal; tell whether nothing else was left in it."""
+    around, name = os.path.split(path)
+    with OpenDirectory(around) as place, place.open(name) as stage:
+        return _clear(place, stage)
+
+
+def _clear(place: OpenDirectory, stage: OpenDirectory) -> bool:
+    names = stage.names()
+    ours = [name for name in names if name == JOURNAL or is_temporary(name)]
+    if len(ours) < len(names):
+        return False
+    for name in ours:
+        stage.unlink(name)
+    place.remove_held(stage, os.path.basename(stage.path))
+    return True
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a name is that of a file of ours that was still being written."""
+    return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
+
+
+def dumps(journal: Journal) -> bytes:
+    """Return a journal as it is written."""
+    document = {
+        "schema": SCHEMA,
+        "rewrites": [{"name": one.name, "text": one.text} for one in journal.rewrites],
+        "removals": [
+            {
+                "path": one.path,
+                "members": one.members,
+                **contents_told(one.contents),
+                "survivors": one.survivors,
+            }
+            for one in journal.removals
+        ],
+    }
+    return json.dumps(document).encode()
+
+
+def read(path: str, directory: str) -> Journal | Moves:
+    """Return a journal; every name in it was checked to stay inside its directory.
+
+    Args:
+        path: Where it lies.
+        directory: The directory that it is for, as it is to be called in what is returned.
+    """
+    stage = os.path.dirname(path)
+    try:
+        with opened_own(directory, *os.path.split(stage)) as place:
+            text = own_data(place, JOURNAL, directory, "a journal")
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        told = json.loads(text)
+        return (
+            moves_of(told, directory, home_around(stage))
+            if told["schema"] in MOVES_SCHEMAS
+            else _journal(told)
+        )
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCheckpoint(
+            path, not_ours(error, "a journal"), expected="move it away to go on"
+        ) from error
+
+
+def _journal(told: Mapping[str, Any]) -> Journal:
+    if told["schema"] != SCHEMA:
+        raise ValueError(f"schema {told['schema']!r}")
+    return Journal(
+        tuple(_removal(one) for one in told["removals"]),
+        tuple(PointerText(name_of(one["name"]), text_of(one["text"])) for one in told["rewrites"]),
+    )
+
+
+def _removal(told: Mapping[str, Any]) -> Removal:
+    members = names_of(told["members"])
+    survivors = tuple(name_of(name) for name in told["survivors"])
+    return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)
 
 
 def stages(directory: str) -> list[str]:
-    """Return the names of what removals left in a directory, finished or not.
-
-    Raises:
-        CheckpointError: The directory can't be read.
-    """
+    """Return the names of what removals left in a directory, finished or not."""
     return _stages(directory, "")
 
 
 def stages_beside(directory: str) -> list[str]:
-    """Return the paths of what removals in a directory left in the one around it.
-
-    Raises:
-        CheckpointError: The directory around it can't be read.
-    """
+    """Return the paths of what removals in a directory left in the one around it."""
     around, suffix = beside(directory)
     return [os.path.join(around, name) for name in _stages(around, suffix)]
 
@@ -152,9 +270,9 @@ def half_removed(directory: str) -> frozenset[str]:
         except CheckpointError:
             continue
         if isinstance(found, Moves):
-            from ckpttool.series.changing.halfway import hidden
+            from ckpttool.series.changing.moving import partially_moved_names
 
-            names |= hidden(directory, found)
+            names |= partially_moved_names(directory, found)
             continue
         for number, removal in enumerate(found.removals):
             if not removal.is_single and _has_begun(os.path.join(stage, str(number))):
@@ -167,65 +285,3 @@ def _has_begun(place: str) -> bool:
         return bool(os.listdir(place))
     except OSError:  # not begun, or gone altogether
         return False
-
-
-def read(path: str, directory: str) -> Journal | Moves:
-    """Return a journal; every name in it was checked to stay inside its directory.
-
-    Args:
-        path: Where it lies.
-        directory: The directory that it is for, as it is to be called in what is returned.
-
-    Raises:
-        CheckpointError: It can't be read, or isn't one of ours.
-    """
-    stage = os.path.dirname(path)
-    try:
-        with opened_own(directory, *os.path.split(stage)) as place:
-            text = own_data(place, JOURNAL, directory, "a journal")
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    try:
-        told = json.loads(text)
-        return (
-            moves_of(told, directory, home_around(stage))
-            if told["schema"] in MOVES_SCHEMAS
-            else _journal(told)
-        )
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DamagedCheckpoint(
-            path, not_ours(error, "a journal"), expected="move it away to go on"
-        ) from error
-
-
-def dumps(journal: Journal) -> bytes:
-    """Return a journal as it is written."""
-    document = {
-        "schema": SCHEMA,
-        "rewrites": [{"name": one.name, "text": one.text} for one in journal.rewrites],
-        "removals": [
-            {
-                "path": one.path,
-                "members": one.members,
-                **contents_told(one.contents),
-                "survivors": one.survivors,
-            }
-            for one in journal.removals
-        ],
-    }
-    return json.dumps(document).encode()
-
-
-def _journal(told: Mapping[str, Any]) -> Journal:
-    if told["schema"] != SCHEMA:
-        raise ValueError(f"schema {told['schema']!r}")
-    return Journal(
-        tuple(_removal(one) for one in told["removals"]),
-        tuple(Rewrite(name_of(one["name"]), text_of(one["text"])) for one in told["rewrites"]),
-    )
-
-
-def _removal(told: Mapping[str, Any]) -> Removal:
-    members = names_of(told["members"])
-    survivors = tuple(name_of(name) for name in told["survivors"])
-    return Removal(text_of(told["path"]), members, contents_of(told, members), survivors)

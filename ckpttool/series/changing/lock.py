@@ -30,9 +30,6 @@ def locked(directory: str) -> Iterator[None]:
     """Hold the lock of a directory; its file is gone afterwards.
 
     A file system without locks is used without: every step checks each file again anyway.
-
-    Raises:
-        AccessDenied: Another command holds it, or its file can't be written.
     """
     around, suffix = home_of(directory)
     name = LOCK + suffix

@@ -192,9 +192,6 @@ def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
         told: The document.
         directory: The directory that it is for.
         home: Where its trash lies.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is something else.
     """
     if told["schema"] not in SCHEMAS:
         raise ValueError(f"schema {told['schema']!r}")
@@ -226,11 +223,7 @@ def _chain(told: Mapping[str, Any], directory: str, home: Home) -> Chain:
 
 
 def identity_of(value: object) -> str:
-    """Return an identity.
-
-    Raises:
-        TypeError, ValueError: It is none.
-    """
+    """Return an identity."""
     identity = text_of(value)
     if not IDENTITY.fullmatch(identity):
         raise ValueError(f"{identity!r} is no identity")

@@ -33,10 +33,6 @@ def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
         path: The directory of ours.
         directory: What it is for.
         otherwise: What to say of one that belongs to another user.
-
-    Raises:
-        AccessDenied: It is another's, or no directory, or others may have written in it.
-        CheckpointError: It can't be looked at.
     """
     try:
         status, around = os.lstat(path), os.stat(directory)
@@ -48,11 +44,7 @@ def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
 def require_own_status(
     path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT
 ) -> None:
-    """Require the same of a directory by its status, and by that of what it is for.
-
-    Raises:
-        AccessDenied: It is another's, or no directory, or others may have written in it.
-    """
+    """Require the same of a directory by its status, and by that of what it is for."""
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; it is left as it is")
@@ -70,10 +62,6 @@ def opened_own(directory: str, around: str, *names: str) -> Iterator[OpenDirecto
         directory: What it is for.
         around: The directory around it.
         names: Its name there, or those that lead to it.
-
-    Raises:
-        AccessDenied, CheckpointError: See ``require_own``.
-        OSError: It can't be opened.
     """
     path = os.path.join(around, *names)
     require_own(path, directory)
@@ -94,11 +82,6 @@ def own_data(place: OpenDirectory, name: str, directory: str, what: str, most: i
         directory: The directory that it is for.
         what: What it should be: "a journal".
         most: The most bytes that it may have.
-
-    Raises:
-        DamagedCheckpoint: It is no file, or too large.
-        AccessDenied: It is another user's.
-        OSError: It can't be read.
     """
     path, found = place.join(name), place.status(name)
     if found is not None and stat.S_ISLNK(found.st_mode):

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-from ckpttool.series.changing.moves import Move
+from ckpttool.series.changing.moves import Move, Moves, old_name
+from ckpttool.series.changing.owned import require_own_status
 from ckpttool.series.changing.stage import Changed, persist, status_of
 from ckpttool.series.files import Contents, contents, opened
 from ckpttool.series.mounts import require_unmounted
@@ -59,13 +60,35 @@ class Ground:
         return os.path.samestat(os.fstat(self.source), os.fstat(self.target))
 
 
-def check(ground: Ground, move: Move) -> None:
-    """Require that a checkpoint is as it was, and that nothing is in its way.
+@contextmanager
+def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[Ground]:
+    """Open the directories that checkpoints leave and come to; a trash is opened below its home."""
+    is_within = moves.source == moves.target
+    rewritten = frozenset(one.name for one in moves.rewrites if is_within)
+    was_at = frozenset(old_name(moves, name) for name in rewritten)
+    with opened_move_dir(directory, moves.source) as source:
+        if is_planned and moves.kind == "trash":
+            yield Ground(source, -1, rewritten, was_at)
+            return
+        with opened_move_dir(directory, moves.target) as target:
+            yield Ground(source, target, rewritten, was_at)
 
-    Raises:
-        Changed: It is not, or something is.
-        OSError: It can't be told.
-    """
+
+@contextmanager
+def opened_move_dir(directory: str, place: str) -> Iterator[int]:
+    if place == directory:
+        with opened(directory) as found:
+            yield found
+        return
+    trash, identity = os.path.split(place)
+    around, name = os.path.split(trash)
+    with opened(around or os.curdir) as home, opened(name, home) as root, opened(identity, root) as found:
+        require_own_status(place, os.fstat(found), os.stat(directory))
+        yield found
+
+
+def check(ground: Ground, move: Move) -> None:
+    """Require that a checkpoint is as it was, and that nothing is in its way."""
     require_unmounted(ground.source, (old for old, _ in move.members))
     for old, new in move.members:
         here = _state(ground.source, old, move, old, ground.was_at)
@@ -78,12 +101,7 @@ def check(ground: Ground, move: Move) -> None:
 
 
 def bring(ground: Ground, move: Move) -> None:
-    """Give a checkpoint its new names, its index last.
-
-    Raises:
-        Changed: It isn't what it was, or something is in its way.
-        OSError: It can't be done.
-    """
+    """Give a checkpoint its new names, its index last."""
     require_unmounted(ground.source, (old for old, _ in move.members))
     for old, new in reversed(move.members):
         there = _arrival(ground, move, old, new)
@@ -103,21 +121,12 @@ def bring(ground: Ground, move: Move) -> None:
 
 
 def leave(ground: Ground, move: Move) -> None:
-    """Take a checkpoint's old names away, its index first. What has come to stand there since stays.
-
-    Raises:
-        OSError: One can't be taken away.
-    """
+    """Take a checkpoint's old names away, its index first. What has come to stand there since stays."""
     _drop_all(ground.source, ground.target, move, 0)
 
 
 def restore(ground: Ground, move: Move) -> None:
-    """Give a checkpoint its old names again, its index last; what has them still keeps them.
-
-    Raises:
-        Changed: Something else has come to stand there.
-        OSError: It can't be done.
-    """
+    """Give a checkpoint its old names again, its index last; what has them still keeps them."""
     for old, new in reversed(move.members):
         back = Ground(ground.target, ground.source)
         there = _state(ground.target, new, move, old, ground.rewritten)
@@ -131,11 +140,7 @@ def restore(ground: Ground, move: Move) -> None:
 
 
 def withdraw(ground: Ground, move: Move) -> None:
-    """Take a checkpoint's new names away, its index first, where it has the old ones.
-
-    Raises:
-        OSError: One can't be taken away.
-    """
+    """Take a checkpoint's new names away, its index first, where it has the old ones."""
     _drop_all(ground.target, ground.source, move, 1)
 
 
@@ -166,11 +171,7 @@ def parts_at(place: int, move: Move, side: int) -> set[str]:
 
 
 def has_vanished(ground: Ground, move: Move) -> bool:
-    """Tell whether nothing at all has one of a checkpoint's old names.
-
-    Raises:
-        OSError: It can't be told.
-    """
+    """Tell whether nothing at all has one of a checkpoint's old names."""
     for old, _ in move.members:
         with _around(ground.source, old) as (place, name):
             if status_of(name, place) is not None:
@@ -263,12 +264,7 @@ def _is_one(place: int, path: str, other_place: int, other_path: str) -> bool:
 
 
 def _give(ground: Ground, old: str, new: str) -> bool:
-    """Give a file a second name, or rename it; tell whether it has both names now.
-
-    Raises:
-        Changed: Something is in the way.
-        OSError: It can't be done.
-    """
+    """Give a file a second name, or rename it; tell whether it has both names now."""
     with _around(ground.source, old) as (here, name), _around(ground.target, new) as (there, other):
         status = os.stat(name, dir_fd=here, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode) and not _are_alike(old, new):

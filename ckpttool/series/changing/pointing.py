@@ -28,10 +28,6 @@ def text_at(path: str, place: int | None = None) -> str | None:
     Args:
         path: The file.
         place: An open directory that the path starts at.
-
-    Raises:
-        Changed: It is no file, or too large.
-        OSError: It can't be read.
     """
     try:
         descriptor = regular_descriptor(path, follows=False, place=place)
@@ -47,12 +43,7 @@ def text_at(path: str, place: int | None = None) -> str | None:
 
 
 def require_pointers(directory: str, moves: Moves) -> None:
-    """Require that all pointers say what they said when the plan was made.
-
-    Raises:
-        Changed: One does not, or lies behind a symlink.
-        OSError: One can't be read.
-    """
+    """Require that all pointers say what they said when the plan was made."""
     with _inside(directory, moves) as inside:
         for one in moves.rewrites:
             if inside.text(one.name) != one.before:
@@ -71,10 +62,6 @@ def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) ->
         stage: A directory for what is written, on the same file system.
         is_late: Whether somebody may have rightly written one since: one that names none of the old names,
             or one of the new, is left as it is.
-
-    Raises:
-        Changed: One says something else than it did when the plan was made, or lies behind a symlink.
-        OSError: One can't be written.
     """
     with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
         for one in _creations_first(moves.rewrites):
@@ -86,11 +73,7 @@ def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) ->
 
 
 def is_turned(directory: str, moves: Moves) -> bool:
-    """Tell whether no pointer says any more what it said before, and there are some.
-
-    Raises:
-        OSError: One can't be read.
-    """
+    """Tell whether no pointer says any more what it said before, and there are some."""
     with _inside(directory, moves) as inside:
         kept = [one for one in moves.rewrites if one.after is not None]
         return moves.is_bound and not (
@@ -110,11 +93,7 @@ def _is_settled(moves: Moves, text: str | None, known: tuple[str | None, str | N
 
 
 def point_back(directory: str, moves: Moves, stage: str) -> None:
-    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is.
-
-    Raises:
-        OSError: One can't be written.
-    """
+    """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
     turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
     with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
         for link in reversed(moves.relinks):
@@ -135,23 +114,13 @@ class _Inside:
 
     @contextmanager
     def around(self, name: str) -> Iterator[tuple[int, str]]:
-        """Open the directory that a pointer lies in, and yield it with the pointer's name there.
-
-        Raises:
-            Changed: It lies behind a symlink.
-            OSError: There is no such directory, or it can't be opened.
-        """
+        """Open the directory that a pointer lies in, and yield it with the pointer's name there."""
         above, base = os.path.split(self._path_of(name))
         with _opened_below(above, self._home, name) as place:
             yield place, base
 
     def text(self, name: str) -> str | None:
-        """Return what a pointer says; None where there is none.
-
-        Raises:
-            Changed: It is no file, or lies behind a symlink.
-            OSError: It can't be read.
-        """
+        """Return what a pointer says; None where there is none."""
         try:
             with self.around(name) as (place, base):
                 return text_at(base, place)
@@ -159,11 +128,7 @@ class _Inside:
             return None
 
     def target(self, name: str) -> str | None:
-        """Return where a symlink leads; None where there is none.
-
-        Raises:
-            Changed: It lies behind another symlink.
-        """
+        """Return where a symlink leads; None where there is none."""
         try:
             with self.around(name) as (place, base):
                 return os.readlink(base, dir_fd=place)
@@ -171,11 +136,7 @@ class _Inside:
             return None
 
     def says(self, name: str, text: str | None) -> bool:
-        """Tell whether there is such a pointer, and it says something.
-
-        Raises:
-            OSError: It can't be read.
-        """
+        """Tell whether there is such a pointer, and it says something."""
         try:
             return self.text(name) == text
         except Changed:

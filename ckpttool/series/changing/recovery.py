@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import row
+from ckpttool.series.changing import moving
 from ckpttool.series.changing.copies import (
     called_here,
     inodes_of_moves,
@@ -17,11 +17,10 @@ from ckpttool.series.changing.copies import (
     moves_here,
 )
 from ckpttool.series.changing.home import home_around, may_be_strict
-from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, read, stages, stages_beside
+from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, clear, read, stages, stages_beside
 from ckpttool.series.changing.moves import Chain, Moves
 from ckpttool.series.changing.moving import Course, told
 from ckpttool.series.changing.owned import opened_own, require_own
-from ckpttool.series.changing.removal import clear
 from ckpttool.series.changing.stage import (
     Changed,
     Stage,
@@ -63,11 +62,7 @@ class Settled:
 
 
 def settle_all(directory: str) -> Settled:
-    """Settle all that was interrupted in a directory.
-
-    Raises:
-        CheckpointError: A journal can't be understood, or the directory not changed.
-    """
+    """Settle all that was interrupted in a directory."""
     total = Settled()
     within = [os.path.join(directory, name) for name in stages(directory)]
     for stage in within + _stages_beside(directory):
@@ -80,11 +75,7 @@ def settle_all(directory: str) -> Settled:
 
 
 def _stages_beside(directory: str) -> list[str]:
-    """Return the stages in the directory around one, which nobody else needs to be able to list.
-
-    Raises:
-        CheckpointError: It can't be listed, and some could be there.
-    """
+    """Return the stages in the directory around one, which nobody else needs to be able to list."""
     try:
         return stages_beside(directory)
     except AccessDenied:
@@ -94,11 +85,7 @@ def _stages_beside(directory: str) -> list[str]:
 
 
 def settle(directory: str, path: str) -> Settled:
-    """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan.
-
-    Raises:
-        CheckpointError: Its journal can't be understood, or the directory not changed.
-    """
+    """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan."""
     settled = Settled()
     journal_path = os.path.join(path, JOURNAL)
     require_own(path, directory)
@@ -178,7 +165,7 @@ def _settle_row(course: Course, chain: Chain, doing: str, settled: Settled) -> b
     """Finish moves that follow each other, or take all of them back; tell whether their journal may go."""
     paths = {move.path for one in (course.moves, *chain.before) for move in one.moves} or {course.directory}
     try:
-        is_done, failed = row.settled(course)
+        is_done, failed = moving.settled(course)
     except (Changed, CheckpointError, OSError) as failure:
         reason = (
             f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {course.stage}"
@@ -189,7 +176,7 @@ def _settle_row(course: Course, chain: Chain, doing: str, settled: Settled) -> b
         reason = f" ({failed[path]})" if path in failed else ""
         what = "that is finished now" if is_done else f"it is where it was{reason}"
         settled.moved.append(f"{path}: {doing}; {what}")
-    above = None if is_done else row.changed_above(course)
+    above = None if is_done else moving.changed_above(course)
     if above is not None:
         why = f"a command was interrupted that changed names in {course.directory}, and is taken back there"
         settled.failed[above] = f"{why}; what names them here may have other names (undo {above})"

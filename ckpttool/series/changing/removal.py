@@ -17,25 +17,37 @@ from operator import attrgetter
 from threading import Event
 
 from ckpttool.errors import AccessDenied, from_os_error
-from ckpttool.series.changing.home import Home, home_of
-from ckpttool.series.changing.journal import JOURNAL, STAGE_PREFIX, TEMPORARY, Journal, Removal, dumps
+from ckpttool.series.changing.home import home_of
+from ckpttool.series.changing.journal import (
+    Journal,
+    NoRoom,
+    Removal,
+    begin,
+    clear,
+    dumps,
+    require_system,
+)
 from ckpttool.series.changing.lock import FULL
-from ckpttool.series.changing.owned import MAX_BYTES, opened_own
-from ckpttool.series.changing.removable import require_removable
-from ckpttool.series.changing.stage import Changed, Gone, Stage, Stranded, places, status_of, unlink_all
+from ckpttool.series.changing.owned import opened_own
+from ckpttool.series.changing.stage import (
+    Changed,
+    Gone,
+    Stage,
+    Stranded,
+    places,
+    require_removable,
+    status_of,
+    unlink_all,
+)
 from ckpttool.series.files import opened
 from ckpttool.series.paths import shown
 from ckpttool.wire.atomic import sync_directory, write_within
-from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
+from ckpttool.wire.directories import OpenDirectory
 
 _MANY = 200
 """From so many checkpoints on a second thread is worth its start."""
 
 _IS_SINGLE = attrgetter("is_single")
-
-
-class NoRoom(AccessDenied):
-    """The disk, or a quota, is full."""
 
 
 @dataclass(slots=True)
@@ -54,11 +66,7 @@ class Outcome:
 
 
 def remove(directory: str, journal: Journal) -> Outcome:
-    """Remove checkpoints of one directory; what has changed since the plan was made stays.
-
-    Raises:
-        AccessDenied: The directory can't be changed; nothing was.
-    """
+    """Remove checkpoints of one directory; what has changed since the plan was made stays."""
     require_system(directory, "removed")
     outcome = Outcome()
     while journal.removals or journal.rewrites:
@@ -166,24 +174,10 @@ def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
 
 
 def _give_up(journal: Journal, outcome: Outcome, refusal: NoRoom | None) -> None:
-    """Note what stays for want of room; ``refusal`` is why there is no journal.
-
-    Raises:
-        NoRoom: Nothing was removed at all.
-    """
+    """Note what stays for want of room; ``refusal`` is why there is no journal."""
     if refusal is not None and not outcome.removed:
         raise refusal
     outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
-
-
-def require_system(directory: str, done: str) -> None:
-    """Require a system that can work below open directories.
-
-    Raises:
-        AccessDenied: It can't; nothing was done.
-    """
-    if not IS_SUPPORTED:
-        raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
 def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bool:
@@ -216,12 +210,7 @@ def _unlink(stage: Stage, number: int, removal: Removal, outcome: Outcome) -> No
 
 @contextmanager
 def begun(directory: str, journal: Journal) -> Iterator[Stage]:
-    """Write a journal, yield the stage to work on, and take both away if all went well.
-
-    Raises:
-        NoRoom: The disk is too full for a journal; nothing was changed.
-        AccessDenied: The journal can't be written; nothing was changed.
-    """
+    """Write a journal, yield the stage to work on, and take both away if all went well."""
     path = begin(directory, home_of(directory), dumps(journal), "removed")
     try:
         with opened(directory) as home, opened_own(directory, *os.path.split(path)) as inner:
@@ -240,61 +229,3 @@ def begun(directory: str, journal: Journal) -> Iterator[Stage]:
     except OSError as error:
         reason = from_os_error(error, directory).reason
         raise AccessDenied(directory, f"{reason}; the next prune settles what was begun") from error
-
-
-def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
-    """Write a journal, synced to disk, and return the directory of ours that it lies in.
-
-    Args:
-        directory: Whose journal it is.
-        home: Where it is to lie.
-        journal: Its text.
-        done: What was done to nothing if it can't be written: "removed".
-
-    Raises:
-        NoRoom: The disk is too full; nothing was changed.
-        AccessDenied: It can't be written; nothing was changed.
-    """
-    if len(journal) > MAX_BYTES:
-        reason = f"its journal would have {len(journal):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(directory, f"{reason}; nothing was {done}: try fewer at once")
-    around, suffix = home
-    name = f"{STAGE_PREFIX}{os.urandom(4).hex()}{suffix}"
-    try:
-        with OpenDirectory(around) as place, place.make(name, 0o700) as stage:
-            try:
-                write_within(stage, JOURNAL, journal)
-                place.sync()
-            except BaseException:
-                _clear(place, stage)
-                raise
-    except OSError as error:
-        reason = from_os_error(error, directory).reason
-        if error.errno in FULL:
-            message = f"{reason} for the journal; nothing was {done}: free a few kB and try again"
-            raise NoRoom(directory, message) from error
-        raise AccessDenied(directory, f"{reason}; nothing was {done}") from error
-    return os.path.join(around, name)
-
-
-def clear(path: str) -> bool:
-    """Remove an owned directory with its journal; tell whether nothing else was left in it."""
-    around, name = os.path.split(path)
-    with OpenDirectory(around) as place, place.open(name) as stage:
-        return _clear(place, stage)
-
-
-def _clear(place: OpenDirectory, stage: OpenDirectory) -> bool:
-    names = stage.names()
-    ours = [name for name in names if name == JOURNAL or is_temporary(name)]
-    if len(ours) < len(names):
-        return False
-    for name in ours:
-        stage.unlink(name)
-    place.remove_held(stage, os.path.basename(stage.path))
-    return True
-
-
-def is_temporary(name: str) -> bool:
-    """Tell whether a name is that of a file of ours that was still being written."""
-    return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)

@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.series.changing.copies import as_copied, has_lost_times, is_of_copy
 from ckpttool.series.changing.history import Record, homes, identities, inode_of, read_record
 from ckpttool.series.changing.home import OWNER, Home, beside
 from ckpttool.series.changing.moves import TRASH
 from ckpttool.series.changing.trash_places import make_trash, opened_trash, tidy
 from ckpttool.series.files import opened
+from ckpttool.series.paths import shown
+from ckpttool.series.reasons import Problem
 
 _MARK = TRASH + OWNER
 
@@ -36,6 +39,35 @@ def now_called(record: Record) -> str | None:
     return next((path for path, inode in _beside(record.home.path) if inode == record.root), None)
 
 
+def is_anothers(record: Record) -> bool:
+    """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
+    return is_elsewhere(record) and not any(
+        is_of_copy(as_copied(record.directory, step.undoing), step.undoing)
+        or has_lost_times(record.directory, step.undoing)
+        for step in record.steps
+    )
+
+
+def left_to_another(record: Record) -> Problem:
+    """Return what is to be told of a record that was made for another directory; see ``is_anothers``."""
+    name = shown(record.directory)
+    told = f"it belongs to a directory that was {name} before, and is left as it is"
+    place = shown(as_given(record.directory, record.place))
+    now = now_called(record)
+    if now is None:
+        return Problem(place, f"{told}; take out of it by hand what you need, or remove it")
+    other = shown(as_given(record.directory, now))
+    return Problem(place, f"{told}: that is {other} now (undo {other})")
+
+
+def as_given(directory: str, path: str) -> str:
+    """Return the path of what lies beside a directory in the words in which that was given."""
+    above = os.path.dirname(directory) or os.curdir
+    real = os.path.dirname(os.path.realpath(directory))
+    is_above = os.path.isdir(above) and os.path.samefile(above, real)
+    return os.path.join(above, os.path.relpath(path, real)) if is_above else path
+
+
 def trashes_under_other_names(directory: str) -> list[Home]:
     """Return where the trash of a directory lies that had another name when something was put there."""
     around, suffix = beside(directory)
@@ -49,9 +81,6 @@ def follow(directory: str) -> list[Home]:
 
     Args:
         directory: The directory; it is locked.
-
-    Raises:
-        CheckpointError: It can't.
     """
     found, own = trashes_under_other_names(directory), beside(directory)
     for home in found:
@@ -66,11 +95,6 @@ def follow(directory: str) -> list[Home]:
     return found
 
 
-def _move_place(home: Home, own: Home, identity: str) -> None:
-    with opened(home.path) as around, opened_trash(home, around) as old, opened_trash(own, around) as new:
-        os.rename(identity, identity, src_dir_fd=old, dst_dir_fd=new)
-
-
 def owners(around: str, name: str) -> Iterator[str]:
     """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
     named = os.path.join(around, name.removeprefix(_MARK))
@@ -81,6 +105,11 @@ def owners(around: str, name: str) -> Iterator[str]:
     for path, inode in _beside(around):
         if inode in roots and path != named:
             yield path
+
+
+def _move_place(home: Home, own: Home, identity: str) -> None:
+    with opened(home.path) as around, opened_trash(home, around) as old, opened_trash(own, around) as new:
+        os.rename(identity, identity, src_dir_fd=old, dst_dir_fd=new)
 
 
 def _trashes(around: str) -> list[str]:

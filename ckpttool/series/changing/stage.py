@@ -10,13 +10,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 
 from ckpttool.series.changing.journal import Removal
-from ckpttool.series.changing.removable import require_removable
 from ckpttool.series.files import Contents, Fingerprint, contents, opened
 from ckpttool.series.mounts import require_one_mount, require_unmounted
 from ckpttool.series.paths import shown
@@ -64,11 +63,7 @@ class Stage:
     shared: dict[int, int] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Remove the directory of single files, and close it.
-
-        Raises:
-            OSError: Something is left in it.
-        """
+        """Remove the directory of single files, and close it."""
         for number in list(self.shared):
             os.close(self.shared.pop(number))
             persist(partial(os.rmdir, str(number), dir_fd=self.inner))
@@ -84,12 +79,6 @@ class Stage:
         Args:
             number: Of the directory that it is put in; see ``places``.
             removal: The checkpoint.
-
-        Raises:
-            Changed: It isn't what it was; it is back where it was.
-            Gone: Nothing of it is there any more.
-            OSError: It can't be renamed or unlinked; what could be is back where it was.
-            Stranded: It can't be put back.
         """
         if removal.is_single:
             self._set_file_aside(number, removal)
@@ -131,11 +120,7 @@ class Stage:
         return self.shared[number]
 
     def put_back(self, number: int, removal: Removal) -> None:
-        """Rename a checkpoint to where it was, its index last.
-
-        Raises:
-            OSError: Something else is there now.
-        """
+        """Rename a checkpoint to where it was, its index last."""
         with opened(str(number), self.inner) as place:
             for name in reversed(removal.members):
                 if status_of(name, place) is not None:
@@ -144,24 +129,14 @@ class Stage:
             persist(partial(os.rmdir, str(number), dir_fd=self.inner))
 
     def restore(self, number: int, removal: Removal) -> None:
-        """Put a checkpoint back of which nothing was removed.
-
-        Raises:
-            Stranded: It can't be.
-        """
+        """Put a checkpoint back of which nothing was removed."""
         try:
             self.put_back(number, removal)
         except OSError as error:
             raise Stranded(f"not put back: {_reason(error)}; it lies in {self._place(number)}") from error
 
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
-        """Unlink a checkpoint that was set aside; yield the bytes that each file frees.
-
-        Raises:
-            Changed: It isn't what it was; nothing of it was unlinked.
-            OSError: It can't be unlinked; nothing of it was.
-            Stranded: The rest of it can't be unlinked; the journal stays.
-        """
+        """Unlink a checkpoint that was set aside; yield the bytes that each file frees."""
         if number in self.shared and removal.is_single:
             yield unlink_here(self.shared[number], removal.contents.files[0])
             return
@@ -189,11 +164,6 @@ def unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]:
         place: Descriptor of the directory that its members lie in.
         removal: The checkpoint.
         shown_place: What the user is told of where the rest lies.
-
-    Raises:
-        Changed: It isn't what it was; nothing of it was unlinked.
-        OSError: It can't be unlinked; nothing of it was.
-        Stranded: The rest of it can't be unlinked.
     """
     has_begun = False
     try:
@@ -243,12 +213,7 @@ def _unlink_files(place: int, found: Contents) -> Iterator[int]:
 
 
 def unlink_file(place: int, file: Fingerprint) -> int:
-    """Unlink a file if it is the one that is meant, or has gone; return the bytes that this frees.
-
-    Raises:
-        Changed: Another file is there.
-        OSError: It can't be unlinked, or something is mounted above it.
-    """
+    """Unlink a file if it is the one that is meant, or has gone; return the bytes that this frees."""
     parent, name = os.path.split(file.path)
     with _opened_within(parent, place) as directory:
         return unlink_here(directory, file, name)
@@ -256,11 +221,7 @@ def unlink_file(place: int, file: Fingerprint) -> int:
 
 @contextmanager
 def _opened_within(path: str, place: int) -> Iterator[int]:
-    """Open a directory below another, in the same mount: what is mounted there later isn't touched either.
-
-    Raises:
-        OSError: It is in another, or can't be opened.
-    """
+    """Open a directory below another, in the same mount: what is mounted there later isn't touched either."""
     with opened(path, place) as directory:
         if path:
             require_one_mount(directory, place)
@@ -286,11 +247,7 @@ def unlink_here(directory: int, file: Fingerprint, name: str | None = None) -> i
 
 
 def remove_directories(place: int, found: Contents) -> None:
-    """Remove the directories of a checkpoint, the innermost first; one that holds something else stays.
-
-    Raises:
-        OSError: One can't be removed, or something is mounted above it.
-    """
+    """Remove the directories of a checkpoint, the innermost first; one that holds something else stays."""
     for path in sorted(found.directories, key=lambda path: path.count(os.sep), reverse=True):
         parent, name = os.path.split(path)
         try:
@@ -330,11 +287,7 @@ def _move_back(name: str, place: int, home: int) -> None:
 
 
 def persist(step: Callable[[], None]) -> None:
-    """Do a step; where it is busy try again for a while.
-
-    Raises:
-        OSError: It can't be done.
-    """
+    """Do a step; where it is busy try again for a while."""
     for attempt in range(RETRIES):
         try:
             return step()
@@ -343,3 +296,24 @@ def persist(step: Callable[[], None]) -> None:
                 raise
             time.sleep(RETRY_SECONDS)
     return None
+
+
+def require_removable(place: int, found: Contents) -> None:
+    """Require that all directories of a checkpoint let this user unlink what they hold."""
+    for path in found.directories:
+        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
+            if not _may_unlink_in(directory):
+                raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
+
+
+def _may_unlink_in(directory: int) -> bool:
+    """Tell whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
+    asks_effective = os.access in os.supports_effective_ids
+    if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
+        return False
+    status = os.fstat(directory)
+    user = os.geteuid()
+    if not status.st_mode & stat.S_ISVTX or user in (0, status.st_uid):
+        return True
+    with os.scandir(directory) as entries:
+        return all(entry.stat(follow_symlinks=False).st_uid == user for entry in entries)

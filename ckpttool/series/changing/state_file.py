@@ -1,17 +1,25 @@
-"""What TensorFlow's state file has to say once some of the checkpoints that it lists are gone."""
+"""Rewrites TensorFlow's state file (``checkpoint``) as checkpoints that it lists are removed or restored."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.formats.tensorflow.state import NAME, CheckpointState, expanded, read_state, state_text
-from ckpttool.series.changing.journal import Rewrite
+from ckpttool.formats.tensorflow.state import (
+    NAME,
+    CheckpointState,
+    expanded,
+    parse_state,
+    read_state,
+    state_text,
+)
+from ckpttool.series.changing.journal import PointerText
+from ckpttool.series.changing.moves import Rewrite
 
 
-def rewritten(directory: str, removed: Collection[str]) -> Rewrite | None:
+def rewritten(directory: str, removed: Collection[str]) -> PointerText | None:
     """Return the new text of the state file in a directory; None where it has nothing to do with what goes.
 
     Args:
@@ -30,14 +38,13 @@ def rewritten(directory: str, removed: Collection[str]) -> Rewrite | None:
     latest = _remaining(directory, state.latest, removed) or next(
         (path for path in reversed(places) if path), None
     )
-    return Rewrite(NAME, state_text(_without(state, latest or state.latest, places)))
-
-
-def _without(state: CheckpointState, latest: str, places: list[str | None]) -> CheckpointState:
-    """Return a state without the paths that are None; paths and timestamps stay parallel."""
     kept = [(path, at) for at, path in enumerate(places) if path is not None]
+    # Paths and timestamps stay parallel.
     times = tuple(state.timestamps[at] for _, at in kept) if state.timestamps else ()
-    return replace(state, latest=latest, paths=tuple(path for path, _ in kept), timestamps=times)
+    state = replace(
+        state, latest=latest or state.latest, paths=tuple(path for path, _ in kept), timestamps=times
+    )
+    return PointerText(NAME, state_text(state))
 
 
 def _remaining(directory: str, path: str, removed: Collection[str]) -> str | None:
@@ -62,12 +69,60 @@ def _names(directory: str, path: str, removed: Collection[str]) -> bool:
     return around == os.path.realpath(directory) or not _is_there(place)
 
 
-def _base(path: str) -> str:
-    return os.path.basename(path.replace("\\", "/").rstrip("/"))
-
-
 def _is_there(path: str) -> bool:
     try:
         return any(map(os.path.exists, (f"{path}{INDEX}", expanded(path)[0])))
     except ValueError:  # a NUL in it
         return False
+
+
+def merged_state(now: str, ours: Rewrite, restored: Collection[str]) -> str:
+    """Return TensorFlow's state file with the paths that we took out, or changed, back in their places.
+
+    Args:
+        now: What it says.
+        ours: How what we made it say was to be taken back.
+        restored: Names of the checkpoints that are back.
+    """
+    state, wrote, was = (_state(text) for text in (now, ours.before, ours.after))
+    changed: dict[str, str] = {}
+    if len(wrote.paths) == len(was.paths):
+        changed = {
+            new: old for new, old in zip(wrote.paths, was.paths, strict=True) if _base(old) in restored
+        }
+        changed[wrote.latest] = was.latest if _base(was.latest) in restored else wrote.latest
+    paths = [changed.get(path, path) for path in state.paths]
+    times = list(state.timestamps)
+    for number, path in enumerate(was.paths):
+        was_ours = path not in wrote.paths and path not in changed.values()  # else somebody else took it out
+        if was_ours and path not in paths and _base(path) in restored:
+            at = _position(paths, was.paths, number)
+            if times:
+                times.insert(at, was.timestamps[number] if was.timestamps else times[max(at - 1, 0)])
+            paths.insert(at, path)
+    is_ours = state.latest == wrote.latest and _base(was.latest) in restored
+    latest = was.latest if is_ours else changed.get(state.latest, state.latest)
+    return state_text(replace(state, latest=latest, paths=tuple(paths), timestamps=tuple(times)))
+
+
+def _state(text: str | None) -> CheckpointState:
+    found = None if text is None else parse_state(text)
+    if found is None:
+        raise ValueError("it names no checkpoint any more")
+    return found
+
+
+def _position(paths: Sequence[str], order: Sequence[str], number: int) -> int:
+    """Return where a path belongs: behind the nearest of those that came before it."""
+    places: Mapping[str, int] = {path: at for at, path in enumerate(paths)}
+    for path in reversed(order[:number]):
+        if path in places:
+            return places[path] + 1
+    for path in order[number + 1 :]:
+        if path in places:
+            return places[path]
+    return 0
+
+
+def _base(path: str) -> str:
+    return os.path.basename(path.replace("\\", "/").rstrip("/"))

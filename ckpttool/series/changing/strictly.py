@@ -15,12 +15,7 @@ def is_name(name: str) -> bool:
 
 
 def text_of(value: object) -> str:
-    """Return a text.
-
-    Raises:
-        TypeError: It is none.
-        ValueError: No file could hold it.
-    """
+    """Return a text."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is no text")
     value.encode("utf-8", "surrogateescape")
@@ -28,31 +23,19 @@ def text_of(value: object) -> str:
 
 
 def text_or_none(value: object) -> str | None:
-    """Return a text, or None.
-
-    Raises:
-        TypeError, ValueError: It is neither.
-    """
+    """Return a text, or None."""
     return None if value is None else text_of(value)
 
 
 def count_of(value: object) -> int:
-    """Return a number.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return a number."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no number")
     return value
 
 
 def names_of(values: object) -> tuple[str, ...]:
-    """Return one or more names, each of which stands once.
-
-    Raises:
-        TypeError, ValueError: They are something else.
-    """
+    """Return one or more names, each of which stands once."""
     if not isinstance(values, list):
         raise TypeError(f"{values!r} is no list")
     names = tuple(map(name_of, values))
@@ -62,11 +45,7 @@ def names_of(values: object) -> tuple[str, ...]:
 
 
 def name_of(value: object) -> str:
-    """Return a name.
-
-    Raises:
-        TypeError, ValueError: It is none.
-    """
+    """Return a name."""
     name = text_of(value)
     if not is_name(name):
         raise ValueError(f"{name!r} leads out of the directory")
@@ -74,11 +53,7 @@ def name_of(value: object) -> str:
 
 
 def path_of(value: object) -> str:
-    """Return a path of one or more names, relative to a directory.
-
-    Raises:
-        TypeError, ValueError: It leads elsewhere.
-    """
+    """Return a path of one or more names, relative to a directory."""
     path = text_of(value)
     if not all(map(is_name, path.split(os.sep))):
         raise ValueError(f"{path!r} leads out of the directory")
@@ -86,11 +61,7 @@ def path_of(value: object) -> str:
 
 
 def below(value: object, members: Collection[str]) -> str:
-    """Return a path that is one of some others, or lies below one.
-
-    Raises:
-        TypeError, ValueError: It is not.
-    """
+    """Return a path that is one of some others, or lies below one."""
     path = path_of(value)
     parts = path.split(os.sep)
     if not any(os.sep.join(parts[:count]) in members for count in range(1, len(parts) + 1)):
@@ -99,11 +70,7 @@ def below(value: object, members: Collection[str]) -> str:
 
 
 def contents_of(told: Mapping[str, Any], members: Collection[str]) -> Contents:
-    """Return the files and directories that lie at some members.
-
-    Raises:
-        KeyError, TypeError, ValueError: They are not told, or lie elsewhere.
-    """
+    """Return the files and directories that lie at some members."""
     files = tuple(
         Fingerprint(below(path, members), *(count_of(number) for number in numbers))
         for path, *numbers in told["files"]

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.series.changing.home import OWNER, Home
+from ckpttool.series.changing.journal import is_temporary
 from ckpttool.series.changing.moves import TRASH, Moves
 from ckpttool.series.changing.owned import LEFT, require_own, require_own_status
-from ckpttool.series.changing.removal import is_temporary
 from ckpttool.series.files import opened
 from ckpttool.wire.directories import make_directory, sync_opened
 
@@ -23,11 +23,7 @@ _ANOTHERS = (
 
 
 def require_own_trash(home: Home) -> None:
-    """Require that a trash was made by this user, or by the owner of its directory, or isn't there.
-
-    Raises:
-        CheckpointError: It is another's or a symlink, or can't be looked at.
-    """
+    """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
     trash = os.path.join(home.path, TRASH + home.suffix)
     if os.path.lexists(trash):
         require_own(trash, _owner_of(home), _ANOTHERS)
@@ -41,12 +37,7 @@ def _owner_of(home: Home) -> str:
 
 @contextmanager
 def opened_trash(home: Home, around: int) -> Iterator[int]:
-    """Open a trash in an open directory, and require that what was opened is ours.
-
-    Raises:
-        AccessDenied: Somebody else has put one there since it was looked at.
-        OSError: It can't be opened.
-    """
+    """Open a trash in an open directory, and require that what was opened is ours."""
     name = TRASH + home.suffix
     with opened(name, around) as trash:
         path, owner = os.path.join(home.path, name), os.stat(_owner_of(home))
@@ -55,12 +46,7 @@ def opened_trash(home: Home, around: int) -> Iterator[int]:
 
 
 def make_room(directory: str, home: Home, moves: Moves) -> None:
-    """Make the places in the trash that some moves leave or come to, as far as they are not there.
-
-    Raises:
-        CheckpointError: The trash isn't ours.
-        OSError: One can't be made.
-    """
+    """Make the places in the trash that some moves leave or come to, as far as they are not there."""
     require_own_trash(home)
     sides = [(0, moves.source), (1, moves.target)]
     for side, place in sides:
@@ -70,12 +56,7 @@ def make_room(directory: str, home: Home, moves: Moves) -> None:
 
 
 def make_trash(home: Home) -> None:
-    """Make a trash, if it is not there; others can't look inside.
-
-    Raises:
-        CheckpointError: It isn't ours.
-        OSError: It can't be made.
-    """
+    """Make a trash, if it is not there; others can't look inside."""
     require_own_trash(home)
     with opened(home.path) as around:
         if _made(TRASH + home.suffix, around):
@@ -85,12 +66,7 @@ def make_trash(home: Home) -> None:
 
 
 def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None:
-    """Make the place of a command in the trash, and numbered directories in it; others can't look inside.
-
-    Raises:
-        CheckpointError: The trash isn't ours.
-        OSError: One can't be made.
-    """
+    """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
     require_own_trash(home)
     trash = TRASH + home.suffix
     with opened(home.path) as around:

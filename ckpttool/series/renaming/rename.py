@@ -12,9 +12,8 @@ from typing import NamedTuple
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import Kind, Moves, new_identity
-from ckpttool.series.changing.moving import carry_out
+from ckpttool.series.changing.moving import Row, carry_out
 from ckpttool.series.changing.recovery import Settled, settle_all
-from ckpttool.series.changing.row import Row
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in

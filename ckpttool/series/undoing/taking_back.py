@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from functools import partial
 
 from ckpttool.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
+from ckpttool.formats.tensorflow.state import NAME
+from ckpttool.series.changing.copies import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
 from ckpttool.series.changing.history import Record, Step, read_record, without
-from ckpttool.series.changing.moves import Move, Moves
-from ckpttool.series.changing.moving import MoveOutcome, carry_out, why_not
-from ckpttool.series.changing.row import Row
+from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
+from ckpttool.series.changing.moving import MoveOutcome, Row, carry_out, why_not
+from ckpttool.series.changing.pointing import text_at
+from ckpttool.series.changing.stage import Changed
+from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
-from ckpttool.series.undoing.copied import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
-from ckpttool.series.undoing.merging import merged
 
 _SINCE = {"trash": "since it was put there", "rename": "since it was renamed"}
 
@@ -40,11 +43,7 @@ class TakenBack:
 
 
 def taken_back(record: Record, dry_run: bool) -> TakenBack:
-    """Take back what a record tells of, the last step first; one that can't be stops those before it.
-
-    Raises:
-        CheckpointError: The directory can't be changed.
-    """
+    """Take back what a record tells of, the last step first; one that can't be stops those before it."""
     done = TakenBack()
     with ExitStack() as stack:
         is_row = record.kind == "rename" and len(record.steps) > 1 and not dry_run
@@ -192,3 +191,82 @@ def _rewritten(undoing: Moves) -> Iterator[tuple[str, str]]:
             other = next((two.name for two in near if two.after is None), None)
             if other is not None:
                 yield one.name, other
+
+
+def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
+    """Return moves with what pointers are to say now, and which of them are left as they are, and why.
+
+    Args:
+        directory: The directory that they lie in.
+        wanted: What takes a journal back.
+        fit: Those of its moves that can be made.
+    """
+    left: list[Problem] = []
+    rewrites: list[Rewrite] = []
+    for one in wanted.rewrites:
+        try:
+            found = _merged(directory, wanted, one, fit)
+        except (OSError, ValueError, Changed) as failure:
+            found = None
+            left.append(Problem(_shown(directory, one), f"left as it is: {failure}"))
+        if found is not None and found.before != found.after:
+            rewrites.append(found)
+        elif found is not None and found.after != one.after:
+            text = "somebody else has written it since; it is left as it is"
+            left.append(Problem(_shown(directory, one), text))
+    relinks: list[Relink] = []
+    for link in wanted.relinks:
+        now = _leads_to(os.path.join(directory, link.name))
+        if now == link.before:
+            relinks.append(link)
+        elif now != link.after:
+            left.append(Problem(_shown(directory, link), "it leads elsewhere; it is left as it is"))
+    return replace(wanted, moves=tuple(fit), rewrites=tuple(rewrites), relinks=tuple(relinks)), left
+
+
+def _shown(directory: str, one: Rewrite | Relink) -> str:
+    return shown(os.path.join(directory, one.name))
+
+
+def _merged(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:
+    """Return how a pointer is taken back; one whose text stays is left."""
+    if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
+        return one
+    now = text_at(_place(directory, wanted, one.name))
+    if now is None or now == one.after:
+        return Rewrite(one.name, one.after, one.after)
+    if now == one.before and len(fit) == len(wanted.moves):
+        return one
+    if one.name == NAME:
+        return Rewrite(one.name, now, merged_state(now, one, {_base(move.path) for move in fit}))
+    return Rewrite(one.name, now, _lines_back(now, one.before, one.after))
+
+
+def _place(directory: str, wanted: Moves, name: str) -> str:
+    """Return where a pointer lies before it is taken back: in a directory that is still to move, perhaps."""
+    first, mark, rest = name.partition(os.sep)
+    now = {new: old for move in wanted.moves for old, new in move.members}
+    if mark and wanted.source == wanted.target and first in now:
+        return os.path.join(directory, now[first], rest)
+    return os.path.join(directory, name)
+
+
+def _leads_to(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:  # it has gone, or is no symlink any more
+        return None
+
+
+def _lines_back(now: str, ours: str, before: str) -> str:
+    """Return a text in which the lines that we wrote are again those that they replaced."""
+    wrote, was = ours.splitlines(keepends=True), before.splitlines(keepends=True)
+    back: dict[str, str] = {}
+    for kind, at, end, other, other_end in SequenceMatcher(None, wrote, was, autojunk=False).get_opcodes():
+        if kind == "replace" and end - at == other_end - other:
+            back |= dict(zip(wrote[at:end], was[other:other_end], strict=True))
+    return "".join(back.get(line, line) for line in now.splitlines(keepends=True))
+
+
+def _base(path: str) -> str:
+    return os.path.basename(path.replace("\\", "/").rstrip("/"))

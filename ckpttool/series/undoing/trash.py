@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.errors import CheckpointError, from_os_error
+from ckpttool.series.changing.copies import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
 from ckpttool.series.changing.history import (
     RECORD,
     Record,
@@ -21,31 +22,33 @@ from ckpttool.series.changing.history import (
     write_record,
 )
 from ckpttool.series.changing.home import Home, home_of
-from ckpttool.series.changing.journal import Removal
+from ckpttool.series.changing.journal import Removal, is_temporary
 from ckpttool.series.changing.lock import locked
 from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_at
 from ckpttool.series.changing.moving import carry_out, told
 from ckpttool.series.changing.pointing import text_at
 from ckpttool.series.changing.recovery import settle_all
-from ckpttool.series.changing.removable import require_removable
-from ckpttool.series.changing.removal import Outcome, is_temporary
-from ckpttool.series.changing.roots import follow, is_of, trashes_under_other_names
-from ckpttool.series.changing.stage import Changed, remove_directories, status_of, unlink_file
+from ckpttool.series.changing.removal import Outcome
+from ckpttool.series.changing.roots import (
+    follow,
+    is_anothers,
+    is_of,
+    left_to_another,
+    trashes_under_other_names,
+)
+from ckpttool.series.changing.stage import (
+    Changed,
+    remove_directories,
+    require_removable,
+    status_of,
+    unlink_file,
+)
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.series.changing.trash_places import opened_trash, tidy
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
-from ckpttool.series.undoing.copied import (
-    COPIED,
-    LOST_TIMES,
-    as_copied,
-    has_lost_times,
-    is_anothers,
-    is_of_copy,
-    left_to_another,
-)
 from ckpttool.wire.walk import walk
 
 PLACE = "0"
@@ -53,11 +56,7 @@ PLACE = "0"
 
 
 def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Outcome:
-    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then.
-
-    Raises:
-        AccessDenied: The directory can't be changed; nothing was.
-    """
+    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
     outcome = Outcome()
     left = list(removals)
     while left:
@@ -237,12 +236,7 @@ def _emptied_step(record: Record, step: Step, emptying: _Emptying) -> Step:
 
 
 def _removed(place: int, move: Move, *, dry_run: bool) -> int:
-    """Remove a checkpoint from the trash; return how many bytes that frees, or would.
-
-    Raises:
-        Changed: A file isn't what was put there; nothing of it was removed.
-        OSError: It can't be removed, or a part of it.
-    """
+    """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
     freed = sum(_freed_by(place, file) for file in move.contents.files)
     require_unmounted(place, (old for old, _ in move.members))
     if dry_run:
