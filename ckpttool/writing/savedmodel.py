@@ -16,8 +16,14 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from ckpttool.formats.savedmodel.paths import BINARY, CONTENT, VARIABLES
-from ckpttool.formats.tensorflow.graph import Objects, graph_of, key_of, objects_of
-from ckpttool.formats.tensorflow.objects import GRAPH_KEY, steps_of
+from ckpttool.formats.tensorflow.object_graph import (
+    GRAPH_KEY,
+    ObjectTree,
+    graph_of,
+    key_of,
+    objects_of,
+    steps_of_name,
+)
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.protobuf import bytes_field, number_field, text_field
 from ckpttool.wire.staged_output import StagedOutput
@@ -104,7 +110,7 @@ def _objects(content: Content) -> bytes:
     return b"".join(bytes_field(1, node) for node in nodes)
 
 
-def _node(number: int, objects: Objects, variables: dict[int, Tensor]) -> bytes:
+def _node(number: int, objects: ObjectTree, variables: dict[int, Tensor]) -> bytes:
     if number in variables:
         return _variable(variables[number])
     children = objects.children[number].items()
@@ -137,7 +143,7 @@ def _refused_places(content: Content) -> Iterator[str]:
 
 def _refused_attributes(tensor: Tensor) -> Iterator[str]:
     """Yield which names no attribute can have."""
-    steps = steps_of(tensor.name)
+    steps = steps_of_name(tensor.name)
     for step in steps:
         if step in OWN_ATTRIBUTES or (step.startswith("__") and step.endswith("__")):
             yield f"{tensor.name}: an object of TensorFlow needs its attribute {step} itself (use --map)"

@@ -12,9 +12,16 @@ from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.tensorflow.graph import Objects, cut_graph, graph_of, key_of, objects_of
 from ckpttool.formats.tensorflow.native import GRAPH, keys_from, known_keys, readable, ties_in
-from ckpttool.formats.tensorflow.objects import GRAPH_KEY, MAX_NODES
+from ckpttool.formats.tensorflow.object_graph import (
+    GRAPH_KEY,
+    MAX_NODES,
+    ObjectTree,
+    cut_graph,
+    graph_of,
+    key_of,
+    objects_of,
+)
 from ckpttool.tensor import Tensor
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing.bundle import MAX_KEY, NUMBERS, refused_type, write_bundle
@@ -115,7 +122,7 @@ def _refused_name(tensor: Tensor) -> Iterator[str]:
         yield f"{tensor.name}: its key would have {len(key):,} bytes, and may have {MAX_KEY:,} (use --map)"
 
 
-def _too_many(objects: Objects) -> Iterator[str]:
+def _too_many(objects: ObjectTree) -> Iterator[str]:
     count = len(objects.children) + 1  # with the counter of saves
     if count > MAX_NODES:
         yield f"its names describe {count:,} objects, and a graph of objects may have {MAX_NODES:,}"

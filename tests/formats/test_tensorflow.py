@@ -18,7 +18,7 @@ from ckpttool import open_checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, NotACheckpoint, NotDownloaded
 from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tensorflow.bundle import slice_key
-from ckpttool.formats.tensorflow.objects import read_graph
+from ckpttool.formats.tensorflow.object_graph import read_graph
 from ckpttool.ops.verify import verify
 from ckpttool.series.changing.state_file import rewritten
 from ckpttool.tensor import Role

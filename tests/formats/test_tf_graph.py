@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from ckpttool.formats.tensorflow.graph import cut_graph, graph_of, key_of
 from ckpttool.formats.tensorflow.native import keys_from, known_keys, native_of
-from ckpttool.formats.tensorflow.objects import name_of, read_graph, steps_of
+from ckpttool.formats.tensorflow.object_graph import (
+    cut_graph,
+    graph_of,
+    key_of,
+    path_of_key,
+    read_graph,
+    steps_of_name,
+)
 from ckpttool.wire.protobuf import bytes_field, number_field, text_field
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -30,20 +36,20 @@ def test_keys_escape_what_separates() -> None:
     assert key_of("") == VALUE
     assert key_of("a..b") == f"a//b{VALUE}"
     assert key_of(".".join("x" * 70)).startswith("x/" * 63 + "x..x..")
-    assert ".".join(steps_of(".".join("x" * 70))) == ".".join("x" * 70)
+    assert ".".join(steps_of_name(".".join("x" * 70))) == ".".join("x" * 70)
 
 
 def test_names_come_back_from_their_graph() -> None:
     names = ["a.w", "a.b.w", "a.b", "", "x/y.z", "optimizer.w", "deep." * 80 + "w"]
     graph = read_graph("", graph_of(names, {"tied.w": "a.w", "a": "a.b.w"}))
-    assert {".".join(map(str, name_of(key_of(name), graph))) for name in names} == set(names)
+    assert {".".join(map(str, path_of_key(key_of(name), graph))) for name in names} == set(names)
 
 
 def test_a_tie_is_a_second_way_to_one_object() -> None:
     """The owner has one key, and is known by its own name, be the other way as short as it may."""
     message = graph_of(["z.z.z"], {"a": "z.z.z"})
     assert message.count(key_of("z.z.z").encode()) == 1
-    assert name_of(key_of("z.z.z"), read_graph("", message)) == ("z", "z", "z")
+    assert path_of_key(key_of("z.z.z"), read_graph("", message)) == ("z", "z", "z")
 
 
 def test_a_graph_of_which_nothing_is_gone_is_the_same() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.tensorflow.bundle import DTYPES
-from ckpttool.formats.tensorflow.graph import key_of
+from ckpttool.formats.tensorflow.object_graph import key_of
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role
 from ckpttool.writing.content import Content

@@ -37,7 +37,7 @@ from ckpttool.formats.savedmodel.variables import (
 )
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
-from ckpttool.formats.tensorflow.training import training_of
+from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.source import Source

@@ -73,7 +73,7 @@ class TensorFlow(SetFormat):
 
     def open_unit(self, unit: Unit) -> Checkpoint:
         if is_stage(unit.path):
-            from ckpttool.formats.tensorflow.opening import open_stage
+            from ckpttool.formats.tensorflow.reader import open_stage
 
             return open_stage(unit.path)
         is_first = os.path.isfile(unit.path) or bool(_shards_beside(unit.path))
@@ -95,7 +95,7 @@ class TensorFlow(SetFormat):
 
     @staticmethod
     def _whole(prefix: str) -> Checkpoint:
-        from ckpttool.formats.tensorflow.opening import open_prefix
+        from ckpttool.formats.tensorflow.reader import open_prefix
 
         return open_prefix(prefix)
 

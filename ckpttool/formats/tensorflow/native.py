@@ -11,8 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.tensorflow.graph import graph_of
-from ckpttool.formats.tensorflow.objects import name_of, read_graph
+from ckpttool.formats.tensorflow.object_graph import graph_of, path_of_key, read_graph
 from ckpttool.tensor import Tensor
 from ckpttool.wire.jsontext import parse_json
 
@@ -72,7 +71,7 @@ def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[st
         return None
     found = {name: readable(key) for name, key in keys.items()}
     fits = len(set(keys.values())) == len(tensors) and all(
-        name_of(found[one.name], graph) == one.path for one in tensors
+        path_of_key(found[one.name], graph) == one.path for one in tensors
     )
     return keys if fits else None
 

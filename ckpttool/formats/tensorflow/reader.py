@@ -1,26 +1,57 @@
-"""Opens TensorFlow's bundles: the index is read and checked whole, the shards are measured.
+"""Opens the checkpoint behind a TensorFlow prefix: the index is checked whole, the shards are measured.
 
 Each byte of an index is covered by a checksum or has to be zero; the elements have a checksum for each
 tensor, or each slice of one.
+
+Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
+from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
+from ckpttool.formats.content.carried import ENTRY, restored
+from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.interface import grouped, natural, scan
+from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
-from ckpttool.formats.tensorflow.objects import GRAPH_KEY, Known, name_of, read_graph, role_of_key
-from ckpttool.formats.tensorflow.prefix import INDEX, MOST_NAMED, shard_name
-from ckpttool.formats.tensorflow.slices import Part, tile
-from ckpttool.formats.tensorflow.values import Sliced, Summed, decoded_strings, summed
+from ckpttool.formats.tensorflow.native import native_of
+from ckpttool.formats.tensorflow.object_graph import (
+    GRAPH_KEY,
+    KnownVariable,
+    own_names,
+    path_of_key,
+    read_graph,
+    role_of_key,
+)
+from ckpttool.formats.tensorflow.prefix import (
+    INDEX,
+    META,
+    MOST_NAMED,
+    PART,
+    TEMPORARY,
+    parts_by_prefix,
+    shard_name,
+)
+from ckpttool.formats.tensorflow.values import (
+    ChecksummedBytes,
+    SlicedValues,
+    TensorSlice,
+    checksummed_bytes,
+    decoded_strings,
+    require_tiling,
+)
 from ckpttool.report import Finding, counted, error, warning
-from ckpttool.tensor import Extent, Span, Tensor
+from ckpttool.tensor import Extent, Path, Role, Span, Tensor
+from ckpttool.training import Scalar, training_state
 from ckpttool.wire.crc import crc32c
 from ckpttool.wire.readable import MAX_READ, Contiguous, reader_from, swap_width
 from ckpttool.wire.source import Source
@@ -30,12 +61,158 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 MAX_INDEX = 1 << 26
 MAX_ENTRIES = 500_000
 """Real models have thousands of variables; an entry takes some hundred bytes of memory."""
-
 Entries = Mapping[bytes, BundleEntry]
-Graph = Mapping[str, Known]
+ObjectGraph = Mapping[str, KnownVariable]
+_ALL, _PUBLIC = "_all_variables", ("variables", "trainable_variables")
+_NUMBERED = re.compile(r".*-(\d{1,18})")
+_RATES = frozenset({"learning_rate", "_learning_rate", "lr"})
 
 
-class _Stored(NamedTuple):
+def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
+    """Return the checkpoint of a prefix, as far as its files are there.
+
+    Args:
+        prefix: What its files' names begin with.
+        shown: How the user named it, where that isn't the prefix.
+
+    Raises:
+        CheckpointError: The index is damaged, or the operating system refuses a file.
+    """
+    with Bundle(prefix) as bundle:
+        beside = _data_files_of(prefix)
+        if not os.path.lexists(bundle.path):
+            bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
+            entries = {}
+        else:
+            entries = bundle.read_index()
+            bundle.open_shards()
+        objects = entries.pop(GRAPH_KEY.encode(), None)
+        graph = bundle.graph(objects)
+        content = bundle.text(_pop_content_entry(entries), ENTRY)
+        listed = [one for one in entries.values() if one.key[:1] != b"\0"]
+        found = [bundle.tensor(one, graph, entries) for one in listed]
+        keys = {tensor.name: one.key for tensor, one in zip(found, listed, strict=True)}
+        tensors = tuple(map(_copy_marker(found), sorted(found, key=_reading_order) if graph else found))
+        bundle.findings += bundle.account()
+        bundle.findings += _unfinished_saves(bundle, prefix, beside)
+        paths = [bundle.path, *(source.path for source in bundle.sources.values())]
+        if not entries and not bundle.sources:
+            paths += [os.path.join(os.path.dirname(prefix), name) for name in beside]
+        paths.append(prefix + META)
+        files = tuple(file_entry(path) for path in dict.fromkeys(paths) if os.path.isfile(path))
+        path = shown or prefix
+        opened = _checkpoint(
+            bundle, path, tensors, files, graph, lambda: _native_parts(bundle, objects, keys, whole.tensors)
+        )
+        whole = opened if content is None else restored(opened, content, ENTRY)
+        return whole
+
+
+def _checkpoint(
+    bundle: Bundle,
+    path: str,
+    tensors: tuple[Tensor, ...],
+    files: tuple[FileEntry, ...],
+    graph: Mapping[str, KnownVariable],
+    native: Callable[[], Mapping[str, bytes]],
+) -> Checkpoint:
+    return Checkpoint(
+        path=path,
+        format="tensorflow",
+        variant=None,
+        tensors=tensors,
+        files=files,
+        spans=bundle.spans,
+        training=lambda: training_of(tensors, os.path.basename(path)),
+        own_names=lambda: own_names(tensors, graph),
+        native=native,
+        producer=Producer("tensorflow"),
+        findings=tuple(bundle.findings),
+        complete=bundle.complete,
+        close=bundle.keep(),
+    )
+
+
+def _pop_content_entry(entries: dict[bytes, BundleEntry]) -> BundleEntry | None:
+    """Take out the entry with what TensorFlow has no place for, if there is one."""
+    found = entries.get(ENTRY.encode())
+    if found is None or found.dtype.name != "string" or found.shape or found.slices:
+        return None
+    return entries.pop(ENTRY.encode())
+
+
+def _native_parts(
+    bundle: Bundle, objects: BundleEntry | None, keys: Mapping[str, bytes], tensors: tuple[Tensor, ...]
+) -> Mapping[str, bytes]:
+    """Return the native parts; the graph of objects is read again for it."""
+    if objects is None:
+        return native_of(keys, None, tensors)
+    source = bundle.sources.get(objects.shard)
+    if source is None or GRAPH_KEY in bundle.told:  # damaged, which was found
+        return {}
+    return native_of(keys, bundle.string(source, objects), tensors)
+
+
+def _copy_marker(tensors: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that gives another role to the copies in the private list of Keras's export."""
+    is_export = any(tensor.path[0] in _PUBLIC for tensor in tensors)
+
+    def marked(tensor: Tensor) -> Tensor:
+        is_copy = is_export and len(tensor.path) == 2 and tensor.path[0] == _ALL
+        return replace(tensor, role=Role.OTHER) if is_copy else tensor
+
+    return marked
+
+
+def _data_files_of(prefix: str) -> tuple[str, ...]:
+    """Return the shards of a prefix, and what its writer has not renamed."""
+    directory, name = os.path.split(prefix)
+    found = grouped(directory or os.curdir, parts_by_prefix).get(name, ())
+    return tuple(one for one in found if os.path.isfile(os.path.join(directory, one)))
+
+
+def _unfinished_saves(bundle: Bundle, prefix: str, names: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield what tells of a writer that was interrupted, or is at work."""
+    if PART.fullmatch(os.path.basename(prefix)):
+        bundle.complete = False
+        yield error("save-unfinished", "a part that its writer has not merged", os.path.basename(prefix))
+    own = {os.path.basename(shard_name(prefix, at, bundle.header.shards)) for at in bundle.sources}
+    for name in names:
+        if TEMPORARY.fullmatch(name):
+            yield warning("save-unfinished", "a file that its writer has not renamed", name)
+        elif ".data-" in name and name not in own and bundle.sources:
+            yield warning("shard-extra", "a shard of another save; the index does not name it", name)
+
+
+def _reading_order(tensor: Tensor) -> list[list[tuple[int, int, str]]]:
+    return [natural(str(step)) for step in tensor.path]
+
+
+def open_stage(path: str) -> Checkpoint:
+    """Return what lies in a directory that a writer fills: no checkpoint yet.
+
+    Raises:
+        CheckpointError: It can't be looked at.
+    """
+    names = [entry.path for entry in scan(path).values() if entry.is_file(follow_symlinks=False)]
+    message = "its writer has not moved what lies in it to where it belongs"
+    return Checkpoint(
+        path=path,
+        format="tensorflow",
+        variant=None,
+        tensors=(),
+        files=tuple(file_entry(name) for name in names),
+        spans=lambda: iter(()),
+        producer=Producer("tensorflow"),
+        findings=(error("save-unfinished", message),),
+        complete=False,
+    )
+
+
+# The index and its shards ---------------------------------------------------------------------------
+
+
+class _StoredEntry(NamedTuple):
     """An entry with elements of its own, by the name that findings give it."""
 
     entry: BundleEntry
@@ -43,7 +220,7 @@ class _Stored(NamedTuple):
 
 
 class Bundle:
-    """One bundle while it is opened; a context manager that closes its shards where opening fails halfway."""
+    """A bundle while it is opened; a context manager that closes its shards if opening fails halfway."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -51,7 +228,7 @@ class Bundle:
         self.findings: list[Finding] = []
         self.complete = True
         self.sources: dict[int, Source] = {}
-        self.stored: list[_Stored] = []
+        self.stored: list[_StoredEntry] = []
         self.told: set[str] = set()
         self.header = Header(1, "little", 1, 0)
         self._opened = ExitStack()
@@ -138,10 +315,10 @@ class Bundle:
             message = f"truncated: {source.size:,} of at least {entry.end:,} bytes"
             self.fault("truncated", message, f"{os.path.basename(source.path)}: {name}")
             return None
-        self.stored.append(_Stored(entry, name))
+        self.stored.append(_StoredEntry(entry, name))
         return source
 
-    def graph(self, entry: BundleEntry | None) -> dict[str, Known]:
+    def graph(self, entry: BundleEntry | None) -> dict[str, KnownVariable]:
         """Return what the graph of objects tells about keys; where it is damaged, that is noted."""
         message = self.text(entry, GRAPH_KEY)
         if message is None:
@@ -172,7 +349,7 @@ class Bundle:
             ValueError: It is no string.
         """
         data = source.read(entry.offset, entry.nbytes, entry.name)
-        stream = summed(source, entry, self.header.byteorder, entry.name)
+        stream = checksummed_bytes(source, entry, self.header.byteorder, entry.name)
         _require_checksum(stream, entry, self.path)
         (message,) = decoded_strings(data, 1)
         return message
@@ -182,17 +359,22 @@ class Bundle:
         self.told.add(name)
 
     def tensor(
-        self, entry: BundleEntry, graph: dict[str, Known], entries: dict[bytes, BundleEntry]
+        self, entry: BundleEntry, graph: dict[str, KnownVariable], entries: dict[bytes, BundleEntry]
     ) -> Tensor:
         """Return one tensor.
 
         Raises:
             DamagedCheckpoint: Its entry contradicts itself, or others.
         """
-        path = name_of(entry.name, graph)
+        path = path_of_key(entry.name, graph)
         role = role_of_key(entry.name, entry.dtype, entry.shape, graph)
         made = Tensor(
-            path, entry.dtype, entry.shape, role, byteorder=self.header.byteorder, key=_key(entry, path)
+            path,
+            entry.dtype,
+            entry.shape,
+            role,
+            byteorder=self.header.byteorder,
+            key=_key_if_other(entry, path),
         )
         if entry.slices:
             return self._sliced(made, entry, entries)
@@ -215,19 +397,19 @@ class Bundle:
             axes = list(zip(one, entry.shape, strict=False))
             starts = tuple(start for (start, _), _ in axes)
             lengths = tuple(axis if length is None else length for (_, length), axis in axes)
-            parts.append(Part(starts, lengths, part))
+            parts.append(TensorSlice(starts, lengths, part))
             sources.append(self.source_of(part, f"{made.name}[{len(parts) - 1}]"))
-        tile(self.path, entry, parts)
+        require_tiling(self.path, entry, parts)
         found = tuple(source for source in sources if source is not None)
         if len(found) < len(sources) or entry.dtype.kind == "string":
             return made
         swap = swap_width(entry.dtype.word_bytes, self.header.byteorder)
-        values = Sliced(entry.shape, entry.dtype.itemsize, tuple(parts), found, swap)
+        values = SlicedValues(entry.shape, entry.dtype.itemsize, tuple(parts), found, swap)
         return replace(made, values=values)
 
     def account(self) -> Iterator[Finding]:
         """Yield what is wrong with how the shards are filled: overlaps, and bytes that belong to nothing."""
-        by_shard: dict[int, list[_Stored]] = defaultdict(list)
+        by_shard: dict[int, list[_StoredEntry]] = defaultdict(list)
         for stored in self.stored:
             by_shard[stored.entry.shard].append(stored)
         for shard, source in self.sources.items():
@@ -270,28 +452,63 @@ class Bundle:
 
     def _summed_span(self, source: Source, entry: BundleEntry, extent: Extent, name: str) -> Span:
         try:
-            stream = summed(source, entry, self.header.byteorder, name)
+            stream = checksummed_bytes(source, entry, self.header.byteorder, name)
         except DamagedCheckpoint as failure:
-            failing = _failing(failure)
+            failing = _failing_read(failure)
             return Span(extent, name, failing, entry.crc32c, inflated=1, algorithm="crc32c")
         return Span(extent, name, stream.read, entry.crc32c, inflated=stream.nbytes, algorithm="crc32c")
 
 
-def _failing(failure: DamagedCheckpoint) -> Callable[[int, memoryview], None]:
+def _failing_read(failure: DamagedCheckpoint) -> Callable[[int, memoryview], None]:
     def read(offset: int, buffer: memoryview) -> None:
         raise failure
 
     return read
 
 
-def _key(entry: BundleEntry, path: tuple[str | int, ...]) -> str | None:
+def _key_if_other(entry: BundleEntry, path: tuple[str | int, ...]) -> str | None:
     return None if path == (entry.name,) else entry.name
 
 
-def _require_checksum(stream: Summed, entry: BundleEntry, path: str) -> None:
+def _require_checksum(stream: ChecksummedBytes, entry: BundleEntry, path: str) -> None:
     data = bytearray(min(stream.nbytes, MAX_READ))
     stream.read(0, memoryview(data))
     found = crc32c(bytes(data))
     if found != entry.crc32c:
         message = f"CRC-32C is {found:08x} instead of {entry.crc32c:08x}"
         raise DamagedCheckpoint(path, message, where=entry.name, code="checksum-mismatch")
+
+
+# Training -------------------------------------------------------------------------------------------
+
+
+def training_of(tensors: tuple[Tensor, ...], name: str) -> TrainingState:
+    """Return the training state: counters that the user saved, else the number that the prefix ends with.
+
+    What counts saves is the last resort: it is the step only where each step was saved.
+    """
+    scalars: dict[Path, Scalar] = {}
+    counter: Tensor | None = None
+    for tensor in tensors:
+        if tensor.size != 1 or tensor.values is None:
+            continue
+        if tensor.role is Role.OPTIMIZER and tensor.path[-1] in _RATES:
+            scalars.setdefault(("learning_rate",), lazy_scalar(tensor))
+        elif tensor.path == ("save_counter",):
+            counter = tensor
+        elif tensor.role in (Role.TRAINING, Role.OTHER) and len(tensor.path) == 1:
+            scalars[tensor.path] = lazy_scalar(tensor)
+    found = training_state({}, scalars, name)
+    return found if found.step is not None else _with_step(found, counter, name)
+
+
+def _with_step(found: TrainingState, counter: Tensor | None, name: str) -> TrainingState:
+    match = _NUMBERED.fullmatch(name)
+    origin: Mapping[str, str]
+    if match is not None:
+        return replace(found, step=int(match[1]), origin={**found.origin, "step": f"prefix {name}"})
+    saves = lazy_scalar(counter)() if counter is not None else None
+    if not isinstance(saves, int):
+        return found
+    origin = {**found.origin, "step": "tensor save_counter"}
+    return replace(found, step=saves, origin=origin)

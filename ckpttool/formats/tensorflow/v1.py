@@ -30,11 +30,10 @@ from ckpttool.formats.tensorflow.bundle import (
     slice_key,
 )
 from ckpttool.formats.tensorflow.native import native_of
-from ckpttool.formats.tensorflow.objects import role_of_key
+from ckpttool.formats.tensorflow.object_graph import role_of_key
 from ckpttool.formats.tensorflow.prefix import META, MOST_NAMED, OLD_SHARD
-from ckpttool.formats.tensorflow.slices import Part, tile
-from ckpttool.formats.tensorflow.training import training_of
-from ckpttool.formats.tensorflow.values import Sliced
+from ckpttool.formats.tensorflow.reader import training_of
+from ckpttool.formats.tensorflow.values import SlicedValues, TensorSlice, require_tiling
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.protobuf import BYTES, VARINT, fields, varint
@@ -68,19 +67,19 @@ class Stored(NamedTuple):
     """The elements of a tensor in its tables; decoded when they are read."""
 
     told: _Told
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
         sources = tuple(
             Buffer(table.path, self._decoded(part, one, table))
             for part, one, table in zip(self.parts, self.told.slices, self.told.tables, strict=True)
         )
-        return Sliced(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)
+        return SlicedValues(self.told.shape, self.told.dtype.itemsize, self.parts, sources).blocks(limit)
 
     def once(self) -> Stored:
         return self
 
-    def _decoded(self, part: Part, one: Slice, table: Table) -> bytes:
+    def _decoded(self, part: TensorSlice, one: Slice, table: Table) -> bytes:
         name, dtype = self.told.name, self.told.dtype
         found = table.find(slice_key(self.told.key, one))
         if found is None:
@@ -200,7 +199,7 @@ def _joined(tables: Sequence[Table]) -> list[_Told]:
     return [found[key] for key in sorted(found)] if len(tables) > 1 else list(found.values())
 
 
-def _parts(path: str, told: _Told, is_whole: bool) -> tuple[Part, ...]:
+def _parts(path: str, told: _Told, is_whole: bool) -> tuple[TensorSlice, ...]:
     """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing.
 
     Raises:
@@ -213,12 +212,12 @@ def _parts(path: str, told: _Told, is_whole: bool) -> tuple[Part, ...]:
         lengths = tuple(axis if length is None else length for (_, length), axis in axes)
         nbytes = told.dtype.nbytes(math.prod(lengths)) if min(lengths, default=0) >= 0 else 0
         entry = BundleEntry(told.key, told.dtype, lengths, 0, 0, nbytes, 0)
-        parts.append(Part(tuple(start for (start, _), _ in axes), lengths, entry))
+        parts.append(TensorSlice(tuple(start for (start, _), _ in axes), lengths, entry))
     if not parts:
         raise _damaged(path, told.name, "a tensor without slices")
     if not is_whole and sum(math.prod(part.lengths) for part in parts) != math.prod(told.shape):
         return ()
-    tile(path, whole, parts)
+    require_tiling(path, whole, parts)
     return tuple(parts)
 
 

@@ -4,7 +4,7 @@ A string's or a variant's checksum is not that of the bytes as they lie: lengths
 are summed as whole integers.
 
 Source: tensorflow/tensorflow ``core/util/tensor_bundle/tensor_bundle.cc``, ``ReadStringTensor`` and
-``ReadVariantTensor``.
+``ReadVariantTensor``, ``core/framework/tensor_slice.cc``, ``core/util/tensor_slice_set.cc``.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Literal, NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.tensorflow.bundle import BundleEntry
-from ckpttool.formats.tensorflow.slices import Part, runs
+from ckpttool.formats.tensorflow.bundle import BundleEntry, damaged
 from ckpttool.wire.protobuf import varint
 from ckpttool.wire.readable import Readable, swapped
 from ckpttool.wire.source import Source
 
 MAX_STRINGS = 20_000_000
 """Elements of a tensor of strings; their lengths are held in memory while it is verified."""
-
 _WINDOW = 1 << 16
 _MAX_VARINT = 10
 _MAX_U32 = (1 << 32) - 1
-
 ByteOrder = Literal["little", "big"]
+MAX_PAIRS = 2000
+"""Slices that are cut along several axes are compared with one another; more would take too long."""
 
 
-class Sliced(NamedTuple):
+class SlicedValues(NamedTuple):
     """Elements that lie in slices, each in one piece; they are put together as they are read."""
 
     shape: tuple[int, ...]
     itemsize: int
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
     sources: tuple[Readable, ...]
     swap: int = 1
 
@@ -46,7 +45,7 @@ class Sliced(NamedTuple):
         total = math.prod(self.shape) * self.itemsize
         buffer = memoryview(bytearray(min(total, max(16, limit - limit % 16))))
         filled = 0
-        for part, offset, nbytes in runs(self.shape, self.itemsize, self.parts):
+        for part, offset, nbytes in slice_runs(self.shape, self.itemsize, self.parts):
             start, end = (
                 self.parts[part].entry.offset + offset,
                 self.parts[part].entry.offset + offset + nbytes,
@@ -61,12 +60,107 @@ class Sliced(NamedTuple):
         if filled:
             yield swapped(buffer[:filled], self.swap)
 
-    def once(self) -> Sliced:
+    def once(self) -> SlicedValues:
         return self
 
 
-class Summed:
-    """The bytes that a checksum was computed of, where they are not those that are stored."""
+class TensorSlice(NamedTuple):
+    """A slice of a tensor, with where each axis starts and how long it is, and where its bytes are."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    entry: BundleEntry
+
+
+def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) -> None:
+    """Require that slices cover a tensor, each element once.
+
+    Raises:
+        DamagedCheckpoint: They don't.
+    """
+    shape, name = whole.shape, whole.name
+    for starts, lengths, entry in parts:
+        is_inside = len(starts) == len(shape) and all(
+            start >= 0 and length >= 0 and start + length <= axis
+            for start, length, axis in zip(starts, lengths, shape, strict=False)
+        )
+        if not is_inside or entry.shape != lengths or entry.dtype is not whole.dtype:
+            raise damaged(path, name, f"a slice {list(starts)} + {list(lengths)} that doesn't fit")
+    total = sum(math.prod(part.lengths) for part in parts)
+    if total != math.prod(shape) or _overlap(path, name, parts):
+        raise damaged(path, name, f"slices of {total:,} elements", f"each of {math.prod(shape):,} once")
+
+
+def _overlap(path: str, name: str, parts: Sequence[TensorSlice]) -> bool:
+    cut = {
+        axis
+        for axis in range(len(parts[0].starts))
+        if len({(part.starts[axis], part.lengths[axis]) for part in parts}) > 1
+    }
+    if len(cut) <= 1:
+        axis = next(iter(cut), 0)
+        ordered = sorted((p.starts[axis], p.lengths[axis]) for p in parts if p.starts and all(p.lengths))
+        return any(a + n > b for (a, n), (b, _) in pairwise(ordered))
+    if len(parts) > MAX_PAIRS:
+        found = f"{len(parts):,} slices along several axes"
+        raise LimitExceeded(path, found, expected=f"at most {MAX_PAIRS:,}", where=name)
+    return any(_intersect(a, b) for at, a in enumerate(parts) for b in parts[at + 1 :])
+
+
+def _intersect(a: TensorSlice, b: TensorSlice) -> bool:
+    return all(
+        a.starts[axis] < b.starts[axis] + b.lengths[axis]
+        and b.starts[axis] < a.starts[axis] + a.lengths[axis]
+        for axis in range(len(a.starts))
+    )
+
+
+class SliceRun(NamedTuple):
+    """Bytes of one slice that follow each other in the whole tensor, too."""
+
+    part: int
+    offset: int
+    nbytes: int
+
+
+def slice_runs(shape: tuple[int, ...], itemsize: int, parts: Sequence[TensorSlice]) -> Iterator[SliceRun]:
+    """Yield where the bytes of a tensor lie in its slices, in C order; offsets count in the slice."""
+    if not math.prod(shape):
+        return
+    cut = [axis for axis in range(len(shape)) if any(part.lengths[axis] != shape[axis] for part in parts)]
+    last = cut[-1] if cut else 0
+    inner = math.prod(shape[last + 1 :]) * itemsize
+    ordered = sorted(enumerate(parts), key=lambda pair: pair[1].starts[last : last + 1])
+    for row in _rows(shape[:last]):
+        for number, part in ordered:
+            within = [at - start for at, start in zip(row, part.starts, strict=False)]
+            if all(0 <= at < n for at, n in zip(within, part.lengths, strict=False)) and all(part.lengths):
+                place = 0
+                for at, length in zip(within, part.lengths, strict=False):
+                    place = place * length + at
+                width = (part.lengths[last] if part.lengths else 1) * inner
+                yield SliceRun(number, place * width, width)
+
+
+def _rows(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield all indexes into the outer axes, the last of them fastest."""
+    index = [0] * len(shape)
+    while True:
+        yield tuple(index)
+        axis = len(shape) - 1
+        while axis >= 0 and index[axis] == shape[axis] - 1:
+            index[axis] = 0
+            axis -= 1
+        if axis < 0:
+            return
+        index[axis] += 1
+
+
+# Strings and variants -------------------------------------------------------------------------------
+
+
+class ChecksummedBytes:
+    """The bytes that a checksum was computed of, if they are not the stored ones."""
 
     def __init__(self, source: Source, segments: list[bytes | tuple[int, int]]) -> None:
         """Join segments: bytes, and ranges of the file as offset and length."""
@@ -96,7 +190,9 @@ class Summed:
             done, at = done + count, at + 1
 
 
-def summed(source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str) -> Summed:
+def checksummed_bytes(
+    source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str
+) -> ChecksummedBytes:
     """Return the bytes that the checksum of a tensor of strings or variants stands for.
 
     Raises:
@@ -110,21 +206,21 @@ def summed(source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str) 
     if count > entry.nbytes:
         raise _unfit(source, name, f"{count:,} elements in {entry.nbytes:,} bytes")
     if entry.dtype.name == "variant":
-        return Summed(source, list(_variants(source, entry, byteorder, name, count)))
+        return ChecksummedBytes(source, list(_variants(source, entry, byteorder, name, count)))
     lengths, start = _lengths(source, entry, name, count)
     if start + 4 + sum(lengths) != entry.end:
         raise _unfit(source, name, f"strings of {sum(lengths):,} bytes in {entry.end - start:,}")
     if max(lengths, default=0) <= _MAX_U32:
         words = array("I", lengths)
-        if byteorder != _native():
+        if byteorder != _native_byteorder():
             words.byteswap()
         table = words.tobytes()
     else:
         table = b"".join(one.to_bytes(8 if one > _MAX_U32 else 4, byteorder) for one in lengths)
-    return Summed(source, [table, (start, entry.end - start)])
+    return ChecksummedBytes(source, [table, (start, entry.end - start)])
 
 
-def _native() -> ByteOrder:
+def _native_byteorder() -> ByteOrder:
     return "little" if array("I", [1]).tobytes()[0] else "big"
 
 

@@ -1,0 +1,367 @@
+"""TensorFlow's graph of objects: it is read for the names and roles of tensors, made from names, and cut.
+
+A tensor's key is the first path that TensorFlow found to it, which for a model's weights may lead through
+the optimizer. People know it by its place in the model; all paths are looked at for that. A name's parts are
+steps from object to object: ``fc.weight`` is the attribute ``weight`` of the object ``fc``.
+
+Source: tensorflow/tensorflow ``core/protobuf/trackable_object_graph.proto``,
+``python/checkpoint/trackable_view.py``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckpttool.dtypes import DType
+from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.roles import role_of
+from ckpttool.tensor import Path, Role, Tensor
+from ckpttool.wire.protobuf import BYTES, VARINT, Field, bytes_field, fields, number_field, text_field
+
+GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
+MAX_NODES = 200_000
+MAX_LINKS = 500_000
+MAX_DEPTH = 64
+"""Steps of a path; a model's layers nest less deep."""
+VALUE = "VARIABLE_VALUE"
+_UNNAMED = "Variable"
+_MARK = "/.ATTRIBUTES/"
+_SLOT_MARK = "/.OPTIMIZER_SLOT/"
+_OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
+# What every optimizer of Keras counts and holds: since TensorFlow 2.11, and before.
+_HYPER = (frozenset({"_iterations", "_learning_rate"}), frozenset({"iter", "learning_rate"}))
+_OF_ALL = frozenset({"_variables", "_trainable_variables", "_all_variables", "_non_trainable_variables"})
+_SLOT_NAME = re.compile(
+    r"(?P<of>.+)/(?:Adam(?:_1)?|Momentum|RMSProp(?:_\d)?|Adagrad|Adadelta(?:_1)?|Ftrl(?:_1)?|AdaMax(?:_1)?)"
+)
+_BETA_POWER = re.compile(r"(?:.*/)?beta[12]_power(?:_\d+)?")
+_METRICS = re.compile(r"(?:^|/)keras_api/metrics/")
+_AVERAGE = re.compile(r".+/ExponentialMovingAverage")
+_COUNTERS = frozenset({"save_counter", "step", "epoch", "global_step", "iteration", "iterations"})
+_CHILD, _ATTRIBUTE, _SLOT, _HAS_VALUES = 1, 2, 3, 5  # fields of TrackableObject
+_TRUE = number_field(1, 1)
+_SAVE_COUNTER = "save_counter"
+
+
+class KnownVariable(NamedTuple):
+    """What the graph says of a key; ``full_name`` is the variable's own name, often a meaningless one."""
+
+    path: Path
+    is_optimizer: bool
+    full_name: str
+
+
+def read_graph(path: str, message: bytes) -> dict[str, KnownVariable]:
+    """Return what an object graph tells about the keys in it.
+
+    Raises:
+        DamagedCheckpoint: It is no graph, or too large.
+    """
+    nodes: list[_ObjectNode] = []
+    links = 0
+    for part in fields(message, path, GRAPH_KEY):
+        if part.number == 1:
+            if len(nodes) == MAX_NODES:
+                found = f"more than {MAX_NODES:,} objects"
+                raise LimitExceeded(path, found, where=GRAPH_KEY)
+            nodes.append(_read_node(path, part.data, MAX_LINKS - links))
+            links += nodes[-1].links
+    for node in nodes:
+        if any(child >= len(nodes) for _, child in node.children):
+            raise DamagedCheckpoint(path, "a child that isn't there", where=GRAPH_KEY, code="object-graph")
+    return _best_names(nodes)
+
+
+@dataclass(slots=True)
+class _ObjectNode:
+    children: list[tuple[str, int]] = field(default_factory=list)
+    attributes: list[tuple[str, str, str]] = field(default_factory=list)
+    slots: list[tuple[int, str, int]] = field(default_factory=list)
+
+    @property
+    def links(self) -> int:
+        return len(self.children) + len(self.attributes) + len(self.slots)
+
+    @property
+    def is_optimizer(self) -> bool:
+        """Return whether an object is an optimizer by what it holds, whatever it is called."""
+        names = {name for name, _ in self.children}
+        return bool(self.slots) or any(hyper <= names for hyper in _HYPER)
+
+
+def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
+    node = _ObjectNode()
+    for part in fields(message, path, GRAPH_KEY):
+        if part.number not in (1, 2, 3):
+            continue
+        if node.links >= allowed:
+            raise LimitExceeded(path, f"more than {MAX_LINKS:,} links between objects", where=GRAPH_KEY)
+        told = {inner.number: inner for inner in fields(part.data, path, GRAPH_KEY) if inner.number <= 3}
+        number = {key: inner.integer for key, inner in told.items()}
+        text = {key: inner.text for key, inner in told.items()}
+        if part.number == 1:
+            node.children.append((text.get(2, ""), number.get(1, 0)))
+        elif part.number == 2:
+            node.attributes.append((text.get(1, ""), text.get(2, ""), text.get(3, "")))
+        else:
+            node.slots.append((number.get(1, 0), text.get(2, ""), number.get(3, 0)))
+    return node
+
+
+def _best_names(nodes: list[_ObjectNode]) -> dict[str, KnownVariable]:
+    """Return the best path to each key; what is reached through an optimizer alone belongs to it.
+
+    A variable that is called as its key spells the way to it is known by that: it may have other names, too.
+    """
+    reached = _best_paths(nodes)
+    for at, node in enumerate(nodes):
+        for original, slot, variable in node.slots:
+            if at in reached and original in reached and variable < len(nodes) and variable not in reached:
+                cost, optimizer = reached[at]
+                reached[variable] = (cost, (*optimizer, slot, *reached[original][1]))
+    found = {}
+    for at, (cost, path) in reached.items():
+        for attribute, name, key in nodes[at].attributes:
+            full = path if attribute == VALUE else (*path, attribute)
+            if attribute == VALUE and key == key_along(steps_of_name(name)):
+                full = steps_of_name(name)
+            found[key] = KnownVariable(full or (key,), cost.optimizers > 0, name)
+    return found
+
+
+class PathCost(NamedTuple):
+    """How far a path is from what people would say; the cheapest one is taken."""
+
+    optimizers: int
+    lists: int
+    length: int
+
+
+def _best_paths(nodes: list[_ObjectNode]) -> dict[int, tuple[PathCost, tuple[str, ...]]]:
+    """Return the cheapest path from the root to each object (Dijkstra)."""
+    best: dict[int, tuple[PathCost, tuple[str, ...]]] = {}
+    waiting: list[tuple[PathCost, tuple[str, ...], int]] = [(PathCost(0, 0, 0), (), 0)] if nodes else []
+    while waiting:
+        cost, path, at = heapq.heappop(waiting)
+        if at in best:
+            continue
+        best[at] = (cost, path)
+        if len(path) >= MAX_DEPTH:
+            continue
+        for name, child in nodes[at].children:
+            if child not in best:
+                beyond = _cost_with_step(cost, name, nodes[child])
+                heapq.heappush(waiting, (beyond, (*path, name), child))
+    return best
+
+
+def _cost_with_step(cost: PathCost, name: str, child: _ObjectNode) -> PathCost:
+    return PathCost(
+        int(cost.optimizers or child.is_optimizer or _OPTIMIZER.search(name) is not None),
+        cost.lists + (name in _OF_ALL or name.startswith("keras_api")),
+        cost.length + 1,
+    )
+
+
+# Names, keys and roles ------------------------------------------------------------------------------
+
+
+def steps_of_name(name: str) -> tuple[str, ...]:
+    """Return the objects' local names on the way to a tensor; what lies very deep keeps its dots."""
+    steps = name.split(".")
+    if len(steps) <= MAX_DEPTH:
+        return tuple(steps)
+    return (*steps[: MAX_DEPTH - 1], ".".join(steps[MAX_DEPTH - 1 :]))
+
+
+def key_along(steps: Iterable[str]) -> str:
+    """Return the key of the value that steps from object to object lead to."""
+    return "/".join(step.replace(".", "..").replace("/", ".S") for step in steps) + _MARK + VALUE
+
+
+def key_of(name: str) -> str:
+    """Return the key that a tensor gets by its name."""
+    return key_along(steps_of_name(name))
+
+
+def path_of_key(key: str, graph: Mapping[str, KnownVariable]) -> Path:
+    """Return the path that people know a key by."""
+    if key in graph:
+        return graph[key].path
+    table = graph.get(key.rpartition("-")[0])
+    if table is not None:  # whose keys and values are tensors of their own, and no attributes
+        return (*table.path[:-1], key.rpartition("/")[2])
+    return (key,)
+
+
+def own_names(tensors: Iterable[Tensor], graph: Mapping[str, KnownVariable]) -> dict[str, str]:
+    """Return the variables' own names by those of their tensors, where they have any."""
+    known = ((tensor.name, graph.get(tensor.key or tensor.name)) for tensor in tensors)
+    return {name: told.full_name for name, told in known if told is not None and told.full_name != _UNNAMED}
+
+
+def role_of_key(key: str, dtype: DType, shape: tuple[int, ...], graph: Mapping[str, KnownVariable]) -> Role:
+    """Return what a tensor serves."""
+    known = graph.get(key)
+    if known is not None and (known.is_optimizer or _SLOT_MARK in key):
+        return Role.OPTIMIZER
+    if known is None and _is_old_slot(key):
+        return Role.OPTIMIZER
+    last = key.partition(_MARK)[0].rpartition("/")[2]
+    if last in _COUNTERS and not shape:
+        return Role.TRAINING
+    is_attribute = _MARK in key and not key.endswith(_MARK + VALUE)
+    if dtype.kind == "string" or _AVERAGE.fullmatch(key) or is_attribute or _METRICS.search(key):
+        return Role.OTHER
+    path = known.path if known else tuple(key.split("/"))
+    if len(path) == 1 and role_of(path, shape) is Role.TRAINING and not shape:
+        return Role.TRAINING
+    if any("seed_generator" in str(step) for step in (*path, known.full_name if known else "")):
+        return Role.OTHER
+    return Role.WEIGHTS
+
+
+def _is_old_slot(key: str) -> bool:
+    return _SLOT_NAME.fullmatch(key) is not None or _BETA_POWER.fullmatch(key) is not None
+
+
+# A graph that is made from names --------------------------------------------------------------------
+
+
+class ObjectTree:
+    """Objects by number, each with its children by local name; the first is the root."""
+
+    def __init__(self) -> None:
+        self.children: list[dict[str, int]] = [{}]
+
+    def object_at(self, steps: Iterable[str]) -> int:
+        """Return the number of the object that steps from the root lead to; it is made if need be."""
+        at = 0
+        for step in steps:
+            child = self.children[at].get(step)
+            if child is None:
+                child = self.children[at][step] = len(self.children)
+                self.children.append({})
+            at = child
+        return at
+
+    def tie(self, name: str, owner: int) -> int:
+        """Let a name lead to the object that another has; return the number of the object that it leads to.
+
+        Where others lead through the object of that name it stays another one.
+        """
+        *above, last = steps_of_name(name)
+        return self.children[self.object_at(above)].setdefault(last, owner)
+
+
+def objects_of(names: Iterable[str]) -> tuple[ObjectTree, dict[str, int]]:
+    """Return the objects that names lead to, and the number of each name's own."""
+    objects = ObjectTree()
+    return objects, {name: objects.object_at(steps_of_name(name)) for name in sorted(names)}
+
+
+def graph_of(owned: Iterable[str], ties: Mapping[str, str]) -> bytes:
+    """Return the graph of objects that the names of tensors describe.
+
+    It has a counter of saves that says that it has a value, and has none: ``tf.train.Checkpoint`` makes one
+    after it has restored the rest, and finds fault with a graph that doesn't know it.
+
+    Args:
+        owned: The names of tensors with values of their own.
+        ties: The names of those that share another's, and whose. They are names of the same object.
+    """
+    objects, places = objects_of(owned)
+    values = {place: _attribute_message(name) for name, place in places.items()}
+    for name in sorted(ties):
+        values.setdefault(objects.tie(name, places[ties[name]]), _attribute_message(ties[name]))
+    values.setdefault(objects.object_at((_SAVE_COUNTER,)), b"")
+    nodes = (
+        _object_message(children, values.get(number)) for number, children in enumerate(objects.children)
+    )
+    return b"".join(bytes_field(1, node) for node in nodes)
+
+
+def _attribute_message(source: str) -> bytes:
+    """Return what an object says of the value of its own, which lies under the name of a tensor."""
+    told = text_field(1, VALUE) + text_field(2, source) + text_field(3, key_of(source))
+    return bytes_field(_ATTRIBUTE, told)
+
+
+def _object_message(children: Mapping[str, int], attribute: bytes | None) -> bytes:
+    """Return an object; ``attribute`` is None where it is said to have no value of its own."""
+    links = [
+        bytes_field(_CHILD, number_field(1, child) + text_field(2, name)) for name, child in children.items()
+    ]
+    values = () if attribute is None else (attribute, bytes_field(_HAS_VALUES, _TRUE))
+    return b"".join((*links, *values))
+
+
+# A graph that is cut --------------------------------------------------------------------------------
+
+
+def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection[str]) -> bytes:
+    """Return a graph without the values that are gone; the very same where none is.
+
+    Args:
+        path: What it comes from, for errors.
+        message: The graph.
+        kept: The keys that stay.
+        gone: The keys that there were besides.
+
+    Raises:
+        DamagedCheckpoint: It is no graph.
+    """
+    ordered_kept, ordered_gone = sorted(kept), sorted(gone)
+
+    def is_gone(attribute: Field) -> bool:
+        key = _text_field(path, attribute, 3)
+        if key in kept or key in gone:
+            return key in gone
+        # Tables and iterators have keys that begin with the one that the graph states.
+        return _any_starts_with(ordered_gone, key) and not _any_starts_with(ordered_kept, key)
+
+    nodes = [part.data for part in fields(message, path, GRAPH_KEY) if part.number == 1] if gone else []
+    lost = {
+        number
+        for number, node in enumerate(nodes)
+        for part in fields(node, path, GRAPH_KEY)
+        if part.number == _ATTRIBUTE and is_gone(part)
+    }
+    if not lost:
+        return message
+
+    def is_kept(part: Field) -> bool:
+        if part.number == _ATTRIBUTE:
+            return not is_gone(part)
+        return part.number != _SLOT or _number_field(path, part, 3) not in lost
+
+    return b"".join(bytes_field(1, _filtered_message(path, node, is_kept)) for node in nodes)
+
+
+def _any_starts_with(ordered: Sequence[str], beginning: str) -> bool:
+    """Tell whether one of the texts, which are in order, begins so."""
+    at = bisect_left(ordered, beginning)
+    return at < len(ordered) and ordered[at].startswith(beginning)
+
+
+def _filtered_message(path: str, message: memoryview, is_kept: Callable[[Field], bool]) -> bytes:
+    return b"".join(_field_message(part) for part in fields(message, path, GRAPH_KEY) if is_kept(part))
+
+
+def _field_message(field: Field) -> bytes:
+    if field.kind == BYTES:
+        return bytes_field(field.number, field.data)
+    return number_field(field.number, field.integer) if field.kind == VARINT else b""
+
+
+def _text_field(path: str, field: Field, number: int) -> str:
+    return next((one.text for one in fields(field.data, path, GRAPH_KEY) if one.number == number), "")
+
+
+def _number_field(path: str, field: Field, number: int) -> int:
+    return next((one.integer for one in fields(field.data, path, GRAPH_KEY) if one.number == number), 0)
