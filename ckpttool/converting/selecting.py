@@ -10,7 +10,7 @@ from itertools import takewhile
 from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.converting.ties import retied
 from ckpttool.errors import UsageError
-from ckpttool.formats.paddle.fluid_native import HEIGHTS, heights_of
+from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
 from ckpttool.pairing.variable_names import INSIDE
 from ckpttool.report import counted
 from ckpttool.roles import WHOLE_WEIGHTS

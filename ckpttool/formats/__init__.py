@@ -132,7 +132,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     try:
         return open_with(path, recognised)
     except NotACheckpoint:
-        from ckpttool.formats.paddle.fluid_siblings import only_serial
+        from ckpttool.formats.paddle.fluid_serial import only_serial
 
         if (serial := only_serial(os.fspath(path))) is None:
             raise

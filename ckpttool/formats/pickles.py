@@ -91,7 +91,7 @@ class PaddlePickle(Format):
         return any(name in tail for name in _PADDLE_KEYS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.paddle.pickled import open_saved
+        from ckpttool.formats.paddle.pickles import open_saved
 
         return open_saved(probe, self.name)
 

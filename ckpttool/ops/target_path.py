@@ -13,7 +13,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.interface import SIDECARS, scan
 from ckpttool.formats.paddle.fluid_parts import MARKER
-from ckpttool.formats.paddle.fluid_siblings import only_serial
+from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.manifest import SHARED, base_of
 from ckpttool.wire.staged_output import clear_beside

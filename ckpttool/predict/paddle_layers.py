@@ -141,7 +141,7 @@ def parameters(job: Job) -> Loaded:
 
 def _content(path: str) -> Any:
     """Return what ``paddle.save`` wrote, with Paddle's tensors."""
-    from ckpttool.formats.paddle.pickled import open_pickle
+    from ckpttool.formats.paddle.pickles import open_pickle
 
     with open_pickle(path) as checkpoint:
         return content_of(checkpoint, _read)
@@ -200,7 +200,7 @@ def _optimizer(job: Job, layer: Any, content: Any, table: Mapping[str, str] | No
 
 
 def _names_in(job: Job) -> Mapping[str, str]:
-    from ckpttool.formats.paddle.pickled import names_in
+    from ckpttool.formats.paddle.pickles import names_in
 
     place = tuple(job.options["state_path"])
     return {str(path[-1]): name for path, name in names_in(job.options["file"]).items() if path[:-1] == place}

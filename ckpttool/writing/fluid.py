@@ -16,18 +16,19 @@ from ckpttool.checkpoint import TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.paddle.fluid_native import HEIGHTS, LEVELS, heights_of
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
+    HEIGHTS,
+    LEVELS,
     MARKER,
     MAX_SLASHES,
     MODEL,
     TABLES,
     TRAINER,
-    unlike_parameters,
+    heights_of,
+    mismatched_accumulators,
 )
-from ckpttool.formats.paddle.fluid_tables import SHARD
-from ckpttool.formats.paddle.fluid_trainers import MAX_ARGUMENT
+from ckpttool.formats.paddle.fluid_serial import MAX_ARGUMENT, SHARD
 from ckpttool.tensor import Path, Tensor
 from ckpttool.training import training_state
 from ckpttool.wire.lodtensor import (
@@ -239,7 +240,7 @@ def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterato
             shapes[variable.name] = variable.values.shape
     for place in files.keys() & directories.keys():
         yield f"{files[place].values.name}: a file, and for {directories[place].name} a directory (use --map)"
-    for name, parameter in unlike_parameters(shapes):
+    for name, parameter in mismatched_accumulators(shapes):
         yield (
             f"{name}: its name says that it belongs to {parameter}'s optimizer, and its shape "
             f"{list(shapes[name])} is not {list(shapes[parameter])} (use --map)"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS, judged
+from ckpttool.formats.paddle.program import FILE_SETTINGS, OPERATORS, operator_findings
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
 from ckpttool.report import Severity
@@ -35,14 +35,16 @@ from ckpttool.report import Severity
     ],
 )
 def test_what_is_told_of_an_operator(kind: str, code: str, severity: Severity) -> None:
-    assert [(one.code, one.severity) for one in judged({kind: None, "relu": None})] == [(code, severity)]
+    assert [(one.code, one.severity) for one in operator_findings({kind: None, "relu": None})] == [
+        (code, severity)
+    ]
 
 
 @pytest.mark.parametrize("kind", ["relu", "conv2d_grad", "while", "c_embedding", "lstm_unit", "load_balance"])
 def test_operators_that_compute(kind: str) -> None:
     known = kind in OPERATORS.known
     assert known is (kind != "load_balance")
-    assert [one.code for one in judged({kind: None})] == ([] if known else ["custom-ops"])
+    assert [one.code for one in operator_findings({kind: None})] == ([] if known else ["custom-ops"])
 
 
 def test_each_danger_is_of_a_known_operator() -> None:

@@ -154,13 +154,13 @@ def test_a_shard_of_a_table_twice(machines: list[Path]) -> None:
 def test_rows_that_two_servers_have(
     machines: list[Path], monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    from ckpttool.formats.paddle import fluid_tables
+    from ckpttool.formats.paddle import fluid_serial
 
     monkeypatch.setattr(merging_fluid, "ROWS_AT_ONCE", at_once)
     one, two = (machines[2 + at] / "__lookup_table__" / f"{TABLE}_{at}" for at in (0, 1))
     shutil.copy(one, two)
     assert "rows that were there before" in refused(*machines)
-    monkeypatch.setattr(fluid_tables, "MAX_ROWS", 0)
+    monkeypatch.setattr(fluid_serial, "MAX_ROWS", 0)
     told = refused(*machines)
     assert f"{TABLE}_0 and in {TABLE}_1" in told
     assert told.endswith("(each row once)")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.paddle.fluid_native import LEVELS
+from ckpttool.formats.paddle.fluid_parts import LEVELS
 from ckpttool.writing.content import Content
 from ckpttool.writing.fluid import Fluid, _source_trainers, _trainers
 from ckpttool.writing.interface import WriteOptions

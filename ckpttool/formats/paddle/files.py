@@ -14,7 +14,7 @@ from typing import ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import HEAD_BYTES, Probe, SetFormat, Unit, scan
-from ckpttool.formats.paddle.fluid_parts import Parts, in_order, role_of
+from ckpttool.formats.paddle.fluid_parts import FluidParts, role_of, spans_in_order
 from ckpttool.formats.paddle.fluid_programs import add_combined, check_program
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.pir import looks_like_pir, read_pir
@@ -54,7 +54,7 @@ class PaddleFiles(SetFormat):
         program = files.get(name) if is_program else _program_of(stem, files)
         if stem == name:  # no pair: a name that says nothing of another file
             parameters, program = (None, program) if is_program else (parameters, None)
-        parts = Parts(directory or os.curdir)
+        parts = FluidParts(directory or os.curdir)
         with parts.opened:
             read = _add_program(parts, program) if program is not None else None
             if parameters is not None:
@@ -66,7 +66,7 @@ class PaddleFiles(SetFormat):
             if read is not None:
                 check_program(parts, read)
                 _add_information(parts, files.get(stem + INFORMATION))
-            return _of_parts(probe, parts, read)
+            return _checkpoint_of(probe, parts, read)
 
     def units(self, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterable[Unit]:
         for name, entry in entries.items():
@@ -102,7 +102,7 @@ def _program_of(stem: str, files: Mapping[str, os.DirEntry[str]]) -> os.DirEntry
     return files.get(stem + PROGRAM) or (told if told is not None and _is_program(told) else None)
 
 
-def _add_program(parts: Parts, entry: os.DirEntry[str]) -> Program | None:
+def _add_program(parts: FluidParts, entry: os.DirEntry[str]) -> Program | None:
     """Read a program; a damaged one leaves the parameters without names."""
     if not parts.is_inside(entry):
         return None
@@ -119,7 +119,7 @@ def _add_program(parts: Parts, entry: os.DirEntry[str]) -> Program | None:
     return program
 
 
-def _add_parameters(parts: Parts, entry: os.DirEntry[str], program: Program | None) -> None:
+def _add_parameters(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
     """Read a file of parameters; a SelectedRows is one tensor alone."""
     if not parts.is_inside(entry):
         return
@@ -139,9 +139,9 @@ def _add_parameters(parts: Parts, entry: os.DirEntry[str], program: Program | No
         parts.findings.append(warning("no-program", message, entry.name))
 
 
-def _add_pickles(parts: Parts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
+def _add_pickles(parts: FluidParts, entries: Iterable[os.DirEntry[str]], program: Program | None) -> None:
     """Read the state dicts beside a program; they hold all of its variables."""
-    from ckpttool.formats.paddle.pickled import open_pickle
+    from ckpttool.formats.paddle.pickles import open_pickle
 
     for entry in entries:
         if not parts.is_inside(entry):
@@ -165,7 +165,7 @@ def _add_pickles(parts: Parts, entries: Iterable[os.DirEntry[str]], program: Pro
         parts.fault("variable-missing", message)
 
 
-def _add_information(parts: Parts, entry: os.DirEntry[str] | None) -> None:
+def _add_information(parts: FluidParts, entry: os.DirEntry[str] | None) -> None:
     """Judge what loading the pickle beside the parameters could run."""
     if entry is None or not parts.is_inside(entry):
         return
@@ -179,19 +179,19 @@ def _add_information(parts: Parts, entry: os.DirEntry[str] | None) -> None:
         parts.safety.append(warning("not-scanned", message, entry.name))
 
 
-def _variant(parts: Parts, program: Program | None) -> str:
+def _variant(parts: FluidParts, program: Program | None) -> str:
     if any(file.path.endswith(PICKLES) for file in parts.files):
         return "training"
     return "tensors" if program is None else "inference"
 
 
-def _training(name: str) -> TrainingState:
+def _training_of_name(name: str) -> TrainingState:
     from ckpttool.training import training_state
 
     return training_state({}, {}, name)
 
 
-def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint:
+def _checkpoint_of(probe: Probe, parts: FluidParts, program: Program | None) -> Checkpoint:
     is_single = program is None and len(parts.tensors) == 1
     tensors = tuple(
         replace(one, path=("tensor",)) if is_single and one.path == ("#0",) else one for one in parts.tensors
@@ -202,10 +202,10 @@ def _of_parts(probe: Probe, parts: Parts, program: Program | None) -> Checkpoint
         variant=_variant(parts, program),
         tensors=tensors,
         files=tuple(parts.files),
-        spans=lambda: in_order(parts.spans),
+        spans=lambda: spans_in_order(parts.spans),
         metadata=cache(lambda: {} if program is None else {"program": program.told()}),
         # The name of a single tensor is a variable's: the 0 of ``w_0_beta1_pow_acc_0`` is no accuracy.
-        training=lambda: _training("" if is_single else probe.name),
+        training=lambda: _training_of_name("" if is_single else probe.name),
         layers=lambda: layers_of(tensors, {} if program is None else program.kinds()),
         producer=Producer("paddle", program.release if program is not None else None),
         findings=tuple(parts.findings),

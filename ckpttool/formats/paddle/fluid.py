@@ -20,7 +20,6 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, restored
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
-from ckpttool.formats.paddle.fluid_native import native_of
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
     MARKER,
@@ -28,15 +27,21 @@ from ckpttool.formats.paddle.fluid_parts import (
     TABLES,
     TRAINER,
     Entries,
-    Parts,
+    FluidParts,
     add_variables,
-    in_order,
     is_stream_file,
+    native_of,
+    spans_in_order,
 )
 from ckpttool.formats.paddle.fluid_programs import add_inference, add_loose
-from ckpttool.formats.paddle.fluid_siblings import SERIAL, check_neighbour, siblings_have_marker
-from ckpttool.formats.paddle.fluid_tables import add_tables
-from ckpttool.formats.paddle.fluid_trainers import add_trainer, check_trainers
+from ckpttool.formats.paddle.fluid_serial import (
+    SERIAL,
+    add_tables,
+    add_trainer,
+    check_neighbour,
+    check_trainers,
+    siblings_have_marker,
+)
 from ckpttool.formats.paddle.operators import layers_of
 from ckpttool.formats.paddle.program import looks_like_program
 from ckpttool.report import note, warning
@@ -56,7 +61,7 @@ class Fluid(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         kind = kind_of(probe.path, probe.entries)
-        parts = Parts(probe.path, probe.also)
+        parts = FluidParts(probe.path, probe.also)
         with parts.opened:
             producer = Producer("paddle")
             if kind == "checkpoint":
@@ -133,30 +138,30 @@ def has_marker(entries: Entries) -> bool:
     return MARKER in entries and os.path.isfile(entries[MARKER].path)
 
 
-def _add_serial(parts: Parts, entries: Entries) -> None:
+def _add_serial(parts: FluidParts, entries: Entries) -> None:
     """Read all of one serial."""
     named = is_serial(entries, os.path.basename(os.path.abspath(parts.root)))
     model = entries.get(MODEL)
     if model is not None:
         add_directory_of_variables(parts, model)
     elif not named:
-        own = _manifests(parts.root)
+        own = _manifest_names(parts.root)
         add_variables(parts, entries, lambda name: name in own)
         parts.add_marker(entries)
     has_variables = model is not None or not named
     _check_marker(parts, entries, has_variables=has_variables)
     is_marked = has_variables and has_marker(entries)
     if named:
-        _add_around(parts, entries, is_marked=is_marked)
+        _add_trainers_and_tables(parts, entries, is_marked=is_marked)
     if has_variables:
         check_neighbour(parts, entries, is_marked=is_marked)
         if not any(tensor.path[0] not in TABLES for tensor in parts.tensors) and parts.complete:
             parts.fault("no-variables", "no variable in it", MODEL if model is not None else None)
 
 
-def _add_around(parts: Parts, entries: Entries, *, is_marked: bool) -> None:
+def _add_trainers_and_tables(parts: FluidParts, entries: Entries, *, is_marked: bool) -> None:
     """Read the trainers and lookup tables of a serial, and tell what is neither."""
-    own = _manifests(parts.root)
+    own = _manifest_names(parts.root)
     for name, entry in entries.items():
         match = TRAINER.fullmatch(name)
         if name in (MODEL, MARKER) or name in own:
@@ -175,7 +180,7 @@ def _add_around(parts: Parts, entries: Entries, *, is_marked: bool) -> None:
         parts.findings.append(note("tables-twice", "lookup tables under both spellings", TABLES[1]))
 
 
-def _add_entry(parts: Parts, entry: os.DirEntry[str]) -> None:
+def _add_entry(parts: FluidParts, entry: os.DirEntry[str]) -> None:
     """Read what the files of a serial have no place for."""
     source = parts.source(entry)
     if source.size > MAX_DOCUMENT:
@@ -185,13 +190,13 @@ def _add_entry(parts: Parts, entry: os.DirEntry[str]) -> None:
         parts.entry = source.read(0, source.size)
 
 
-def _manifests(root: str) -> frozenset[str]:
+def _manifest_names(root: str) -> frozenset[str]:
     """Return the names that the manifests of a serial have, which lie hidden inside it."""
     name = os.path.basename(os.path.abspath(root))
     return frozenset(f".{name}{ending}" for ending in SIDECARS)
 
 
-def add_directory_of_variables(parts: Parts, model: os.DirEntry[str]) -> None:
+def add_directory_of_variables(parts: FluidParts, model: os.DirEntry[str]) -> None:
     """Read ``__model__``."""
     if not parts.is_inside(model):
         return
@@ -200,7 +205,7 @@ def add_directory_of_variables(parts: Parts, model: os.DirEntry[str]) -> None:
     parts.add_marker(inner)
 
 
-def _check_marker(parts: Parts, entries: Entries, *, has_variables: bool) -> None:
+def _check_marker(parts: FluidParts, entries: Entries, *, has_variables: bool) -> None:
     if not has_variables:
         message = f"no {MODEL}: only the trainer that wrote it holds the variables"
         parts.fault("no-model", message)
@@ -213,7 +218,7 @@ def _check_marker(parts: Parts, entries: Entries, *, has_variables: bool) -> Non
             parts.findings.append(note("no-marker-anywhere", message))
 
 
-def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer) -> Checkpoint:
+def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Producer) -> Checkpoint:
     tensors = tuple(parts.tensors)
     match = SERIAL.fullmatch(os.path.basename(os.path.abspath(probe.path)))
     serial = int(match[1]) if match and kind == "checkpoint" else None
@@ -223,7 +228,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
         variant=kind,
         tensors=tensors,
         files=tuple(parts.files),
-        spans=lambda: in_order(parts.spans),
+        spans=lambda: spans_in_order(parts.spans),
         metadata=cache(lambda: _metadata(parts, serial)),
         training=lambda: _training(parts.trainers, tensors),
         layers=lambda: layers_of(tensors, parts.kinds()),
@@ -237,7 +242,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: Parts, producer: Producer
     return checkpoint if parts.entry is None else restored(checkpoint, parts.entry, ENTRY)
 
 
-def _metadata(parts: Parts, serial: int | None) -> dict[str, object]:
+def _metadata(parts: FluidParts, serial: int | None) -> dict[str, object]:
     told = {
         "serial": serial,
         "trainers": parts.trainers or None,

@@ -1,7 +1,8 @@
-"""What lies in the directories of a Fluid checkpoint: its files, and the variables in them."""
+"""The files in the directories of a Fluid checkpoint, and the variables in them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,8 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.interface import scan
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Extent, Path, Role, Span, Tensor
-from ckpttool.wire.lodtensor import Stream, lod_fault, read_file, starts_like_stream
+from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.lodtensor import Stream, lod_bytes, lod_fault, read_file, starts_like_stream
 from ckpttool.wire.readable import Contiguous, reader_from
 from ckpttool.wire.source import Source
 
@@ -34,6 +36,11 @@ _ACCUMULATOR = re.compile(
 )
 _RATE = re.compile(r"(?:learning_rate|LearningRateDecay\w*|@LR_DECAY_COUNTER@\w*)(?:_[0-9]+)?")
 
+HEIGHTS = "fluid.heights"
+"""How many rows there are in all, of which a SelectedRows holds some: JSON, by its name."""
+LEVELS = "fluid.levels/"
+"""In front of a tensor's name: its sequences, as they lie in the file."""
+
 Entries = Mapping[str, "os.DirEntry[str]"]
 
 
@@ -44,14 +51,17 @@ def role_of(name: str) -> Role:
 
 
 @dataclass(slots=True)
-class Parts:
+class FluidParts:
     """What was read of a checkpoint so far.
 
-    ``root`` is the directory that nothing may lead out of; ``also`` are directories of the same names in
-    other places, where a checkpoint is spread over several; ``kinds`` gives the kinds of layers that the
-    program's operators tell. ``heights`` has how many rows there are in all, by the name of what holds some
-    of them, and ``levels`` what has sequences, by the name of the tensor; ``entry`` is what no other file has
-    a place for.
+    Attributes:
+        root: The directory that nothing may lead out of.
+        also: Directories of the same names in other places, if a checkpoint is spread over several.
+        kinds: Returns the kinds of layers that the program's operators tell.
+        program: Returns what the program computes.
+        heights: How many rows there are in all, by the name of the SelectedRows that holds some of them.
+        levels: The streams that have sequences, by the name of the tensor.
+        entry: What no other file has a place for.
     """
 
     root: str
@@ -158,7 +168,7 @@ class Parts:
         return True
 
 
-def add_variables(parts: Parts, entries: Entries, passed_over: Callable[[str], bool]) -> None:
+def add_variables(parts: FluidParts, entries: Entries, passed_over: Callable[[str], bool]) -> None:
     """Read every variable of a directory: one file each, named like it.
 
     Raises:
@@ -195,15 +205,15 @@ def files_by_variable(entries: Entries) -> Iterator[tuple[str, os.DirEntry[str]]
                 yield prefix + key, entry
 
 
-def check_accumulators(parts: Parts) -> None:
+def check_accumulators(parts: FluidParts) -> None:
     """Compare what an optimizer keeps of each parameter with the parameter."""
     shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
-    for name, parameter in unlike_parameters(shapes):
+    for name, parameter in mismatched_accumulators(shapes):
         message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
         parts.findings.append(error("accumulator-shape", message, name))
 
 
-def unlike_parameters(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
+def mismatched_accumulators(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, str]]:
     """Yield what is named like an optimizer's state of a parameter and lacks its shape, and the parameter."""
     for name, shape in shapes.items():
         match = _ACCUMULATOR.fullmatch(name)
@@ -212,7 +222,7 @@ def unlike_parameters(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[s
             yield name, parameter
 
 
-def in_order(spans: list[Span]) -> Iterator[Span]:
+def spans_in_order(spans: list[Span]) -> Iterator[Span]:
     """Iterate over spans file after file."""
     yield from sorted(spans, key=lambda span: (span.extent.file, span.extent.offset))
 
@@ -228,3 +238,28 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
             return starts_like_stream(source) or None
     except CheckpointError:
         return False
+
+
+# What the tensors don't tell ------------------------------------------------------------------------
+
+
+def native_of(parts: FluidParts) -> dict[str, bytes]:
+    """Return what a checkpoint's tensors don't tell, by name; see ``Checkpoint.native``.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    told = {LEVELS + name: lod_bytes(*found) for name, found in parts.levels.items()}
+    if parts.heights:
+        told[HEIGHTS] = json.dumps(parts.heights).encode()
+    return told
+
+
+def heights_of(native: Mapping[str, bytes]) -> dict[str, int]:
+    """Return the heights that were told; none where they are no such thing."""
+    try:
+        told = parse_json("", native.get(HEIGHTS, b"{}"), HEIGHTS)
+    except CheckpointError:
+        return {}
+    pairs = told.items() if isinstance(told, dict) else ()
+    return {name: height for name, height in pairs if type(height) is int and 0 <= height < 1 << 63}

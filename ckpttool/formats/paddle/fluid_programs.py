@@ -14,7 +14,7 @@ from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.paddle.fluid_parts import (
     MODEL,
     Entries,
-    Parts,
+    FluidParts,
     add_variables,
     check_accumulators,
     files_by_variable,
@@ -30,15 +30,15 @@ from ckpttool.wire.source import Source
 COMBINED = "__params__"
 
 
-def add_inference(parts: Parts, entries: Entries) -> Producer:
+def add_inference(parts: FluidParts, entries: Entries) -> Producer:
     """Read a program and the variables that it names."""
     source = parts.source(entries[MODEL])
     program = read_program(source, MODEL)
     parts.safety += (placed(finding, MODEL) for finding in program.safety)
     names = frozenset(one.name for one in program.stored)
-    combined = _combined(entries, names)
+    combined = _combined_file(entries, names)
     if combined is None:
-        strays = _strays(entries, names)
+        strays = _stray_files(entries, names)
         add_variables(parts, entries, lambda name: name == MODEL or name in strays)
         found = {tensor.path[0] for tensor in parts.tensors}
         lacking = [one.name for one in program.stored if one.name not in found]
@@ -56,9 +56,9 @@ def add_inference(parts: Parts, entries: Entries) -> Producer:
     return Producer("paddle", program.release)
 
 
-def add_loose(parts: Parts, entries: Entries) -> None:
+def add_loose(parts: FluidParts, entries: Entries) -> None:
     """Read variables that no program names: each from its own file, or all of them from one."""
-    combined = _combined(entries)
+    combined = _combined_file(entries)
     if combined is None:
         add_variables(parts, entries, lambda name: False)
     elif parts.is_inside(combined):
@@ -67,7 +67,7 @@ def add_loose(parts: Parts, entries: Entries) -> None:
         parts.findings.append(warning("no-program", message, combined.name))
 
 
-def _strays(entries: Entries, names: Collection[str]) -> dict[str, os.DirEntry[str]]:
+def _stray_files(entries: Entries, names: Collection[str]) -> dict[str, os.DirEntry[str]]:
     """Return the files that are no variables, of the program or otherwise; hidden ones are told elsewhere."""
     return {
         name: entry
@@ -79,7 +79,7 @@ def _strays(entries: Entries, names: Collection[str]) -> dict[str, os.DirEntry[s
     }
 
 
-def _combined(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
+def _combined_file(entries: Entries, names: Collection[str] = ()) -> os.DirEntry[str] | None:
     """Return the file that holds all variables: of the usual name, or the only one beside a program.
 
     ``names``: those of the program's variables. A file may as well be the only one of these that is there, or
@@ -104,7 +104,7 @@ def _holds_several(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def add_combined(parts: Parts, entry: os.DirEntry[str], program: Program | None) -> None:
+def add_combined(parts: FluidParts, entry: os.DirEntry[str], program: Program | None) -> None:
     """Read a file of several tensors; the program, where there is one, tells their names."""
     source, where = parts.source(entry), parts.name_of(entry.path)
     found: list[Stream] = []
@@ -127,7 +127,7 @@ def add_combined(parts: Parts, entry: os.DirEntry[str], program: Program | None)
     check_accumulators(parts)
 
 
-def check_program(parts: Parts, program: Program) -> None:
+def check_program(parts: FluidParts, program: Program) -> None:
     """Compare each tensor with what the program declares; an axis of -1 has any length."""
     for tensor in parts.tensors:
         told = program.variables.get(str(tensor.path[0]))

@@ -24,7 +24,7 @@ MAX_FIELDS = 8_000_000
 """The most fields that are looked at for operators; those behind them stay untold."""
 
 _NORMALIZED = ("Scale", "Bias")
-_TAKING: dict[str, tuple[str, tuple[str, ...]]] = {
+_PARAMETER_SLOTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mul": (LINEAR, ("Y",)),
     "matmul": (LINEAR, ("Y",)),
     "matmul_v2": (LINEAR, ("Y",)),
@@ -55,7 +55,7 @@ _TRANSPOSING = frozenset({"trans_y", "transpose_Y", "transpose_y"})
 _SAME = frozenset({"cast", "assign", "share_data"})
 """Operators that give on what they take, in another type maybe."""
 
-_MADE_UP = re.compile(r"(?:.*/)?(?P<kind>[a-z][a-z0-9_]*?)_[0-9]+\.[wb]_[0-9]+")
+_MADE_UP_NAME = re.compile(r"(?:.*/)?(?P<kind>[a-z][a-z0-9_]*?)_[0-9]+\.[wb]_[0-9]+")
 _MADE_UP_KINDS = {"fc": LINEAR}
 
 
@@ -77,7 +77,7 @@ def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
         taken = [name for names in one.takes.values() for name in names]
         if one.kind in _SAME and len(taken) == len(one.gives) == 1:
             origins[one.gives[0]] = origins.get(taken[0], taken[0])
-        kind, slots = _TAKING.get(one.kind, ("", ()))
+        kind, slots = _PARAMETER_SLOTS.get(one.kind, ("", ()))
         if kind == LINEAR and one.is_transposing:
             kind = TRANSPOSED
         elif kind == "rnn":
@@ -89,7 +89,7 @@ def kinds_by_operator(operators: Iterable[Operator]) -> dict[str, str]:
 
 def kind_by_name(name: str) -> str | None:
     """Return the kind of layer that a name tells, where Paddle made it up."""
-    match = _MADE_UP.fullmatch(name)
+    match = _MADE_UP_NAME.fullmatch(name)
     return None if match is None else _MADE_UP_KINDS.get(match["kind"], match["kind"])
 
 
@@ -119,13 +119,13 @@ def operators_in(source: Readable) -> Iterator[Operator]:
     Raises:
         DamagedCheckpoint: It is none.
     """
-    reader = _Reader(source.path)
+    reader = _OperatorReader(source.path)
     for block in reader.within(source.read(0, source.size), 1):
         for operator in reader.within(block.data, 4):
             yield reader.operator(operator)
 
 
-class _Reader:
+class _OperatorReader:
     """Reads messages of one program, up to a number of fields."""
 
     def __init__(self, path: str) -> None:

@@ -12,9 +12,15 @@ from typing import Any
 
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
+from ckpttool.formats.paddle.computation import ComputationStep, describe_program, pir_steps
 from ckpttool.formats.paddle.operators import Operator, kinds_by_operator
-from ckpttool.formats.paddle.program import FILE_SETTINGS, LOD_TENSOR, Program, Variable, judged
-from ckpttool.formats.paddle.wiring import Step, pir_steps, told_program
+from ckpttool.formats.paddle.program import (
+    FILE_SETTINGS,
+    LOD_TENSOR,
+    Program,
+    ProgramVariable,
+    operator_findings,
+)
 from ckpttool.wire.jsontext import Doubled, parse_json
 from ckpttool.wire.readable import Readable
 
@@ -79,7 +85,7 @@ def read_pir(source: Readable) -> Program:
     told = parse_json(source.path, source.read(0, source.size), "program")
     if (key := _doubled(told)) is not None:
         raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")
-    variables: dict[str, Variable] = {}
+    variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
     operators = 0
     try:
@@ -94,11 +100,11 @@ def read_pir(source: Readable) -> Program:
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         what = f"operator {operators:,} is malformed"
         raise DamagedCheckpoint(source.path, what, expected="a program") from failure
-    computed = partial(told_program, source, partial(_steps, source), list(variables))
-    return Program(variables, 0, operators, judged(kinds), partial(_kinds, source), computed)
+    computed = partial(describe_program, source, partial(_steps, source), list(variables))
+    return Program(variables, 0, operators, operator_findings(kinds), partial(_kinds, source), computed)
 
 
-def _steps(source: Readable) -> Iterator[Step]:
+def _steps(source: Readable) -> Iterator[ComputationStep]:
     told = parse_json(source.path, source.read(0, source.size), "program")
     return pir_steps(_operators(told["program"]))
 
@@ -157,7 +163,7 @@ def _operators(program: Any) -> Iterator[Any]:
                 pending += operator.get("regions", ())
 
 
-def _variable(operator: Any) -> Variable:
+def _variable(operator: Any) -> ProgramVariable:
     name, result = operator["A"][3], operator["O"]["TT"]
     if not isinstance(name, str):
         raise TypeError("no name")
@@ -165,7 +171,7 @@ def _variable(operator: Any) -> Variable:
     if not all(type(length) is int for length in lengths):
         raise TypeError("no shape")
     dtype = ELEMENTS.get(_bare(element))
-    return Variable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
+    return ProgramVariable(name, LOD_TENSOR, True, True, dtype, tuple(lengths))
 
 
 def _kind(name: str) -> str:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.operator_lists import OperatorLists
+from ckpttool.formats.paddle.computation import describe_program, program_steps
 from ckpttool.formats.paddle.operators import kinds_by_operator, operators_in
-from ckpttool.formats.paddle.wiring import steps_in, told_program
 from ckpttool.report import Finding
 from ckpttool.wire.lodtensor import ELEMENTS, described
 from ckpttool.wire.protobuf import BYTES, VARINT, Field, fields
@@ -35,7 +35,7 @@ FILE_SETTINGS = frozenset({"file_path", "filename", "output_dir"})
 OPERATORS = OperatorLists(Path(__file__).with_name("names"), "paddle")
 
 
-class Variable(NamedTuple):
+class ProgramVariable(NamedTuple):
     """A variable of a program; ``dtype`` and ``shape`` are None where it is no tensor."""
 
     name: str
@@ -53,7 +53,7 @@ class Program(NamedTuple):
     it computes.
     """
 
-    variables: dict[str, Variable]
+    variables: dict[str, ProgramVariable]
     version: int
     operators: int
     safety: tuple[Finding, ...]
@@ -61,7 +61,7 @@ class Program(NamedTuple):
     told: Callable[[], object] = lambda: None
 
     @property
-    def stored(self) -> list[Variable]:
+    def stored(self) -> list[ProgramVariable]:
         """Return the variables whose values are saved, in the order of a combined file."""
         kept = (one for one in self.variables.values() if one.is_persistable and one.kind == LOD_TENSOR)
         return sorted(kept, key=lambda one: one.name)
@@ -80,7 +80,7 @@ def looks_like_program(head: bytes) -> bool:
     return _START.match(head) is not None
 
 
-class _Reader:
+class _ProgramReader:
     """Reads messages of one program, and counts the fields: each costs time, however little it says."""
 
     def __init__(self, path: str) -> None:
@@ -94,7 +94,7 @@ class _Reader:
                 raise LimitExceeded(self._path, f"more than {MAX_FIELDS:,} fields", where=where)
             yield field
 
-    def variable(self, message: Field) -> Variable:
+    def variable(self, message: Field) -> ProgramVariable:
         """Return the variable that a message declares."""
         name, kind, is_persistable, is_parameter = "", -1, False, False
         dtype, shape = None, None
@@ -111,7 +111,7 @@ class _Reader:
                 is_persistable = bool(field.integer)
             elif (field.number, field.kind) == (5, VARINT):
                 is_parameter = bool(field.integer)
-        return Variable(name, kind, is_persistable, is_parameter, dtype, shape)
+        return ProgramVariable(name, kind, is_persistable, is_parameter, dtype, shape)
 
     def _type(self, message: Field) -> tuple[int, DType | None, tuple[int, ...] | None]:
         kind, dtype, shape = -1, None, None
@@ -160,8 +160,8 @@ def read_program(source: Readable, where: str | None = None) -> Program:
         DamagedCheckpoint: It is none.
         LimitExceeded: It is too large.
     """
-    reader = _Reader(source.path)
-    variables: dict[str, Variable] = {}
+    reader = _ProgramReader(source.path)
+    variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
     version = operators = 0
     for outer in reader.fields(source.read(0, source.size), where):
@@ -183,17 +183,19 @@ def read_program(source: Readable, where: str | None = None) -> Program:
         elif outer.number not in (2, 3, 5):
             raise DamagedCheckpoint(source.path, f"field {outer.number}", expected="a program", where=where)
     kept = [one.name for one in variables.values() if one.is_persistable and one.kind == LOD_TENSOR]
-    computed = partial(told_program, source, partial(steps_in, source), kept, partial(_type, variables))
-    return Program(variables, version, operators, judged(kinds), partial(_kinds, source), computed)
+    computed = partial(
+        describe_program, source, partial(program_steps, source), kept, partial(_described_type, variables)
+    )
+    return Program(variables, version, operators, operator_findings(kinds), partial(_kinds, source), computed)
 
 
-def judged(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
+def operator_findings(kinds: Mapping[str, str | None]) -> tuple[Finding, ...]:
     """Return what running operators would do besides computing, from the file that each kind touches."""
     files = {kind: file for kind, file in kinds.items() if file is not None}
     return tuple(OPERATORS.judge(kinds, "operator", "running it calls", files))
 
 
-def _type(variables: Mapping[str, Variable], name: str) -> str:
+def _described_type(variables: Mapping[str, ProgramVariable], name: str) -> str:
     one = variables.get(name)
     return "" if one is None else f"{one.kind} {one.dtype and one.dtype.name} {one.shape}"
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
-from ckpttool.formats.content.carried import ENTRY, restored
 from ckpttool.formats.content.scalars import lazy_scalar
+from ckpttool.formats.content.sidecar import ENTRY, restored
 from ckpttool.formats.interface import grouped, natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key

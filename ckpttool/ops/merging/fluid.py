@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.paddle.fluid_native import HEIGHTS, heights_of
-from ckpttool.formats.paddle.fluid_parts import TABLES
-from ckpttool.formats.paddle.fluid_tables import SHARD
+from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
+from ckpttool.formats.paddle.fluid_serial import SHARD
 from ckpttool.formats.torch.chunks import Joined
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.report import counted

@@ -15,7 +15,7 @@ from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
-from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.shard_index import indexes, mapped_files
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors

@@ -20,7 +20,7 @@ from ckpttool.errors import CheckpointError
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.paddle.fluid import Fluid
 from ckpttool.formats.paddle.fluid_parts import MODEL, TABLES
-from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.series.mounts import mount_points
 
 ACCELERATES = "checkpoints"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 from ckpttool.checkpoint import Granularity
-from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.series.files import Fingerprint
 from ckpttool.series.members.entry import Entry, Number

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ckpttool.formats import shard_index
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras import sharded as keras_sharded
-from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import prefix as tf_prefix
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.name_patterns import STEP_DIRECTORY

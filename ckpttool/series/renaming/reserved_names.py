@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from ckpttool.formats.hf_trainer import HfTrainer
-from ckpttool.formats.paddle.fluid_siblings import SERIAL
+from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.changing.home import ACCELERATES
 from ckpttool.series.changing.strictly import is_name

@@ -1,4 +1,4 @@
-"""What a Paddle program computes, told in a few words: how many operators of each kind, and checksums.
+"""What a Paddle program computes, in a few words: how many operators of each kind, and checksums.
 
 Where in a source an operator comes from, and on which device it ran, is left out; so are the names that
 Paddle makes up for what one operator gives to another. Two saves of one program say the same.
@@ -26,12 +26,11 @@ _PIR_AROUND = frozenset({"op_callstack", "struct_name", "name"})
 _PARAMETER = "p"
 _NAMING = frozenset({"feed", "data"})
 """Operators that give what a caller names."""
-
 _SLOT = "\0"
 """Before the name of a slot among variables."""
 
 
-class Step(NamedTuple):
+class ComputationStep(NamedTuple):
     """An operator: what is set for it, and which variables it takes and gives."""
 
     kind: str
@@ -40,9 +39,9 @@ class Step(NamedTuple):
     gives: tuple[str, ...]
 
 
-def told_program(
+def describe_program(
     source: Readable,
-    steps: Callable[[], Iterable[Step]],
+    steps: Callable[[], Iterable[ComputationStep]],
     kept: Iterable[str],
     typed: Callable[[str], str] = lambda name: "",
 ) -> object:
@@ -55,27 +54,29 @@ def told_program(
         typed: Returns the type of a variable, where an operator doesn't say it.
     """
     try:
-        return _told([*steps()], kept, typed)
+        return _description([*steps()], kept, typed)
     except (CheckpointError, KeyError, IndexError, TypeError, AttributeError):
         return described(source.size, crc32(source.read(0, source.size)))
 
 
-def _told(steps: list[Step], kept: Iterable[str], typed: Callable[[str], str]) -> dict[str, object]:
+def _description(
+    steps: list[ComputationStep], kept: Iterable[str], typed: Callable[[str], str]
+) -> dict[str, object]:
     named = {*kept, *(name for step in steps if step.kind in _NAMING for name in step.gives)}
     numbers: dict[str, int] = {}
 
-    def called(name: str) -> str:
+    def label_of(name: str) -> str:
         if name.startswith(_SLOT):
             return name
         known = f"={name}" if name in named else f"%{numbers.setdefault(name, len(numbers))}"
         return f"{known} {typed(name)}"
 
-    def wired() -> Iterator[bytes]:
+    def wiring_lines() -> Iterator[bytes]:
         for step in steps:
-            variables = [*map(called, step.takes), "->", *map(called, step.gives)]
+            variables = [*map(label_of, step.takes), "->", *map(label_of, step.gives)]
             yield json.dumps([step.kind, *variables]).encode()
 
-    wiring = digest(wired())
+    wiring = digest(wiring_lines())
     return {
         "operators": told_operators((step.kind, step.settings) for step in steps),
         "wiring": f"<{counted(len(steps), 'operator')}, CRC-32 {wiring:08x}>",
@@ -85,7 +86,7 @@ def _told(steps: list[Step], kept: Iterable[str], typed: Callable[[str], str]) -
 # Programs of Paddle 1 and 2 --------------------------------------------------------------------------
 
 
-def steps_in(source: Readable) -> Iterator[Step]:
+def program_steps(source: Readable) -> Iterator[ComputationStep]:
     """Yield the operators of a program, block after block.
 
     Raises:
@@ -99,7 +100,7 @@ def steps_in(source: Readable) -> Iterator[Step]:
                     yield _step(operator, path)
 
 
-def _step(operator: Field, path: str) -> Step:
+def _step(operator: Field, path: str) -> ComputationStep:
     kind, settings = "", []
     sides: dict[int, list[str]] = {1: [], 2: []}
     for field in fields(operator.data, path):
@@ -111,7 +112,9 @@ def _step(operator: Field, path: str) -> Step:
             kind = field.text
         elif field.number == 4 and _name(field, path) not in _AROUND:
             settings.append(bytes(field.data))
-    return Step(kind, digest(sorted(settings)).to_bytes(4, "little"), tuple(sides[1]), tuple(sides[2]))
+    return ComputationStep(
+        kind, digest(sorted(settings)).to_bytes(4, "little"), tuple(sides[1]), tuple(sides[2])
+    )
 
 
 def _variables(side: Field, path: str) -> list[str]:
@@ -131,28 +134,28 @@ def _name(attribute: Field, path: str) -> str:
 # Programs of Paddle 3 --------------------------------------------------------------------------------
 
 
-def pir_steps(operators: Iterable[Any]) -> Iterator[Step]:
+def pir_steps(operators: Iterable[Any]) -> Iterator[ComputationStep]:
     """Yield the operators of a program in JSON, parameters and what a caller gives by their names."""
     names: dict[object, str] = {}
     for one in operators:
         kind = str(one["#"]).partition(".")[2] or str(one["#"])
-        gives = [value.get("%") for value in _listed(one.get("O"))]
+        gives = [value.get("%") for value in _as_list(one.get("O"))]
         if one["#"] == _PARAMETER:
             names[gives[0]] = str(one["A"][3])
             continue
-        attributes = {setting["N"]: setting["AT"] for setting in _listed(one.get("A"))}
+        attributes = {setting["N"]: setting["AT"] for setting in _as_list(one.get("A"))}
         if kind in _NAMING and gives:
             names[gives[0]] = str(attributes.get("name", {}).get("D", ""))
         settings = {name: value for name, value in attributes.items() if name not in _PIR_AROUND}
-        types = [value.get("TT") for value in _listed(one.get("O"))]
+        types = [value.get("TT") for value in _as_list(one.get("O"))]
         text = json.dumps([sorted(settings.items()), types], sort_keys=True).encode()
-        takes = [value.get("%") for value in _listed(one.get("I"))]
-        yield Step(kind, text, _named(takes, names), _named(gives, names))
+        takes = [value.get("%") for value in _as_list(one.get("I"))]
+        yield ComputationStep(kind, text, _value_names(takes, names), _value_names(gives, names))
 
 
-def _listed(values: Any) -> list[Mapping[str, Any]]:
+def _as_list(values: Any) -> list[Mapping[str, Any]]:
     return values if isinstance(values, list) else [] if values is None else [values]
 
 
-def _named(numbers: list[Any], names: Mapping[object, str]) -> tuple[str, ...]:
+def _value_names(numbers: list[Any], names: Mapping[object, str]) -> tuple[str, ...]:
     return tuple(names.get(number, f"%{number}") for number in numbers)

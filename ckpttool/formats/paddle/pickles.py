@@ -43,7 +43,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
     """
     source = probe.source
     judged = read_pickles(source, 0, source.size)
-    objects = _Objects(probe.path)
+    objects = _ArrayReader(probe.path)
     root = judged.pickles[0].root
     try:
         flat = flatten(root, objects.leaf, probe.path, unwrapped)
@@ -52,7 +52,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
     except DamagedCheckpoint as failure:
         failure.safety = judged.safety
         raise
-    findings = list(_behind(judged.trailing, len(judged.pickles)))
+    findings = list(_trailing_findings(judged.trailing, len(judged.pickles)))
     if objects.bfloats:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
         findings.append(note("uint16-is-bfloat16", message))
@@ -67,7 +67,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
         files=(FileEntry(probe.path, source.size),),
         spans=lambda: _spans(source, stored),
         metadata=lambda: metadata,
-        training=lambda: _with_rate(training_of(metadata, tensors, probe.name), metadata),
+        training=lambda: _with_scheduler_rate(training_of(metadata, tensors, probe.name), metadata),
         layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
         tree=lambda: told_apart(_tree(root, objects, tensors, probe.path)),
         producer=Producer("paddle"),
@@ -77,7 +77,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
     )
 
 
-def _with_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
+def _with_scheduler_rate(state: TrainingState, metadata: Mapping[str, Any]) -> TrainingState:
     """Return a training state with the learning rate that a scheduler set last, where no other is known."""
     levels = {"": metadata, **{f"{key}.": one for key, one in metadata.items() if isinstance(one, Mapping)}}
     for place, level in levels.items():
@@ -142,7 +142,7 @@ def _format_of_pickle(probe: Probe) -> Format:
     return PaddlePickle()
 
 
-class _Objects:
+class _ArrayReader:
     """Reads the arrays of one pickle; ``bfloats`` counts those that stand for bfloat16."""
 
     def __init__(self, path: str) -> None:
@@ -159,10 +159,10 @@ class _Objects:
         if not isinstance(node, Call):
             return None
         if id(node) not in self._seen:
-            self._seen[id(node)] = numpy_leaf(node, self._path, self._make)
+            self._seen[id(node)] = numpy_leaf(node, self._path, self._tensor_parts)
         return self._seen[id(node)]
 
-    def _make(self, dtype: Any, shape: tuple[int, ...], values: Any, *place: Any) -> TensorParts:
+    def _tensor_parts(self, dtype: Any, shape: tuple[int, ...], values: Any, *place: Any) -> TensorParts:
         self.bfloats += dtype is _UINT16
         return TensorParts(_BFLOAT16 if dtype is _UINT16 else dtype, shape, values, *place)
 
@@ -190,14 +190,14 @@ def _with_role(path: Path, parts: TensorParts) -> TensorParts:
     return replace(parts, role=role) if is_told else parts
 
 
-def _behind(trailing: int, count: int) -> Iterator[Finding]:
+def _trailing_findings(trailing: int, count: int) -> Iterator[Finding]:
     if trailing:
         yield error("trailing-bytes", f"{trailing:,} bytes behind the pickle are no pickle")
     if count > 1:
         yield warning("more-pickles", f"{count - 1:,} pickles behind the first, which Paddle does not read")
 
 
-class _Joined(NamedTuple):
+class _JoinedPieces(NamedTuple):
     """Elements that lie in several pieces, one after the other."""
 
     pieces: tuple[Values, ...]
@@ -206,7 +206,7 @@ class _Joined(NamedTuple):
         for piece in self.pieces:
             yield from piece.blocks(limit)
 
-    def once(self) -> _Joined:
+    def once(self) -> _JoinedPieces:
         return self
 
 
@@ -233,11 +233,11 @@ def _rejoin(flat: Flat[TensorParts], path: str) -> None:
             what = f"{len(pieces)} pieces that make no tensor of shape {list(shape)}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing")
         values = tuple(piece.values for piece in pieces if piece.values is not None)
-        found[name,] = TensorParts(dtypes.pop(), shape, _Joined(values))
+        found[name,] = TensorParts(dtypes.pop(), shape, _JoinedPieces(values))
     flat.tensors[:] = list(found.items())
 
 
-def _tree(root: object, objects: _Objects, tensors: tuple[Tensor, ...], path: str) -> object:
+def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
     tree = kept(root, objects.leaf, tensors, path, unwrap=unwrapped, arrays=False)
     told = tree.pop(PIECES, None) if isinstance(tree, dict) else None
