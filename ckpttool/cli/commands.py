@@ -1,4 +1,8 @@
-"""Which commands there are. Only the one that is asked for is imported: the others would take their time."""
+"""The table of commands, and how Typer parses them and draws their help.
+
+Only the command that is asked for is imported: the others would slow down the start. Help is plain text for
+the same reason: importing Rich takes longer.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 import typer.main
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from ckpttool.cli.grouped import Grouped, Plain
+from ckpttool.cli.options import RULES, SHOWN
+from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
     from typing import Any
 
 
-class _Place(NamedTuple):
-    """Where a command lies: a module of this room, and a function in it; and what it does, in a line."""
+class CommandEntry(NamedTuple):
+    """The module and the function of a command, and its line in the help."""
 
     module: str
     function: str
@@ -26,48 +31,92 @@ class _Place(NamedTuple):
 
 
 COMMANDS = {
-    "inspect": _Place("inspect", "inspect", "Tell what a checkpoint is."),
-    "verify": _Place("verify", "verify", "Check that it is intact, sane and safe, and still predicts."),
-    "list": _Place(
+    "inspect": CommandEntry("inspect", "inspect", "Tell what a checkpoint is."),
+    "verify": CommandEntry("verify", "verify", "Check that it is intact, sane and safe, and still predicts."),
+    "list": CommandEntry(
         "list", "list_", "List the checkpoints of a directory, series by series.", is_grouped=True
     ),
-    "latest": _Place("latest", "latest", "Print the path of the newest intact checkpoint."),
-    "diff": _Place("diff", "diff", "Tell how checkpoints differ, whatever their formats."),
-    "convert": _Place("convert", "convert", "Write a checkpoint in another format, and compare it."),
-    "merge": _Place("merge", "merge", "Put the parts that a distributed job wrote together."),
-    "prune": _Place("prune", "prune", "Remove old checkpoints by a retention policy.", is_grouped=True),
-    "rename": _Place("rename", "rename", "Bring the names of checkpoints to a convention.", is_grouped=True),
-    "undo": _Place("undo", "undo", "Take back the last prune --trash or rename."),
-    "pin": _Place("pin", "pin", "Keep checkpoints from being pruned."),
-    "unpin": _Place("pin", "unpin", "Take pins back."),
+    "latest": CommandEntry("latest", "latest", "Print the path of the newest intact checkpoint."),
+    "diff": CommandEntry("diff", "diff", "Tell how checkpoints differ, whatever their formats."),
+    "convert": CommandEntry("convert", "convert", "Write a checkpoint in another format, and compare it."),
+    "merge": CommandEntry("convert", "merge", "Put the parts that a distributed job wrote together."),
+    "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy.", is_grouped=True),
+    "rename": CommandEntry(
+        "rename", "rename", "Bring the names of checkpoints to a convention.", is_grouped=True
+    ),
+    "undo": CommandEntry("undo", "undo", "Take back the last prune --trash or rename."),
+    "pin": CommandEntry("pin", "pin", "Keep checkpoints from being pruned."),
+    "unpin": CommandEntry("pin", "unpin", "Take pins back."),
 }
 
 
 class Commands(TyperGroup):
-    """The group of all commands."""
+    """The group of all commands, which lists them without importing any."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return their names, in the order of the help."""
         return list(COMMANDS)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write what each does, which needs none of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, place.summary) for name, place in COMMANDS.items()])
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or None where there is none of that name."""
-        return _made(cmd_name) if cmd_name in COMMANDS else None
+        return _load_command(cmd_name) if cmd_name in COMMANDS else None
 
 
 @cache
-def _made(name: str) -> Any:
-    place = COMMANDS[name]
+def _load_command(name: str) -> Any:
+    entry = COMMANDS[name]
     alone = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    function = getattr(import_module(f"ckpttool.cli.{place.module}"), place.function)
-    alone.command(name, cls=Grouped if place.is_grouped else Plain)(function)
+    function = getattr(import_module(f"ckpttool.cli.{entry.module}"), entry.function)
+    alone.command(name, cls=Grouped if entry.is_grouped else Plain)(function)
     return typer.main.get_command(alone)
+
+
+_OTHERS = "Options"
+
+
+class Plain(TyperCommand):
+    """A command that refuses an empty argument: as a path it would mean the working directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(args=[*args])
+        for parameter in self.get_params(ctx):
+            value = given.get(parameter.name or "") if parameter.param_type_name == "argument" else None
+            if value == "" or (isinstance(value, list | tuple) and "" in value):
+                raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
+        return super().parse_args(ctx, args)
+
+
+class Grouped(Plain):
+    """A command whose help groups the options by panel; a rule with one value can't be given twice."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        rules = [option for option in given if _panel_of(option) == RULES and not option.multiple]
+        for at, option in enumerate(rules):
+            if option in rules[:at]:
+                raise UsageError(f"{option.opts[0]} was given twice (give it once)")
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(_panel_of(parameter), []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def _panel_of(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    if parameter.name == "help":
+        return SHOWN
+    return getattr(parameter, "rich_help_panel", None) or _OTHERS

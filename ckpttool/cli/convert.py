@@ -1,31 +1,114 @@
-"""``ckpttool convert``: the same tensors in another format."""
+"""``ckpttool convert`` and ``ckpttool merge``: write a checkpoint in another format, or from its parts."""
 
 from __future__ import annotations
 
+import enum
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckpttool.cli import converting
-from ckpttool.cli.options import Jobs, Json, Quiet
+from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection
+from ckpttool.cli.output import has_colour, print_json, progress, say_error, say_warning
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.ops.conversion import Converted, ConvertWishes
+    from ckpttool.ops.conversion_plan import ConversionPlan
+
+
+class TargetLayout(str, enum.Enum):
+    """In which layout weights are written."""
+
+    AS_IS = "as-is"
+    TORCH = "torch"
+    KERAS = "keras"
+
+
+class Float(str, enum.Enum):
+    """What floating tensors become."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="FORMAT",
+        help="pytorch, safetensors, tensorflow, savedmodel, keras, keras-h5, hdf5, numpy, fluid, torch-dcp. "
+        "[default: what DST's name says]",
+        show_default=False,
+    ),
+]
+OnlyOption = Annotated[
+    TensorSelection,
+    typer.Option("--only", help="All, or the model's weights under the names that a model expects."),
+]
+DtypeOption = Annotated[
+    Float | None, typer.Option("--dtype", help="Convert floating tensors to it.", show_default=False)
+]
+LayoutOption = Annotated[
+    TargetLayout, typer.Option("--layout", help="Bring weights to a framework's layout and names.")
+]
+Map = Annotated[
+    str | None,
+    typer.Option(
+        "--map",
+        metavar="FILE",
+        help="Say in TOML what tensors become: names, transposes, splits, joins.",
+        show_default=False,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="FILE",
+        help="Take names, layouts and architecture of FILE, another checkpoint of the same network.",
+        show_default=False,
+    ),
+]
+ByOrder = Annotated[bool, typer.Option("--by-order", help="Pair layers that are alike by their order.")]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Write a directory of files of at most SIZE: 5GB, 500MiB.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Say what would be written; write nothing.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace the checkpoint that stands at DST.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Refuse where anything can't be carried, or PyTorch needs weights_only=False."
+    ),
+]
 
 
 def convert(
     context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="SRC", readable=False, help="A checkpoint.")],
     target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
-    to: converting.To = None,
-    only: converting.OnlyOption = converting.Only.ALL,
-    dtype: converting.DtypeOption = None,
-    layout: converting.LayoutOption = converting.Layout.AS_IS,
-    map: converting.Map = None,
-    model: converting.Model = None,
-    by_order: converting.ByOrder = False,
-    shard_size: converting.ShardSize = None,
-    dry_run: converting.DryRun = False,
-    force: converting.Force = False,
-    strict: converting.Strict = False,
+    to: To = None,
+    only: OnlyOption = TensorSelection.ALL,
+    dtype: DtypeOption = None,
+    layout: LayoutOption = TargetLayout.AS_IS,
+    map: Map = None,
+    model: Model = None,
+    by_order: ByOrder = False,
+    shard_size: ShardSize = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    strict: Strict = False,
     json: Json = False,
     jobs: Jobs = None,
     quiet: Quiet = False,
@@ -35,16 +118,125 @@ def convert(
     DST appears whole or not at all. What is not a tensor travels too: epoch, optimizer groups, containers.
     Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
     """
-    from ckpttool.cli.diffing import chosen
+    from ckpttool.cli.paths import single_checkpoint
     from ckpttool.formats import open_checkpoint
     from ckpttool.ops.conversion_plan import plan_conversion
 
-    wanted = converting.wishes(context.params)
-    with open_checkpoint(chosen(str(source))) as checkpoint:
-        return converting.finish(
+    wanted = _conversion_wishes(context.params)
+    with open_checkpoint(single_checkpoint(str(source))) as checkpoint:
+        return _plan_and_convert(
             lambda following: plan_conversion(checkpoint, str(target), wanted, following),
             str(target),
             wanted,
             json=json,
             quiet=quiet,
         )
+
+
+def merge(
+    context: typer.Context,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SRC…", readable=False, help="The parts: files, directories, an index, a prefix."
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DST", readable=False, help="What is to be written.")],
+    to: To = None,
+    only: OnlyOption = TensorSelection.ALL,
+    dtype: DtypeOption = None,
+    layout: LayoutOption = TargetLayout.AS_IS,
+    map: Map = None,
+    model: Model = None,
+    by_order: ByOrder = False,
+    shard_size: ShardSize = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    strict: Strict = False,
+    json: Json = False,
+    jobs: Jobs = None,
+    quiet: Quiet = False,
+) -> int:
+    """Put the parts of a distributed job together into one whole.
+
+    Parts that are missing, there twice, or of another save are refused. DST appears whole or not at all.
+    Exit status: 0 written and compared, 1 what was written differed and was removed, 2 not possible.
+    """
+    from ckpttool.cli.paths import single_checkpoint
+    from ckpttool.ops.merge import open_parts, plan_merge
+
+    wanted = _conversion_wishes(context.params)
+    with open_parts([single_checkpoint(str(path)) for path in sources]) as whole:
+        return _plan_and_convert(
+            lambda following: plan_merge(whole, str(target), wanted, following),
+            str(target),
+            wanted,
+            json=json,
+            quiet=quiet,
+        )
+
+
+def _conversion_wishes(parameters: Mapping[str, Any]) -> ConvertWishes:
+    """Return the options as the engine knows them, whatever the command is called."""
+    from ckpttool.ops.conversion import ConvertWishes
+
+    values = {**parameters, "mapping": parameters["map"]}
+    values["shard_size"] = None if values["shard_size"] is None else _parse_shard_size(values["shard_size"])
+    chosen = {field.name: values[field.name] for field in fields(ConvertWishes)}
+    return ConvertWishes(
+        **{name: value.value if isinstance(value, enum.Enum) else value for name, value in chosen.items()}
+    )
+
+
+def _parse_shard_size(text: str) -> int:
+    from ckpttool.amounts import nbytes
+    from ckpttool.errors import UsageError
+
+    try:
+        found = nbytes(text, is_lenient=True)
+    except UsageError as failure:
+        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)") from failure
+    if not found:
+        raise UsageError(f"--shard-size {text}: nothing fits into that")
+    return found
+
+
+def _plan_and_convert(
+    make: Callable[[Checkpoint | None], ConversionPlan],
+    target: str,
+    wishes: ConvertWishes,
+    *,
+    json: bool,
+    quiet: bool,
+) -> int:
+    """Plan with the model that the wishes name, convert, print the result, and return the exit status."""
+    from ckpttool.ops.conversion_plan import model_of
+    from ckpttool.ops.convert import carry_out
+
+    with model_of(wishes) as model:
+        planned = make(model)
+        with progress("writing", 0 if wishes.dry_run else planned.work) as advance:
+            converted = carry_out(planned, advance=advance)
+    for failure in converted.mismatches:
+        say_error(f"{target}: {failure} (nothing was written)")
+    for warning in converted.warnings:
+        say_warning(warning)
+    for finding in converted.safety:
+        place = f"{target}[{finding.where}]" if finding.where else target
+        say_warning(f"{place}: {finding.message}")
+    _print_conversion(converted, json=json, quiet=quiet)
+    return int(bool(converted.mismatches))
+
+
+def _print_conversion(converted: Converted, *, json: bool, quiet: bool) -> None:
+    if json:
+        from ckpttool.render.json import convert_document
+
+        print_json(convert_document(converted))
+    elif quiet:
+        for value in converted.dropped:
+            say_warning(f"{value.path} is not carried: {value.why}")
+    elif not converted.mismatches:
+        from ckpttool.render.text_convert import convert_text
+
+        print(convert_text(converted, colour=has_colour(sys.stdout)))

@@ -1,32 +1,53 @@
-"""``ckpttool diff``: how do they differ?"""
+"""``ckpttool diff``: how two checkpoints differ, or how a series of them changes."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from ckpttool.cli.diffing import Shown, chosen, compare_series, compare_two
-from ckpttool.cli.options import Jobs, Json, Quiet
-from ckpttool.cli.pictures import check_plot
+from ckpttool.cli.options import Jobs, Json, Quiet, TensorSelection
+from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, width
+from ckpttool.cli.paths import single_checkpoint
+from ckpttool.cli.reports import check_plot, write_report
+
+if TYPE_CHECKING:
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.ops.diff import DiffWishes
+    from ckpttool.ops.difference import Difference
+    from ckpttool.ops.drift import Drift
+    from ckpttool.series.members.entry import Entry
+
+_NO_FILE = ("/dev/null", os.devnull)
+"""Paths that stand for no checkpoint: git passes one for a file that was added or deleted."""
+_UNSORTED = re.compile(r"[^0-9a-z]")
+"""Characters that a shell ignores when it sorts names by the rules of a language."""
 
 
-class Layout(str, enum.Enum):
+class ComparedLayout(str, enum.Enum):
     """In which layout tensors are compared."""
 
     AUTO = "auto"
     AS_IS = "as-is"
 
 
-class Only(str, enum.Enum):
-    """Which tensors are compared."""
+class DiffOutput(NamedTuple):
+    """How the differences are output."""
 
-    WEIGHTS = "weights"
-    ALL = "all"
+    json: bool
+    all: bool
+    stat: bool
+    name_only: bool
+    quiet: bool
+    plot: str | None
 
 
 def diff(
@@ -50,17 +71,17 @@ def diff(
         bool, typer.Option("--bitwise", help="Compare bits: +0 is not -0, and one NaN not another.")
     ] = False,
     layout: Annotated[
-        Layout,
+        ComparedLayout,
         typer.Option("--layout", help="Bring both to one layout where rules say how, or compare as stored."),
-    ] = Layout.AUTO,
+    ] = ComparedLayout.AUTO,
     map: Annotated[
         str | None,
         typer.Option("--map", metavar="FILE", help="Say in TOML which tensor is which.", show_default=False),
     ] = None,
     no_rename: Annotated[bool, typer.Option("--no-rename", help="Look for no renamed tensors.")] = False,
     only: Annotated[
-        Only, typer.Option("--only", help="Compare the model's weights alone, or all.")
-    ] = Only.ALL,
+        TensorSelection, typer.Option("--only", help="Compare the model's weights alone, or all.")
+    ] = TensorSelection.ALL,
     ignore: Annotated[
         list[str], typer.Option("--ignore", metavar="GLOB", help="Leave out what matches. May be repeated.")
     ] = [],  # noqa: B006 - Typer copies it
@@ -93,8 +114,8 @@ def diff(
     from ckpttool.ops.diff import DiffWishes
 
     given = [str(path) for path in paths]
-    shown = Shown(json, all, stat, name_only, quiet, plot)
-    _check(given, shown)
+    output = DiffOutput(json, all, stat, name_only, quiet, plot)
+    _check_options(given, output)
     _check_tolerance(rtol, atol, bitwise=bitwise)
     if plot is not None:
         check_plot(plot, [*given, *([map] if map is not None else [])])
@@ -102,42 +123,33 @@ def diff(
         rtol=rtol or 0.0,
         atol=atol or 0.0,
         bitwise=bitwise,
-        layout="as-is" if layout is Layout.AS_IS else "auto",
+        layout="as-is" if layout is ComparedLayout.AS_IS else "auto",
         mapping=map,
         rename=not no_rename,
-        only="weights" if only is Only.WEIGHTS else "all",
+        only="weights" if only is TensorSelection.WEIGHTS else "all",
         ignore=tuple(ignore),
         keep_going=keep_going,
         jobs=jobs,
     )
     compare = compare_two if len(given) == 2 else compare_series
-    return compare([chosen(path) for path in given], wishes, shown)
+    return compare([single_checkpoint(path) for path in given], wishes, output)
 
 
-def _check(paths: Sequence[str], shown: Shown) -> None:
-    """Require that the options go together.
-
-    Raises:
-        UsageError: They don't.
-    """
+def _check_options(paths: Sequence[str], output: DiffOutput) -> None:
     from ckpttool.errors import UsageError
 
     if len(paths) < 2:
         raise UsageError("diff compares two checkpoints, or more")
-    views = [flag for flag in ("json", "stat", "name_only") if getattr(shown, flag)]
+    views = [flag for flag in ("json", "stat", "name_only") if getattr(output, flag)]
     flags = [f"--{view.replace('_', '-')}" for view in views]
     if len(flags) > 1:
         raise UsageError(f"{flags[0]} and {flags[1]} exclude each other")
-    if len(paths) > 2 and views and not shown.json:
+    if len(paths) > 2 and views and not output.json:
         raise UsageError(f"{flags[0]} goes with two checkpoints")
 
 
 def _check_tolerance(rtol: float | None, atol: float | None, *, bitwise: bool) -> None:
-    """Require a tolerance that leaves something to compare, and none where bits are compared.
-
-    Raises:
-        UsageError: It is another.
-    """
+    """Require a tolerance that leaves something to compare, and none if bits are compared."""
     from ckpttool.errors import UsageError
 
     for flag, value in (("--rtol", rtol), ("--atol", atol)):
@@ -145,3 +157,148 @@ def _check_tolerance(rtol: float | None, atol: float | None, *, bitwise: bool) -
             raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
         if value is not None and not math.isfinite(value):
             raise UsageError(f"{flag} {value}: with it everything would be equal")
+
+
+# Two checkpoints ------------------------------------------------------------------------------------
+
+
+def compare_two(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) -> int:
+    """Compare two checkpoints, print how they differ, and return the exit status."""
+    from ckpttool.ops.diff import diff_checkpoints
+
+    with (
+        _open_both(*paths) as (a, b),
+        progress("comparing", a.nbytes + b.nbytes) as advance,
+    ):
+        difference = diff_checkpoints(a, b, wishes, advance=advance)
+    if output.plot is not None:
+        from ckpttool.render.plot import kind_of
+        from ckpttool.render.plot_diff import difference_picture
+
+        write_report(output.plot, difference_picture(kind_of(output.plot), difference))
+    if not output.quiet:
+        _print_difference(difference, output)
+    return _status([difference])
+
+
+@contextmanager
+def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
+    """Open both sides; one that is no file at all is an empty checkpoint of the other's format."""
+    from contextlib import ExitStack
+
+    from ckpttool.checkpoint import Checkpoint
+    from ckpttool.formats import open_checkpoint
+
+    with ExitStack() as stack:
+        is_none = [path in _NO_FILE for path in (a, b)]
+        if any(is_none) and not all(is_none):
+            only = stack.enter_context(open_checkpoint(b if is_none[0] else a))
+            nothing = Checkpoint(
+                path=a if is_none[0] else b,
+                format=only.format,
+                variant=only.variant,
+                producer=only.producer,
+                tensors=(),
+                files=(),
+                spans=lambda: iter(()),
+            )
+            yield (nothing, only) if is_none[0] else (only, nothing)
+        else:
+            yield stack.enter_context(open_checkpoint(a)), stack.enter_context(open_checkpoint(b))
+
+
+def _print_difference(difference: Difference, output: DiffOutput) -> None:
+    if output.json:
+        from ckpttool.render.json import diff_document
+
+        print_json(diff_document(difference))
+    elif output.name_only:
+        from ckpttool.render.text_diff import name_only_text
+
+        if names := name_only_text(difference):
+            print(names)
+    else:
+        from ckpttool.render.text_diff import diff_text
+
+        colour, columns = has_colour(sys.stdout), width(sys.stdout)
+        print(diff_text(difference, all=output.all, stat=output.stat, colour=colour, width=columns))
+
+
+# Three or more --------------------------------------------------------------------------------------
+
+
+def compare_series(paths: Sequence[str], wishes: DiffWishes, output: DiffOutput) -> int:
+    """Compare each checkpoint with the one before, print it, and return the exit status."""
+    from ckpttool.formats import open_checkpoint
+    from ckpttool.ops.drift import drift
+
+    if (ordered := _in_training_order(paths)) != [*paths]:
+        paths = ordered
+        if not output.quiet:
+            say("compared in the order of training: the names sort in another")
+    sizes = []
+    for path in paths:  # what can't be opened is told before anything is read
+        with open_checkpoint(path) as checkpoint:
+            sizes.append(checkpoint.nbytes)
+    with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
+        found = drift(paths, wishes, advance=advance)
+    if output.plot is not None:
+        from ckpttool.render.plot import kind_of
+        from ckpttool.render.plot_diff import drift_picture
+
+        write_report(output.plot, drift_picture(kind_of(output.plot), found))
+    if not output.quiet:
+        _print_drift(found, output)
+    return _status([step.difference for step in found.steps])
+
+
+def _in_training_order(paths: Sequence[str]) -> list[str]:
+    """Return the paths in the order of training if they come as a shell sorts ``DIR/*``.
+
+    A shell sorts epoch 10 before epoch 2. Any other order is the user's own, and stays; so does one for which
+    the numbers in the names give no order.
+    """
+    from ckpttool.formats.discovery import unit_at
+    from ckpttool.series.members.look import look_at
+    from ckpttool.series.members.order import order_by_numbers
+
+    given = [*paths]
+    folded = [path.casefold() for path in paths]
+    bare = [_UNSORTED.sub("", path) for path in folded]
+    if not any(names == sorted(names) for names in (given, folded, bare)):
+        return given
+    found: dict[str, Entry] = {}
+    for path in paths:
+        unit = unit_at(path)
+        entry = look_at(unit) if unit is not None else None
+        if entry is None:
+            return given
+        found[path] = entry
+    ordered = order_by_numbers([*found.values()]) if len(found) == len(given) else None
+    places = {id(entry): place for place, entry in enumerate(ordered or ())}
+    return sorted(given, key=lambda path: places[id(found[path])]) if ordered else given
+
+
+def _print_drift(drift: Drift, output: DiffOutput) -> None:
+    if output.json:
+        from ckpttool.render.json import drift_document
+
+        print_json(drift_document(drift))
+    else:
+        from ckpttool.render.text_drift import drift_text
+
+        print(drift_text(drift, colour=has_colour(sys.stdout), width=width(sys.stdout)))
+
+
+# The exit status ------------------------------------------------------------------------------------
+
+
+def _status(differences: Sequence[Difference]) -> int:
+    """Return the exit status, and say on stderr what couldn't be compared."""
+    for difference in differences:
+        for one in difference.broken:
+            path = (difference.a if one.side == "a" else difference.b).path
+            say_error(f"{path}[{one.name}]: {one.why}" if one.name != path else f"{path}: {one.why}")
+    if any(difference.broken for difference in differences):
+        return 2
+    return int(not all(difference.equal for difference in differences))

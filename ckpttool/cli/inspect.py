@@ -78,7 +78,7 @@ def _one(path: str) -> str:
     """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
     if not os.path.isdir(path):
         return path
-    from ckpttool.cli.series import say_journals
+    from ckpttool.cli.paths import say_journals
     from ckpttool.series.surveying.newest import newest_in
 
     chosen = newest_in(path)
@@ -95,8 +95,8 @@ def _field(inspection: Inspection, key: str) -> str:
         UsageError: There is no such key.
     """
     from ckpttool.errors import UsageError
-    from ckpttool.render.escape import printable
     from ckpttool.render.json import dumps, inspect_document
+    from ckpttool.render.terminal import printable
 
     (value,) = inspect_document([inspection])["checkpoints"]
     for part in key.split("."):

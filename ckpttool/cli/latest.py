@@ -8,21 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.output import print_json, progress, say, say_error, say_warning
-from ckpttool.cli.series import (
-    Depth,
-    Directory,
-    Mode,
-    Null,
-    Recursive,
-    once_each,
-    print_paths,
-    say_journals,
-)
+from ckpttool.cli.options import Depth, Directory, Exclude, Jobs, Json, MaxDepth, Mode, Null, Quiet, Recursive
+from ckpttool.cli.output import grouped_messages, print_json, progress, say, say_error, say_warning
+from ckpttool.cli.paths import print_paths, say_journals
 from ckpttool.cli.streams import discard
 from ckpttool.errors import UsageError
-from ckpttool.render.escape import printable
+from ckpttool.render.terminal import printable
 
 if TYPE_CHECKING:
     from ckpttool.series.resuming.latest import Latest
@@ -156,7 +147,7 @@ def _say(found: Latest) -> None:
         names = ", ".join(found.waited_for[:_MAX_NAMED]) + (", …" if found.waited_for[_MAX_NAMED:] else "")
         _tell(f"waited {found.waited:.1f} s for {names}")
     say_journals(found.journals)
-    for path, told in once_each(found.passed_over):
+    for path, told in grouped_messages(found.passed_over):
         say_warning(f"{path}: passed over: {told}")
     for warning in found.warnings:
         say_warning(warning)
@@ -164,7 +155,7 @@ def _say(found: Latest) -> None:
 
 def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
     if json:
-        from ckpttool.render.json_latest import latest_document
+        from ckpttool.render.json import latest_document
 
         print_json(latest_document(found))
     elif found.entry is not None and not quiet:

@@ -1,15 +1,38 @@
-"""``ckpttool list``: which checkpoints are here?"""
+"""``ckpttool list``: the checkpoints of a directory tree, series by series."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ckpttool.cli import retention_options as rules
-from ckpttool.cli.grouped import LOOKED_AT, RULES, SHOWN
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet
-from ckpttool.cli.series import Depth, Mode, Null
+from ckpttool.cli.options import (
+    LOOKED_AT,
+    RULES,
+    SHOWN,
+    Depth,
+    Exclude,
+    Jobs,
+    Json,
+    MaxDepth,
+    Mode,
+    Null,
+    Quiet,
+)
+from ckpttool.cli.output import has_colour, print_json, progress, say, say_error, say_warning, width
+from ckpttool.cli.paths import print_paths, say_empty, say_journals, with_directory
+from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.render.terminal import printable
+
+if TYPE_CHECKING:
+    from ckpttool.cli.prune_options import PruneOptions
+    from ckpttool.series.listing import DirectoryPreview, ListedDirectory, Listing
+    from ckpttool.series.reasons import Problem
 
 Sort = Annotated[
     str | None,
@@ -102,6 +125,9 @@ Config = Annotated[
         rich_help_panel=RULES,
     ),
 ]
+COULD_NOT = 2
+_MOST_PROBLEMS = 10
+"""More than that push the list itself off the screen."""
 
 
 def list_(
@@ -147,7 +173,156 @@ def list_(
     With rules of prune it shows what these would keep and remove. Without DIR and rules, a ckpttool.toml with
     [retention] says where and what, as it does for prune. Nothing on disk is changed.
     """
-    from ckpttool.cli.listing import Shown, listed
+    output = ListOutput(
+        plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort)
+    )
+    return list_checkpoints(None if directory is None else str(directory), context.params, config, output)
 
-    shown = Shown(plot=plot, json=json, null=null, quiet=quiet, flat=flat, long=long, wanted=(metric, sort))
-    return listed(None if directory is None else str(directory), context.params, config, shown)
+
+class ListOutput(NamedTuple):
+    """How the list is output."""
+
+    plot: str | None
+    json: bool
+    null: bool
+    quiet: bool
+    flat: bool | None
+    long: bool
+    wanted: tuple[str | None, ...]
+
+
+def list_checkpoints(
+    directory: str | None, parameters: Mapping[str, Any], config: str | None, output: ListOutput
+) -> int:
+    """List a directory, or those that a configuration names, and return the exit status.
+
+    Args:
+        directory: Where the checkpoints lie; None if a configuration may say it.
+        parameters: The options, by the names of attributes.
+        config: The configuration that was named.
+        output: How the list is output.
+    """
+    from ckpttool.cli.prune_options import read_prune_options
+    from ckpttool.series.listing import listing_of
+
+    given = dict(parameters)
+    if given["keep_best"] is None:
+        del given["metric"], given["mode"]
+    options = read_prune_options(directory, given, config)
+    paths = options.directories()
+    if output.plot is not None:
+        from ckpttool.cli.reports import check_plot
+
+        check_plot(output.plot, [*paths, *options.request_options.get("metrics", ())])
+    places, wrong = _places_to_list(options, parameters["verify"])
+    looked = _looked_at(places)
+    listing = listing_of(
+        list(looked.values()),
+        sort=parameters["sort"],
+        reverse=parameters["reverse"],
+        best=parameters["metric"],
+        mode=parameters["mode"],
+        depth=parameters["verify"],
+        jobs=parameters["jobs"],
+        progress=progress,
+    )
+    listing = replace(listing, problems=(*wrong, *listing.problems))
+    if not output.quiet:
+        _say_read(options, config)
+        _say(listing, everything=output.long or not sys.stderr.isatty())
+    if output.plot is not None and listing.checkpoints:
+        _draw(output.plot, paths[0] if len(paths) == 1 else os.curdir, listing)
+    _show(listing, [place for place in places if place.directory in looked], output)
+    return COULD_NOT if len(looked) < len(places) else int(bool(listing.problems))
+
+
+def _places_to_list(options: PruneOptions, depth: Depth) -> tuple[list[ListedDirectory], list[Problem]]:
+    """Return what is looked at, with what prune would do there, and why it would do nothing."""
+    from ckpttool.cli.prune_options import unmatched_rules
+    from ckpttool.series.listing import ListedDirectory
+    from ckpttool.series.surveying.survey import Scope
+
+    looks = {"recursive": options.config is None, **options.request_options}
+    scope = Scope(**{one.name: looks[one.name] for one in fields(Scope) if one.name in looks})
+    if options.policies is None and options.request_options.get("failed") is None:
+        return [ListedDirectory(path, scope) for path in options.directories()], []
+    requests = replace(options, request_options={**looks, "depth": depth}).requests()
+    if wrong := unmatched_rules(options, requests):
+        return [ListedDirectory(one.directory, scope) for one in requests], wrong
+    return [ListedDirectory(one.directory, scope, one) for one in requests], []
+
+
+def _looked_at(places: Sequence[ListedDirectory]) -> dict[str, DirectoryPreview]:
+    """Return what lies in directories, by their paths; an error in one of several is printed."""
+    from ckpttool.series.listing import preview_directory
+
+    looked = {}
+    for place in places:
+        try:
+            looked[place.directory] = preview_directory(place, progress)
+        except (CheckpointError, UsageError) as failure:
+            if len(places) == 1:
+                raise
+            say_error(with_directory(failure, place.directory))
+    return looked
+
+
+def _say_read(options: PruneOptions, config: str | None) -> None:
+    """Say which configuration says what is listed, where nobody named one."""
+    if options.config is not None and config is None:
+        hint = "ckpttool list . lists all that lies here"
+        say(f"{printable(options.config)} says what is listed, as it does for prune ({hint})")
+
+
+def _say(listing: Listing, *, everything: bool) -> None:
+    """Say on stderr what must not be missed; of many problems the first, where people read them."""
+    say_journals(listing.journals)
+    for warning in listing.warnings:
+        say_warning(warning)
+    shown = listing.problems if everything else listing.problems[:_MOST_PROBLEMS]
+    for problem in shown:
+        say_warning(f"{problem.path}: {problem.message}")
+    if left := len(listing.problems) - len(shown):
+        say_warning(f"{left:,} more are not sound, or can't be looked at (-v shows all)")
+
+
+def _draw(path: str, directory: str, listing: Listing) -> None:
+    from ckpttool.cli.reports import write_report
+    from ckpttool.render.plot import kind_of
+    from ckpttool.render.plot_series import series_picture
+
+    write_report(path, series_picture(kind_of(path), directory, listing))
+
+
+def _show(listing: Listing, places: Sequence[ListedDirectory], output: ListOutput) -> None:
+    if output.json:
+        from ckpttool.render.json import list_document
+
+        print_json(list_document(listing))
+    elif output.quiet:
+        pass
+    elif not listing.checkpoints:
+        for place in places:
+            say_empty(place.directory, recursive=place.scope.recursive)
+    elif output.null:
+        print_paths([one.entry.path for one in listing.checkpoints], null=True)
+    else:
+        _print(listing, output)
+
+
+def _print(listing: Listing, output: ListOutput) -> None:
+    """Print text: for people on a terminal, and a line a checkpoint with all of it elsewhere."""
+    import time
+
+    from ckpttool.render.text_list import ListStyle, flat_text, list_text
+
+    is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+    look = ListStyle(
+        now=time.time(),
+        width=width(sys.stdout) if is_terminal else None,
+        long=output.long,
+        colour=has_colour(sys.stdout),
+        wanted=tuple(name for name in output.wanted if name is not None),
+    )
+    is_flat = not is_terminal if output.flat is None else output.flat
+    print(flat_text(listing, look) if is_flat else list_text(listing, look))

@@ -1,12 +1,39 @@
-"""Options that several commands share."""
+"""The options that several commands share, and the panels of the help that options stand in."""
 
 from __future__ import annotations
 
+import enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ckpttool.cli.grouped import CARRIED_OUT, LOOKED_AT, SHOWN
+RULES = "Rules (what any of them keeps stays)"
+LOOKED_AT = "What is looked at"
+CARRIED_OUT = "How it is carried out"
+SHOWN = "What is shown"
+
+
+class Depth(str, enum.Enum):
+    """How a checkpoint is verified."""
+
+    QUICK = "quick"
+    FULL = "full"
+
+
+class TensorSelection(str, enum.Enum):
+    """Which tensors of a checkpoint a command takes."""
+
+    WEIGHTS = "weights"
+    ALL = "all"
+
+
+class Mode(str, enum.Enum):
+    """Which values of a metric are good."""
+
+    MIN = "min"
+    MAX = "max"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=SHOWN)]
 Jobs = Annotated[
@@ -50,3 +77,21 @@ Quiet = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.", rich_help_panel=SHOWN)]
+Directory = Annotated[
+    Path,
+    typer.Argument(
+        metavar="[DIR]", readable=False, help="Where the checkpoints lie. [default: .]", show_default=False
+    ),
+]
+Null = Annotated[
+    bool,
+    typer.Option("--null", "-0", help="End paths with NUL, as xargs -0 reads them.", rich_help_panel=SHOWN),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Descend into directories.", rich_help_panel=LOOKED_AT)
+]
+
+
+def is_given(value: object) -> bool:
+    """Tell whether an option was given: a number that is 0 was, though it equals False."""
+    return value is not None and value is not False and value not in ([], ())

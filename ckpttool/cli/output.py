@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ckpttool.render.escape import printable
+from ckpttool.render.terminal import printable
 
 if TYPE_CHECKING:
+    from ckpttool.series.reasons import Problem
     from ckpttool.work import Advance
 
 
@@ -72,3 +73,12 @@ def print_json(document: Mapping[str, Any]) -> None:
     from ckpttool.render.json import dumps
 
     print(dumps(document))
+
+
+def grouped_messages(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
+    """Yield each message once: the first of its paths, and the message with how many more there are."""
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(problem.message, []).append(problem.path)
+    for message, (first, *others) in alike.items():
+        yield first, f"{message} (and {len(others):,} more)" if others else message

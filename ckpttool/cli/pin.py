@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.options import Json, Quiet
+from ckpttool.cli.options import Json, Null, Quiet
 from ckpttool.cli.output import print_json, say_error, say_warning
-from ckpttool.cli.series import Null, print_paths
+from ckpttool.cli.paths import print_paths
 from ckpttool.errors import UsageError
-from ckpttool.render.escape import printable
+from ckpttool.render.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
     for told in done.settled if not quiet else ():
         say_warning(told)
     if json:
-        from ckpttool.render.json_pin import pin_document
+        from ckpttool.render.json import pin_document
 
         print_json(pin_document(done.pins, done.changed))
     elif not quiet:
@@ -107,7 +107,7 @@ def _show(
     pins: Sequence[Pin], faults: Sequence[tuple[Pin, str]], *, json: bool, null: bool, quiet: bool
 ) -> None:
     if json:
-        from ckpttool.render.json_pin import pin_document
+        from ckpttool.render.json import pin_document
 
         print_json(pin_document(pins, void=faults))
     elif pins and not quiet:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ckpttool.cli.options import is_given
+
 
 def _option(name: str, metavar: str, text: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False, **more)
@@ -62,18 +64,13 @@ def wishes(parameters: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: A value is none that its option can have.
     """
-    given = {name: parameters[name] for name in _WISHES if _is_given(parameters.get(name))}
+    given = {name: parameters[name] for name in _WISHES if is_given(parameters.get(name))}
     return {name: _READ[name](value) if name in _READ else value for name, value in given.items()}
 
 
 def flag_of(wish: str) -> str:
     """Return the option that gives an attribute of a ``Request``."""
     return "--input-shape" if wish == "input_shapes" else f"--{wish.replace('_', '-')}"
-
-
-def _is_given(value: Any) -> bool:
-    """Tell whether an option was given: a number that is 0 was, though it equals False."""
-    return value is not None and value is not False and value not in ([], ())
 
 
 def _object(text: str) -> dict[str, Any]:

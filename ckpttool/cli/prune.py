@@ -4,49 +4,48 @@ from __future__ import annotations
 
 import typer
 
-from ckpttool.cli import retention_options as options
-from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Verbose
-from ckpttool.cli.series import Recursive
+from ckpttool.cli import retention_options as flags
+from ckpttool.cli.options import Exclude, Jobs, Json, MaxDepth, Quiet, Recursive, Verbose
 
 
 def prune(
     context: typer.Context,
-    directory: options.Directory = None,
-    keep_last: options.KeepLast = None,
-    keep_best: options.KeepBest = None,
-    metric: options.Metric = None,
-    mode: options.BestMode = None,
-    keep_every_steps: options.KeepEverySteps = None,
-    keep_every_epochs: options.KeepEveryEpochs = None,
-    keep_hourly: options.KeepHourly = None,
-    keep_daily: options.KeepDaily = None,
-    keep_weekly: options.KeepWeekly = None,
-    keep_monthly: options.KeepMonthly = None,
-    keep_yearly: options.KeepYearly = None,
-    keep_within: options.KeepWithin = None,
-    older_than: options.OlderThan = None,
-    keep_names: options.KeepName = [],
-    max_size: options.MaxSize = None,
-    max_total_size: options.MaxTotalSize = None,
-    incomplete: options.Incomplete = None,
-    failed: options.Failed = None,
+    directory: flags.Directory = None,
+    keep_last: flags.KeepLast = None,
+    keep_best: flags.KeepBest = None,
+    metric: flags.Metric = None,
+    mode: flags.BestMode = None,
+    keep_every_steps: flags.KeepEverySteps = None,
+    keep_every_epochs: flags.KeepEveryEpochs = None,
+    keep_hourly: flags.KeepHourly = None,
+    keep_daily: flags.KeepDaily = None,
+    keep_weekly: flags.KeepWeekly = None,
+    keep_monthly: flags.KeepMonthly = None,
+    keep_yearly: flags.KeepYearly = None,
+    keep_within: flags.KeepWithin = None,
+    older_than: flags.OlderThan = None,
+    keep_names: flags.KeepName = [],
+    max_size: flags.MaxSize = None,
+    max_total_size: flags.MaxTotalSize = None,
+    incomplete: flags.Incomplete = None,
+    failed: flags.Failed = None,
     recursive: Recursive = False,
     exclude: Exclude = [],
     max_depth: MaxDepth = None,
-    series: options.Series = [],
-    group_by: options.By = None,
-    metrics: options.Metrics = [],
-    config: options.Config = None,
-    depth: options.Verify = None,
-    min_age: options.MinAge = None,
-    max_delete: options.MaxDelete = None,
-    trash: options.Trash = False,
-    empty_trash: options.EmptyTrash = False,
-    yes: options.Yes = False,
+    series: flags.Series = [],
+    group_by: flags.By = None,
+    metrics: flags.Metrics = [],
+    config: flags.Config = None,
+    depth: flags.Verify = None,
+    min_age: flags.MinAge = None,
+    max_delete: flags.MaxDelete = None,
+    trash: flags.Trash = False,
+    empty_trash: flags.EmptyTrash = False,
+    yes: flags.Yes = False,
     jobs: Jobs = None,
-    dry_run: options.DryRun = False,
-    check: options.Check = False,
-    explain: options.Explain = None,
+    dry_run: flags.DryRun = False,
+    check: flags.Check = False,
+    explain: flags.Explain = None,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -56,15 +55,15 @@ def prune(
     Without DIR and rules, a ckpttool.toml with [retention] says where and what. The newest intact one of each
     series, and what something points at, always stay.
     """
-    from ckpttool.cli.asking import Consent
-    from ckpttool.cli.pruning import Manner, pruned
-    from ckpttool.cli.retaining import wishes
+    from ckpttool.cli.consent import Consent
+    from ckpttool.cli.prune_actions import OutputOptions, empty_trashes, explain_checkpoint, prune_directories
+    from ckpttool.cli.prune_options import read_prune_options
 
-    wanted = wishes(
+    options = read_prune_options(
         None if directory is None else str(directory), context.params, config, tells_unread=not empty_trash
     )
-    manner = Manner(
-        consent=Consent(is_given=wanted.yes or dry_run or check),
+    output = OutputOptions(
+        consent=Consent(is_given=options.yes or dry_run or check),
         dry_run=dry_run or check,
         check=check,
         json=json,
@@ -72,11 +71,7 @@ def prune(
         verbose=verbose,
     )
     if empty_trash:
-        from ckpttool.cli.emptying import emptied
-
-        return emptied(wanted, manner)
+        return empty_trashes(options, output)
     if explain is not None:
-        from ckpttool.cli.explaining import explained
-
-        return explained(wanted, explain, manner)
-    return pruned(wanted, manner)
+        return explain_checkpoint(options, explain, output)
+    return prune_directories(options, output)

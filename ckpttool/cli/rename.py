@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.asking import Consent
-from ckpttool.cli.options import Exclude, Json, MaxDepth, Quiet
-from ckpttool.cli.output import print_json, say_error, say_warning
+from ckpttool.cli.consent import Consent
+from ckpttool.cli.options import Directory, Exclude, Json, MaxDepth, Quiet, Recursive
+from ckpttool.cli.output import grouped_messages, print_json, say_error, say_warning
+from ckpttool.cli.paths import say_empty, say_journals
 from ckpttool.cli.retention_options import Metrics, Series
-from ckpttool.cli.series import Directory, Recursive, once_each, say_journals, say_nothing
 from ckpttool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def rename(
         say_error(f"{directory}: nothing was renamed (--exclude passes over what can't have a name)")
         return COULD_NOT
     _print(renamed, json=json, quiet=quiet, was_shown=asks)
-    is_void = not renamed.planned.plan.count and say_nothing(
+    is_void = not renamed.planned.plan.count and say_empty(
         str(directory), recursive=recursive, quiet=quiet or json, checks=check
     )
     is_off = check and bool(renamed.planned.plan.renamings)
@@ -132,7 +132,7 @@ def _template(given: str | None, config: str | None) -> str:
 
 def _print_plan(planned: PlannedNames, stream: TextIO, *, quiet: bool) -> None:
     """Show a plan before anybody is asked whether to carry it out."""
-    from ckpttool.render.text_rename import rename_text
+    from ckpttool.render.text_moves import rename_text
     from ckpttool.series.renaming.rename import Renamed
 
     pairs = tuple((one.entry.path, one.to) for one in planned.plan.renamings)
@@ -163,20 +163,20 @@ def _say(renamed: Renamed, *, quiet: bool, was_warned: bool) -> None:
 
 
 def _say_problems(problems: Sequence[Problem]) -> None:
-    for path, told in once_each(problems):
+    for path, told in grouped_messages(problems):
         say_error(f"{path}: {told}")
 
 
 def _print(renamed: Renamed, *, json: bool, quiet: bool, was_shown: bool) -> None:
-    from ckpttool.render.text_rename import rename_text, total_line
+    from ckpttool.render.text_moves import rename_text, rename_total_line
 
     if json:
-        from ckpttool.render.json_rename import rename_document
+        from ckpttool.render.json import rename_document
 
         print_json(rename_document(renamed))
     elif quiet or not renamed.planned.plan.count:
         return
     elif was_shown and renamed.planned.plan.renamings:
-        print(total_line(renamed))
+        print(rename_total_line(renamed))
     else:
         print(rename_text(renamed))

@@ -1,19 +1,32 @@
-"""The reports that CI systems read, beside the answer on stdout."""
+"""Reports and pictures that are written beside stdout, and the check that they replace nothing of value."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from ckpttool.cli.output import say
-from ckpttool.cli.targets import append_report, write_report
+from ckpttool.errors import AccessDenied, UsageError, from_os_error
+from ckpttool.wire.atomic import write_atomically
+from ckpttool.wire.source import open_regular
 
 if TYPE_CHECKING:
     from ckpttool.errors import CheckpointError
     from ckpttool.ops.verdict import Verification
+
+_APPEND = (
+    os.O_WRONLY
+    | os.O_APPEND
+    | os.O_CREAT
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+)
 
 Junit = Annotated[
     str | None,
@@ -36,7 +49,7 @@ Summary = Annotated[
 
 
 class Reports(NamedTuple):
-    """Which reports are wanted, and where."""
+    """Where each report is written."""
 
     junit: str | None
     sarif: str | None
@@ -50,11 +63,7 @@ def write_reports(
     failures: Sequence[CheckpointError],
     seconds: Mapping[str, float],
 ) -> None:
-    """Write the reports that are wanted; annotations go to stderr, where GitHub reads them too.
-
-    Raises:
-        AccessDenied, NotFound: A file can't be written.
-    """
+    """Write the reports that are wanted; annotations go to stderr, where GitHub reads them too."""
     root = os.environ.get("GITHUB_WORKSPACE")
     if wanted.junit is not None:
         from ckpttool.render.junit import junit
@@ -68,11 +77,155 @@ def write_reports(
         from ckpttool.render.summary import summary
 
         append_report(wanted.summary, summary(verifications, failures).encode())
-    if _annotates(wanted.github):
+    is_annotated = wanted.github
+    if is_annotated is None:
+        is_annotated = os.environ.get("GITHUB_ACTIONS") == "true"
+    if is_annotated:
         from ckpttool.render.github import workflow_commands
 
         say(workflow_commands(verifications, failures, root=root).rstrip("\n"))
 
 
-def _annotates(wanted: bool | None) -> bool:
-    return os.environ.get("GITHUB_ACTIONS") == "true" if wanted is None else wanted
+def write_report(path: str, content: bytes) -> None:
+    """Write a report or a picture: whole or not at all, unless it goes into a pipe or to a device."""
+    if os.path.exists(path) and not os.path.isfile(path):  # such as /dev/stdout
+        append_report(path, content)
+        return
+    try:
+        write_atomically(os.path.realpath(path), content)  # a link stays one
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def append_report(path: str, content: bytes) -> None:
+    """Append a report to a file; a pipe that nobody reads is an error instead of a wait."""
+    try:
+        descriptor = os.open(path, _APPEND, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise AccessDenied(path, "a pipe that nobody reads") from error
+        raise from_os_error(error, path) from error
+    try:
+        with open(descriptor, "wb") as file:
+            if hasattr(os, "set_blocking"):  # a reader that is there may take its time
+                os.set_blocking(descriptor, True)
+            file.write(content)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+# What may be replaced -------------------------------------------------------------------------------
+
+
+_HEAD = 4096
+_TAIL = 1 << 16
+_MARKS: Mapping[str, Mapping[bytes, bytes]] = {
+    "--junit": {b"<?xml": b"<testsuite"},
+    "--sarif": {b"{": b"sarif"},
+    "--plot": dict.fromkeys((b"<?xml", b"\x89PNG", b"<!doctype html>"), b"ckpttool picture"),
+}
+"""What the report of an earlier run may begin with, and what then stands among its first bytes."""
+_RECORDING = (b"PK", b"ckpttool.npy")
+"""What a recording begins with, and what stands among its last bytes."""
+
+
+def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, force: bool = False) -> None:
+    """Require that what will be written replaces nothing but an earlier report, and nothing that is read.
+
+    Args:
+        written: The path that each option names: of a recording, and of reports.
+        read: Files and directories that are looked at.
+        force: Whether a recording may be replaced.
+    """
+    places: dict[str, str] = {}
+    for option, path in written.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in places:
+            raise UsageError(f"{places[place]} and {option} name the same file")
+        places[place] = option
+        _check_is_apart(option, path, read)
+        _check_is_ours(option, path, force)
+
+
+def check_plot(path: str, read: Sequence[str]) -> None:
+    """Require that a picture can be drawn there, before anything long begins.
+
+    Args:
+        path: Where it is to lie.
+        read: Files and directories that are looked at.
+
+    Raises:
+        UsageError: It is none, or would replace something else.
+        MissingPackage: matplotlib is not installed.
+    """
+    from ckpttool.render.plot import check_can_draw, kind_of
+
+    kind_of(path)
+    check_targets({"--plot": path}, read)
+    check_can_draw(path)
+
+
+def _check_is_apart(option: str, path: str, read: Sequence[str]) -> None:
+    if not os.path.exists(path):
+        return
+    for one in read:
+        if os.path.exists(one) and os.path.samefile(one, path):
+            raise UsageError(f"{option} {path}: that file is read")
+
+
+def _check_is_ours(option: str, path: str, force: bool) -> None:
+    """Require that what is there is an earlier report, a recording that may go, or no regular file."""
+    if not os.path.lexists(path):
+        return
+    if os.path.isdir(path):
+        raise UsageError(f"{option} {path}: it is a directory")
+    if option == "--record":
+        if not os.path.isfile(path):
+            raise UsageError(f"--record {path}: it is there, and no regular file")
+        if not force:
+            raise UsageError(f"--record {path}: it is there already; --force replaces a recording")
+        if not _is_recording(path):
+            raise UsageError(f"--record {path}: what is there is no recording; it is not replaced")
+    elif os.path.isfile(path):
+        head = _bytes(path, 0, _HEAD)
+        if head and not _is_report(option, head):
+            raise UsageError(f"{option} {path}: what is there is no such report; it is not replaced")
+
+
+def _is_report(option: str, head: bytes) -> bool:
+    if option == "--summary":  # it is appended to whatever text is there
+        return b"\0" not in head and _is_text(head)
+    return any(head.startswith(begin) and mark in head for begin, mark in _MARKS[option].items())
+
+
+def _is_recording(path: str) -> bool:
+    begin, mark = _RECORDING
+    return _bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4  # a character that the end cuts in two
+    return True
+
+
+def _bytes(path: str, start: int, count: int) -> bytes:
+    """Return bytes of a file, counted from its end where ``start`` is negative."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size + start) if start < 0 else start)
+            return file.read(count)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def files_read(paths: Sequence[str], wishes: Mapping[str, object]) -> list[str]:
+    """Return all files that the command line names to be read: checkpoints, inputs, and models' sources."""
+    named = (str(wishes[name]) for name in ("input", "expect", "labels") if wishes.get(name))
+    sources = (str(wishes[name]).rpartition(":")[0] for name in ("model", "optimizer") if wishes.get(name))
+    return [*chain(paths, named, sources)]

@@ -94,12 +94,12 @@ class Retention:
 
     Attributes:
         path: Where it stands.
-        said: Values by the names of attributes, but for those of policies.
+        values: Values by the names of attributes, but for those of policies.
         policies: Which policy each series has.
     """
 
     path: str
-    said: Mapping[str, Any]
+    values: Mapping[str, Any]
     policies: Policies | None
 
 
@@ -111,50 +111,50 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
         CheckpointError: It can't be read.
     """
     document = read_document(path, is_named=is_named)
-    told = document.tables.get("retention")
-    if told is None:
+    table = document.tables.get("retention")
+    if table is None:
         return None
-    if not isinstance(told, Mapping):
-        raise document.wrong("retention", f"{told!r:.40} (a table)")
-    own = {key: value for key, value in told.items() if key != "rule"}
-    said = read_table(document, "retention", own, KEYS, others=(f"[[{document.prefix}retention.rule]]",))
+    if not isinstance(table, Mapping):
+        raise document.wrong("retention", f"{table!r:.40} (a table)")
+    own = {key: value for key, value in table.items() if key != "rule"}
+    values = read_table(document, "retention", own, KEYS, others=(f"[[{document.prefix}retention.rule]]",))
     here = os.path.dirname(path)
-    paths = said.get("paths", (os.curdir,))
-    said["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
-    if "metrics" in said:
-        said["metrics"] = tuple(_log(one, here) for one in said["metrics"])
+    paths = values.get("paths", (os.curdir,))
+    values["paths"] = tuple(os.path.normpath(os.path.join(here, one)) for one in paths)
+    if "metrics" in values:
+        values["metrics"] = tuple(_log(one, here) for one in values["metrics"])
     names = {_attribute(key) for key in RULES}
-    rules = {name: said.pop(name) for name in names & said.keys()}
+    rules = {name: values.pop(name) for name in names & values.keys()}
     try:
         default = Policy(**rules) if rules else None
     except UsageError as failure:
         raise document.wrong("retention", str(failure)) from failure
-    listed = tuple(_rules(document, told.get("rule", [])))
+    listed = tuple(_rules(document, table.get("rule", [])))
     policies = Policies(default, listed, here or os.curdir) if default or listed else None
-    return Retention(path, said, policies)
+    return Retention(path, values, policies)
 
 
-def _log(told: str, here: str) -> str:
-    """Return a log as seen from here; one that isn't there has its place in each directory of checkpoints."""
+def _log(path: str, here: str) -> str:
+    """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
     from ckpttool.series.metrics.log_metrics import Given
 
-    placed = os.path.normpath(os.path.join(here, told))
-    return placed if os.path.lexists(Given.parse(placed).name) else told
+    placed = os.path.normpath(os.path.join(here, path))
+    return placed if os.path.lexists(Given.parse(placed).name) else path
 
 
-def _rules(document: Document, told: object) -> Iterator[PathRule]:
-    if not isinstance(told, list) or not all(isinstance(rule, Mapping) for rule in told):
+def _rules(document: Document, tables: object) -> Iterator[PathRule]:
+    if not isinstance(tables, list) or not all(isinstance(rule, Mapping) for rule in tables):
         raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
-    for number, rule in enumerate(told, 1):
+    for number, rule in enumerate(tables, 1):
         place = f"retention.rule {number}"
         keys: Mapping[str, Reader] = {"path": lambda value, key: _series_glob(value), **RULES}
-        said = read_table(document, place, rule, keys)
-        if "path" not in said:
+        values = read_table(document, place, rule, keys)
+        if "path" not in values:
             raise document.wrong(place, "path is missing (a glob of series, such as runs/final/**)")
-        glob = said.pop("path")
+        glob = values.pop("path")
         origin = f"{document.path}[{document.prefix}{place}]"
         try:
-            yield PathRule(glob, Policy(**said), origin)
+            yield PathRule(glob, Policy(**values), origin)
         except UsageError as failure:
             raise document.wrong(place, str(failure)) from failure
 
@@ -179,17 +179,17 @@ def read_table(
     Raises:
         UsageError: A key is none of those there are, or a value none that its key can have.
     """
-    said = {}
+    values = {}
     for key, value in table.items():
         if key not in keys:
             raise document.wrong(place, f"unknown key {key} ({suggested(key, [*keys, *others])})")
         try:
-            said[_attribute(key)] = keys[key](value, key)
+            values[_attribute(key)] = keys[key](value, key)
         except Wrong as failure:
             raise document.wrong(place, str(failure)) from failure
         except UsageError as failure:
             raise document.wrong(place, f"{key}: {failure}") from failure
-    return said
+    return values
 
 
 def _attribute(key: str) -> str:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpttool.cli.grouped import CARRIED_OUT, LOOKED_AT, RULES, SHOWN
-from ckpttool.cli.series import Depth, Mode
+from ckpttool.cli.options import CARRIED_OUT, LOOKED_AT, RULES, SHOWN, Depth, Mode
 
 
 class Fate(str, enum.Enum):

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckpttool.cli.options import Json, Quiet
+from ckpttool.cli.options import Directory, Json, Quiet, Recursive
 from ckpttool.cli.output import print_json, say, say_error, say_warning
-from ckpttool.cli.series import Directory, Recursive
 
 if TYPE_CHECKING:
     from ckpttool.series.undoing.undo import Undone
@@ -33,7 +32,7 @@ def undo(
     done = take_back(str(directory), recursive=recursive, dry_run=dry_run)
     _say(done, quiet=quiet)
     if json:
-        from ckpttool.render.json_undo import undo_document
+        from ckpttool.render.json import undo_document
 
         print_json(undo_document(done))
     elif done.identity is None:
@@ -41,7 +40,7 @@ def undo(
             below = f" in it; something in {done.below:,} below (-r)" if done.below else ""
             say(f"{directory}: nothing to take back{below}")
     elif not quiet:
-        from ckpttool.render.text_undo import undo_text
+        from ckpttool.render.text_moves import undo_text
 
         print(undo_text(done))
     return int(bool(done.problems))

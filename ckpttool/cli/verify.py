@@ -97,7 +97,7 @@ def verify(
     directory stands for all checkpoints in it. The options from --model to --memory say how to predict. Exit
     status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
     """
-    from ckpttool.cli.targets import check_targets, files_read
+    from ckpttool.cli.reports import check_targets, files_read
     from ckpttool.cli.verifying import Wanted, verify_all
     from ckpttool.errors import UsageError
 
@@ -240,7 +240,7 @@ def _print(outcome: Outcome, json: bool, verbose: bool) -> None:
 
 def _say_sealed(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
     """Print a line for each manifest that is there now: also for those written before something failed."""
-    from ckpttool.render.escape import printable
+    from ckpttool.render.terminal import printable
 
     for one in sealed.values():
         if one.files:

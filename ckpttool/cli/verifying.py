@@ -238,7 +238,7 @@ def _whole(path: str, units: list[Unit]) -> list[Unit]:
     Raises:
         NotFound: Nothing else is there.
     """
-    from ckpttool.cli.series import say_journals
+    from ckpttool.cli.paths import say_journals
     from ckpttool.series.surveying.whole import apart
 
     inside = apart((), [path] if os.path.isdir(path) else ()).journals

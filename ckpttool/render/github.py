@@ -10,7 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.ops.verdict import Verification
-from ckpttool.render.wording import message_with_place, ranked, relative, shown, verdicts_counted
+from ckpttool.render.verdict_words import (
+    count_verdicts,
+    message_with_place,
+    path_from_root,
+    printable_cut,
+    rank_findings,
+)
 from ckpttool.report import Finding, Severity
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ def workflow_commands(
         failures: What could not be looked at.
         root: The root of the sources, which GitHub's paths start from.
     """
-    found = (_annotation(one, finding) for one, finding in ranked(verifications))
+    found = (_annotation(one, finding) for one, finding in rank_findings(verifications))
     kept: dict[Severity, list[_Annotation]] = {severity: [] for severity in _COMMANDS}
     left = 0
     for annotation in chain(map(_unread, failures), found):
@@ -65,18 +71,18 @@ def _annotation(verification: Verification, finding: Finding) -> _Annotation:
 
 
 def _unread(failure: CheckpointError) -> _Annotation:
-    return _Annotation(Severity.ERROR, failure.path, failure.code, shown(failure.reason))
+    return _Annotation(Severity.ERROR, failure.path, failure.code, printable_cut(failure.reason))
 
 
 def _command(annotation: _Annotation, root: str | None) -> str:
-    path = relative(annotation.path, root) or annotation.path
-    file, title = shown(path).translate(_PROPERTY), annotation.title.translate(_PROPERTY)
-    message = f"{shown(annotation.path)}: {annotation.message}".translate(_DATA)
+    path = path_from_root(annotation.path, root) or annotation.path
+    file, title = printable_cut(path).translate(_PROPERTY), annotation.title.translate(_PROPERTY)
+    message = f"{printable_cut(annotation.path)}: {annotation.message}".translate(_DATA)
     return f"::{_COMMANDS[annotation.severity]} file={file},title={title}::{message}"
 
 
 def _last(verifications: Sequence[Verification], unread: int, left: int) -> str:
-    parts = [verdicts_counted(verifications)]
+    parts = [count_verdicts(verifications)]
     if unread:
         parts.append(f"{unread:,} not read")
     if left:

@@ -1,22 +1,40 @@
-"""The documents that scripts read; docs/contract.md lists their keys."""
+"""The JSON documents of all commands; docs/contract.md lists their keys.
+
+Types and helpers of one command are imported when its document is made: the others would take their time.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.ops.verdict import safety_of
-from ckpttool.render.escape import is_printable
+from ckpttool.render.terminal import is_printable
 
 if TYPE_CHECKING:
-    from ckpttool.checkpoint import FileEntry, TrainingState
+    from ckpttool.checkpoint import TrainingState
+    from ckpttool.ops.conversion import Converted
+    from ckpttool.ops.difference import Change, Described, Difference, Facts, ValueChange
+    from ckpttool.ops.drift import Drift, DriftStep, Point
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_writing import SealResult
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
+    from ckpttool.series.listing import Listed, ListedSeries, Listing
+    from ckpttool.series.members.entry import Entry
+    from ckpttool.series.pointers.pin_lists import Pin
+    from ckpttool.series.pruning.explanation import Explanation
+    from ckpttool.series.pruning.planning import Planned
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.reasons import Problem
+    from ckpttool.series.renaming.rename import Renamed
+    from ckpttool.series.resuming.latest import Latest
+    from ckpttool.series.retention.plan import GroupPlan, KeptEntry
+    from ckpttool.series.undoing.trash import Emptied
+    from ckpttool.series.undoing.undo import Undone
     from ckpttool.tensor import Shard, Tensor
 
 
@@ -52,36 +70,18 @@ def finite(value: Any) -> Any:
     return root[0]
 
 
-def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:
-    """Return the document of ``inspect``."""
-    return {
-        "schema": "ckpttool.inspect/1",
-        "checkpoints": [_inspected(inspection) for inspection in inspections],
+# What several documents hold ------------------------------------------------------------------------
+
+
+def finding(found: Finding) -> dict[str, Any]:
+    """Return a finding as the documents have it."""
+    document = {
+        "code": found.code,
+        "severity": found.severity.value,
+        "message": found.message,
+        "where": found.where,
     }
-
-
-def _inspected(inspection: Inspection) -> dict[str, Any]:
-    found = inspection.checkpoint
-    return {
-        "path": found.path,
-        "format": found.format,
-        "variant": found.variant,
-        "complete": found.complete,
-        "granularity": found.granularity.value,
-        "bytes": found.nbytes,
-        "files": [_file(entry) for entry in found.files],
-        "producer": {"framework": found.producer.framework, "version": found.producer.version},
-        "training": training(found.training),
-        "parameters": found.parameters,
-        "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
-        "values": found.metadata,
-        "findings": [finding(one) for one in inspection.findings],
-        "safety": safety_of(found.safety).value,
-    }
-
-
-def _file(entry: FileEntry) -> dict[str, Any]:
-    return {"path": entry.path, "bytes": entry.nbytes}
+    return document if found.ignored is None else {**document, "ignored": found.ignored}
 
 
 def training(state: TrainingState) -> dict[str, Any]:
@@ -100,19 +100,39 @@ def training(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def _shard(shard: Shard) -> dict[str, Any]:
+# inspect --------------------------------------------------------------------------------------------
+
+
+def inspect_document(inspections: list[Inspection]) -> dict[str, Any]:
     return {
-        "shape": list(shard.shape),
-        "ranges": None if shard.ranges is None else [list(map(list, runs)) for runs in shard.ranges],
-        "placements": list(shard.placements),
-        "mesh": list(shard.mesh),
-        "rank": shard.rank,
+        "schema": "ckpttool.inspect/1",
+        "checkpoints": [_inspection(inspection) for inspection in inspections],
+    }
+
+
+def _inspection(inspection: Inspection) -> dict[str, Any]:
+    found = inspection.checkpoint
+    return {
+        "path": found.path,
+        "format": found.format,
+        "variant": found.variant,
+        "complete": found.complete,
+        "granularity": found.granularity.value,
+        "bytes": found.nbytes,
+        "files": [{"path": entry.path, "bytes": entry.nbytes} for entry in found.files],
+        "producer": {"framework": found.producer.framework, "version": found.producer.version},
+        "training": training(found.training),
+        "parameters": found.parameters,
+        "tensors": [_tensor(tensor, inspection.statistics) for tensor in inspection.tensors],
+        "values": found.metadata,
+        "findings": [finding(one) for one in inspection.findings],
+        "safety": safety_of(found.safety).value,
     }
 
 
 def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) -> dict[str, Any]:
     extent = tensor.extent
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": tensor.name,
         "path": list(tensor.path),
         "role": tensor.role.value,
@@ -124,12 +144,22 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) ->
         "shares_with": tensor.shares_with,
     }
     if tensor.key is not None:
-        told["key"] = tensor.key
+        document["key"] = tensor.key
     if tensor.shard is not None:
-        told["shard"] = _shard(tensor.shard)
+        document["shard"] = _shard(tensor.shard)
     if statistics is not None and tensor.name in statistics:
-        told["stats"] = _statistics(statistics[tensor.name])
-    return told
+        document["stats"] = _statistics(statistics[tensor.name])
+    return document
+
+
+def _shard(shard: Shard) -> dict[str, Any]:
+    return {
+        "shape": list(shard.shape),
+        "ranges": None if shard.ranges is None else [list(map(list, runs)) for runs in shard.ranges],
+        "placements": list(shard.placements),
+        "mesh": list(shard.mesh),
+        "rank": shard.rank,
+    }
 
 
 def _statistics(found: ValueStatistics) -> dict[str, Any]:
@@ -144,10 +174,7 @@ def _statistics(found: ValueStatistics) -> dict[str, Any]:
     }
 
 
-def finding(one: Finding) -> dict[str, Any]:
-    """Return a finding as the documents have it."""
-    told = {"code": one.code, "severity": one.severity.value, "message": one.message, "where": one.where}
-    return told if one.ignored is None else {**told, "ignored": one.ignored}
+# verify ---------------------------------------------------------------------------------------------
 
 
 def verify_document(
@@ -158,18 +185,11 @@ def verify_document(
     return {
         "schema": "ckpttool.verify/1",
         "verdict": "valid" if is_valid else "invalid",
-        "checkpoints": [_verified(one) | _sealed(sealed.get(one.path)) for one in verifications],
+        "checkpoints": [_verification(one) | _manifest(sealed.get(one.path)) for one in verifications],
     }
 
 
-def _sealed(one: SealResult | None) -> dict[str, Any]:
-    if one is None:
-        return {}
-    is_written = bool(one.files) and not one.was_there
-    return {"manifest": {"written": is_written, "files": list(one.files), "refused": one.refused}}
-
-
-def _verified(verification: Verification) -> dict[str, Any]:
+def _verification(verification: Verification) -> dict[str, Any]:
     return {
         "path": verification.path,
         "format": verification.format,
@@ -183,3 +203,386 @@ def _verified(verification: Verification) -> dict[str, Any]:
         ],
         "findings": [finding(one) for one in verification.findings],
     }
+
+
+def _manifest(sealed: SealResult | None) -> dict[str, Any]:
+    if sealed is None:
+        return {}
+    is_written = bool(sealed.files) and not sealed.was_there
+    return {"manifest": {"written": is_written, "files": list(sealed.files), "refused": sealed.refused}}
+
+
+# convert, merge -------------------------------------------------------------------------------------
+
+
+def convert_document(converted: Converted) -> dict[str, Any]:
+    """Return the document of ``convert`` and ``merge``."""
+    sources = converted.sources
+    return {
+        "schema": "ckpttool.convert/1",
+        "source": sources[0] if len(sources) == 1 else [*sources],
+        "target": converted.target,
+        "format": converted.format,
+        "tensors": converted.tensors,
+        "bytes": converted.nbytes,
+        "verified": converted.verified,
+        "dry_run": converted.dry_run,
+        "dropped": [{"path": one.path, "why": one.why} for one in converted.dropped],
+        "notes": [*converted.notes],
+        "mismatches": [*converted.mismatches],
+        "safety": [finding(one) for one in converted.safety],
+    }
+
+
+# diff -----------------------------------------------------------------------------------------------
+
+
+_DIFF_SCHEMA = "ckpttool.diff/1"
+_STATISTICS = (
+    *("max_abs", "max_rel", "l2", "cosine", "count", "size"),
+    *("mean_abs", "relative", "non_finite", "norms", "where", "at"),
+)
+_ZEROS = ("max_abs", "max_rel", "l2", "count", "mean_abs", "relative", "non_finite")
+"""Numbers that are 0 where the values are equal."""
+
+
+def diff_document(difference: Difference) -> dict[str, Any]:
+    """Return the document of ``diff`` for two checkpoints."""
+    return {"schema": _DIFF_SCHEMA, **_difference_body(difference)}
+
+
+def _difference_body(difference: Difference) -> dict[str, Any]:
+    return {
+        "equal": difference.equal,
+        "a": difference.a.path,
+        "b": difference.b.path,
+        "compared": difference.compared,
+        "compared_bytes": difference.compared_nbytes,
+        "unchanged": difference.unchanged,
+        "added": [one.name for one in difference.added],
+        "removed": [one.name for one in difference.removed],
+        "renamed": [list(names) for names in difference.renamed],
+        "changed": [_change(one) for one in difference.changed],
+        "values": [_value_change(one) for one in difference.values],
+        "reported": [_value_change(one) for one in difference.reported],
+        "rules": dict(difference.rules),
+        "notes": list(difference.notes),
+        "broken": [{"name": one.name, "side": one.side.value, "why": one.why} for one in difference.broken],
+        "not_compared": [*difference.not_compared, *(one.text for one in difference.undecided)],
+        "tolerance": {
+            "rtol": difference.tolerance.rtol,
+            "atol": difference.tolerance.atol,
+            "bitwise": difference.tolerance.bitwise,
+        },
+        "sides": {"a": _side_description(difference.a), "b": _side_description(difference.b)},
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "name": change.name,
+        "kind": change.kind,
+        **_change_statistics(change),
+        "how": change.how,
+        "a": _tensor_facts(change.a),
+        "b": _tensor_facts(change.b),
+    }
+
+
+def _change_statistics(change: Change) -> dict[str, Any]:
+    """Return the numbers: those of equal values if only the type differs, null if shapes differ."""
+    from ckpttool.render.text_diff import distances, relative_change
+
+    found = change.statistics
+    if found is None:
+        zero = 0 if change.kind == "dtype" else None
+        return dict.fromkeys(_STATISTICS) | dict.fromkeys(_ZEROS, zero)
+    far = distances(change)
+    return {
+        "max_abs": far and far.max_abs,
+        "max_rel": far and far.max_rel,
+        "l2": far and far.l2,
+        "cosine": far and far.cosine,
+        "count": found.count,
+        "size": found.size,
+        "mean_abs": far and far.mean_abs,
+        "relative": far and relative_change(far),
+        "non_finite": found.non_finite,
+        "norms": far and [far.norm_a, far.norm_b],
+        "where": list(found.where),
+        "at": [_json_element(found.at_a), _json_element(found.at_b)],
+    }
+
+
+def _json_element(value: object) -> object:
+    """Return an element as JSON has it: a complex number as its two parts."""
+    return [value.real, value.imag] if isinstance(value, complex) else value
+
+
+def _tensor_facts(facts: Facts) -> dict[str, Any]:
+    return {
+        "name": facts.name,
+        "role": facts.role.value,
+        "dtype": facts.dtype.name,
+        "shape": list(facts.shape),
+        "bytes": facts.nbytes,
+    }
+
+
+def _value_change(change: ValueChange) -> dict[str, Any]:
+    """Return a value on both sides; a side that lacks it is null, and named under ``absent``."""
+    from ckpttool.ops.difference import ABSENT
+
+    sides = {"a": change.a, "b": change.b}
+    document = {
+        "path": change.path,
+        **{name: None if side is ABSENT else side for name, side in sides.items()},
+    }
+    missing = [name for name, side in sides.items() if side is ABSENT]
+    return {**document, "absent": missing[0]} if missing else document
+
+
+def _side_description(side: Described) -> dict[str, Any]:
+    return {
+        "path": side.path,
+        "format": side.format,
+        "variant": side.variant,
+        "producer": side.producer,
+        "bytes": side.nbytes,
+        "tensors": side.tensors,
+        "parameters": side.parameters,
+    }
+
+
+def drift_document(drift: Drift) -> dict[str, Any]:
+    """Return the document of ``diff`` for a series of checkpoints."""
+    return {
+        "schema": _DIFF_SCHEMA,
+        "equal": drift.equal,
+        "checkpoints": [_drift_point(one) for one in drift.points],
+        "steps": [_drift_step(one) for one in drift.steps],
+    }
+
+
+def _drift_point(point: Point) -> dict[str, Any]:
+    return {
+        "path": point.path,
+        "epoch": point.epoch,
+        "step": point.step,
+        "loss": point.loss,
+        "norm": point.norm,
+    }
+
+
+def _drift_step(step: DriftStep) -> dict[str, Any]:
+    return {
+        "l2": step.l2,
+        "relative": step.relative,
+        "max_abs": step.max_abs,
+        "largest": step.largest,
+        "cosine": step.cosine,
+        **_difference_body(step.difference),
+    }
+
+
+# list, latest ---------------------------------------------------------------------------------------
+
+
+def list_document(listing: Listing) -> dict[str, Any]:
+    return {
+        "schema": "ckpttool.list/1",
+        "checkpoints": [_list_row(one) for one in listing.checkpoints],
+        "series": [_list_series(one) for one in listing.series],
+    }
+
+
+def _list_row(listed: Listed) -> dict[str, Any]:
+    from ckpttool.render.text_list import utc_time
+
+    entry = listed.entry
+    return {
+        "path": entry.path,
+        "format": entry.format,
+        "group": entry.group,
+        "complete": entry.is_complete,
+        "epoch": entry.epoch,
+        "step": entry.step,
+        "loss": entry.loss,
+        "metrics": dict(entry.metrics),
+        "bytes": entry.nbytes,
+        "modified": utc_time(entry.modified_ns),
+        "protected": list(listed.protected),
+        "fault": entry.fault,
+        "state": listed.state,
+        "safety": entry.safety.value,
+        "danger": entry.danger,
+        "newest": listed.is_newest,
+        "best": listed.is_best,
+        "granularity": entry.granularity.value if entry.granularity else None,
+        "files": entry.files,
+        "kept": None if listed.kept is None else list(listed.kept),
+    }
+
+
+def _list_series(series: ListedSeries) -> dict[str, Any]:
+    newest, best = series.newest, series.best
+    return {
+        "key": series.key,
+        "format": series.format,
+        "count": len(series.checkpoints),
+        "bytes": series.nbytes,
+        "epochs": None if series.epochs is None else list(series.epochs),
+        "steps": None if series.steps is None else list(series.steps),
+        "newest": newest.entry.path if newest else None,
+        "best": best.entry.path if best else None,
+    }
+
+
+def latest_document(found: Latest) -> dict[str, Any]:
+    measured = {"best": found.best, "value": found.value}
+    waited = {"waited": round(found.waited, 3), "waited_for": [*found.waited_for]}
+    return {
+        "schema": "ckpttool.latest/1",
+        "path": found.entry.path if found.entry else None,
+        "epoch": found.entry.epoch if found.entry else None,
+        "step": found.entry.step if found.entry else None,
+        "safety": found.entry.safety.value if found.entry else None,
+        "passed_over": [{"path": one.path, "why": one.message} for one in found.passed_over],
+        **(measured if found.best is not None else {}),
+        **(waited if found.waited_for else {}),
+    }
+
+
+# prune ----------------------------------------------------------------------------------------------
+
+
+def prune_document(pruned: Pruned) -> dict[str, Any]:
+    return {
+        "schema": "ckpttool.prune/1",
+        "dry_run": pruned.dry_run,
+        "declined": pruned.declined,
+        "policy": pruned.plan.rules,
+        "freed_bytes": pruned.freed_bytes,
+        "trash": pruned.trash or None,
+        "trashed_bytes": pruned.trashed_bytes,
+        "excess_bytes": sum(one.nbytes for one in pruned.plan.excess),
+        "groups": [_prune_group(one) for one in pruned.plan.groups],
+        "errors": [_prune_problem(one) for one in pruned.problems],
+        "settled": {"finished": list(pruned.finished), "put_back": list(pruned.put_back)},
+    }
+
+
+def _prune_group(group: GroupPlan) -> dict[str, Any]:
+    return {
+        "key": group.key,
+        "keep": [_kept_row(one) for one in group.keep],
+        "remove": [_removal_row(entry, group) for entry in group.remove],
+        "skipped": group.skipped,
+        "policy": None if group.policy is None else group.policy.rules,
+        "failed": group.failed,
+        "excess": None if group.excess is None else str(group.excess),
+        "excess_bytes": 0 if group.excess is None else group.excess.nbytes,
+    }
+
+
+def _kept_row(kept: KeptEntry) -> dict[str, Any]:
+    return {
+        "path": kept.entry.path,
+        "reasons": list(kept.reasons),
+        "safety": kept.entry.safety.value,
+    }
+
+
+def _removal_row(entry: Entry, group: GroupPlan) -> dict[str, Any]:
+    from ckpttool.series.pruning.prune import strangers
+
+    return {
+        "path": entry.path,
+        "bytes": entry.contents.nbytes,
+        "unfitting": group.unfitting.get(entry.path),
+        "safety": entry.safety.value,
+        "strangers": list(strangers(entry)),
+    }
+
+
+def _prune_problem(problem: Problem) -> dict[str, Any]:
+    return {"path": problem.path, "message": problem.message}
+
+
+def explain_document(planned: Planned, explanation: Explanation) -> dict[str, Any]:
+    """Return the document of ``prune --explain``: that of a dry run, with what was asked for."""
+    from ckpttool.series.pruning.prune import Pruned
+
+    pruned = Pruned(
+        planned.plan,
+        planned.plan.freed_bytes,
+        dry_run=True,
+        problems=planned.problems,
+        warnings=planned.warnings,
+    )
+    explained = {
+        "path": explanation.entry.path,
+        "group": explanation.key,
+        "stays": explanation.stays,
+        "place": list(explanation.place),
+        "reasons": list(explanation.reasons),
+        "against": list(explanation.against),
+    }
+    return {**prune_document(pruned), "explained": explained}
+
+
+def empty_document(emptied: Sequence[Emptied]) -> dict[str, Any]:
+    """Return the document of ``prune --empty-trash``: no series was looked at."""
+    return {
+        "schema": "ckpttool.prune/1",
+        "dry_run": any(one.dry_run for one in emptied),
+        "policy": {},
+        "freed_bytes": sum(one.freed_bytes for one in emptied),
+        "groups": [],
+        "errors": [_prune_problem(problem) for one in emptied for problem in one.problems],
+        "emptied": [path for one in emptied for path in one.removed],
+    }
+
+
+# rename, undo, pin ----------------------------------------------------------------------------------
+
+
+def rename_document(renamed: Renamed) -> dict[str, Any]:
+    return {
+        "schema": "ckpttool.rename/1",
+        "dry_run": renamed.dry_run,
+        "declined": renamed.declined,
+        "renames": [{"from": old, "to": new} for old, new in renamed.renames],
+        "errors": [{"path": one.path, "message": one.message} for one in renamed.problems],
+        "warnings": list(renamed.planned.warnings),
+    }
+
+
+def undo_document(done: Undone) -> dict[str, Any]:
+    return {
+        "schema": "ckpttool.undo/1",
+        "dry_run": done.dry_run,
+        "id": done.identity,
+        "command": None if done.kind is None else {"trash": "prune"}.get(done.kind, done.kind),
+        "restored": [{"path": one.path, "was": one.was} for one in done.restored],
+        "pointers": list(done.pointers),
+        "errors": [{"path": one.path, "message": one.message} for one in done.problems],
+    }
+
+
+def pin_document(
+    pins: Sequence[Pin], changed: Sequence[str] = (), void: Sequence[tuple[Pin, str]] = ()
+) -> dict[str, Any]:
+    """Return the document: what is pinned, what of it isn't there, what was changed, what pins nothing."""
+    from ckpttool.series.paths import shown
+
+    return {
+        "schema": "ckpttool.pin/1",
+        "pinned": [pinned.path for pinned in pins],
+        "missing": [pinned.path for pinned in pins if not pinned.is_there],
+        "changed": [*changed],
+    } | (
+        {"void": [{"file": shown(one.file), "name": one.name, "why": why} for one, why in void]}
+        if void
+        else {}
+    )

@@ -10,7 +10,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.render.wording import findings_of, is_open, is_undone, sentence, shown, strays
+from ckpttool.render.verdict_words import (
+    finding_sentence,
+    findings_of,
+    findings_without_check,
+    is_open,
+    is_undone,
+    printable_cut,
+)
 from ckpttool.report import Finding, Severity
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
     suite = Element(
         "testsuite",
         {
-            "name": shown(path),
+            "name": printable_cut(path),
             "tests": str(len(cases)),
             "failures": str(outcomes.count("failure")),
             "errors": str(outcomes.count("error")),
@@ -84,7 +91,7 @@ def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
 def _element(case: _Case, path: str) -> Element:
     from xml.etree.ElementTree import Element, SubElement
 
-    element = Element("testcase", {"classname": shown(path), "name": case.name, "time": "0.000"})
+    element = Element("testcase", {"classname": printable_cut(path), "name": case.name, "time": "0.000"})
     if case.outcome is not None:
         SubElement(element, case.outcome, {"message": case.message}).text = case.text or None
     if case.aside:
@@ -95,7 +102,7 @@ def _element(case: _Case, path: str) -> Element:
 def _cases(verification: Verification) -> list[_Case]:
     """Return a case for each check, and one for what belongs to none: an error is never left out."""
     cases = [_case(check, verification.findings) for check in verification.checks]
-    if others := strays(verification):
+    if others := findings_without_check(verification):
         is_failed = any(one.severity is Severity.ERROR and is_open(one) for one in others)
         status = Status.FAILED if is_failed else Status.PASSED
         cases.append(_told(Check("other", status, "findings of no one check"), others))
@@ -105,12 +112,12 @@ def _cases(verification: Verification) -> list[_Case]:
 def _case(check: Check, findings: Sequence[Finding]) -> _Case:
     found = findings_of(check, findings)
     if is_undone(check, findings):
-        return _Case(check.name, "error", f"not done: {shown(check.detail)}", _lines(found), "")
+        return _Case(check.name, "error", f"not done: {printable_cut(check.detail)}", _lines(found), "")
     return _told(check, found)
 
 
 def _told(check: Check, found: Sequence[Finding]) -> _Case:
-    detail = shown(check.detail)
+    detail = printable_cut(check.detail)
     if check.status is Status.FAILED:
         return _Case(check.name, "failure", detail, _lines(found), "")
     outcome = "skipped" if check.status is Status.SKIPPED else None
@@ -118,12 +125,12 @@ def _told(check: Check, found: Sequence[Finding]) -> _Case:
 
 
 def _lines(findings: Sequence[Finding]) -> str:
-    lines = [sentence(finding) for finding in findings[:MAX_FINDINGS]]
+    lines = [finding_sentence(finding) for finding in findings[:MAX_FINDINGS]]
     if len(findings) > MAX_FINDINGS:
         lines.append(f"… and {len(findings) - MAX_FINDINGS:,} more findings (--json has them all)")
     return "\n".join(lines)
 
 
 def _unread(failure: CheckpointError) -> _Case:
-    reason = shown(str(failure))
-    return _Case("open", "error", shown(failure.reason), f"error {failure.code}: {reason}", "")
+    reason = printable_cut(str(failure))
+    return _Case("open", "error", printable_cut(failure.reason), f"error {failure.code}: {reason}", "")

@@ -17,9 +17,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import MissingPackage, UsageError
-from ckpttool.render.aligned import shortened
-from ckpttool.render.amounts import amount
-from ckpttool.render.escape import printable
+from ckpttool.render.numbers import amount
+from ckpttool.render.terminal import printable, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -289,4 +288,4 @@ def _gap(value: Any) -> float:
 
 def label(name: str, room: int = _LONGEST_NAME) -> str:
     """Return a name out of a file as a picture shows it."""
-    return shortened(printable(name), room)
+    return shorten(printable(name), room)

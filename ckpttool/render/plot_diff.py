@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckpttool.ops.difference import Change, Difference
 from ckpttool.ops.drift import Drift
 from ckpttool.render.diff_summary import summary_line
-from ckpttool.render.diff_tables import change_cells, distances, relative_change
 from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, picture
+from ckpttool.render.text_diff import change_cells, distances, relative_change
 from ckpttool.render.text_drift import HEADINGS, drift_cells, short_names
 from ckpttool.tensor import Role
 

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpttool.render.list_cells import Look, count, fate, metric_of, moment_utc, notes, shown_metrics
+from ckpttool.render.numbers import file_size, number
 from ckpttool.render.plot import Numbers, Panel, label, picture
-from ckpttool.render.text_numbers import file_size, number
+from ckpttool.render.text_list import (
+    ListStyle,
+    count_cell,
+    metric_of,
+    notes_cell,
+    policy_cell,
+    shown_metrics,
+    utc_time,
+)
 from ckpttool.report import counted
 from ckpttool.series.listing import Listed, ListedSeries, Listing
 
@@ -28,7 +36,7 @@ _LINES = ("#3465a4", "#c17d11", "#75507b", "#4e9a06")
 _SIZE, _GONE_SIZE, _GONE, _BAD, _BEST = "#babdb6", "#eeeeec", "#888a85", "#cc0000", "#f5c211"
 _SIZES_BELOW = 4.0
 """Bars of sizes take the lower quarter of a panel, so that the lines stay readable."""
-_EVERYTHING = Look(now=0.0)
+_EVERYTHING = ListStyle(now=0.0)
 
 _AXES: Mapping[str, Callable[[Listed], float | None]] = {
     "step": lambda row: row.entry.step,
@@ -204,7 +212,7 @@ def _counts(rows: Sequence[Listed], axis: str) -> list[float] | None:
 
 def _drawn_metrics(rows: Sequence[Listed], best: str | None) -> list[str]:
     """Return the metrics that are drawn: the best's, or else the first, and those of its kind."""
-    look = Look(now=0.0, wanted=(best,) if best is not None else ())
+    look = ListStyle(now=0.0, wanted=(best,) if best is not None else ())
     known = [
         name
         for name in shown_metrics(rows, look)
@@ -252,14 +260,14 @@ def _cells(row: Listed, metrics: Sequence[str], listing: Listing, has_policy: bo
     entry = row.entry
     yield entry.path
     yield entry.group
-    yield count(entry.epoch)
-    yield count(entry.step)
+    yield count_cell(entry.epoch)
+    yield count_cell(entry.step)
     for name in metrics:
         value = metric_of(row, name)
         yield "" if value is None else f"{value:.6g}"
     yield file_size(entry.nbytes)
-    yield moment_utc(entry.modified_ns) or ""
+    yield utc_time(entry.modified_ns) or ""
     if has_policy:
-        yield fate(row, Look(now=0.0, long=True))
+        yield policy_cell(row, ListStyle(now=0.0, long=True))
     yield row.state
-    yield notes(row, _EVERYTHING, is_alone=False, best=listing.best)
+    yield notes_cell(row, _EVERYTHING, is_alone=False, best=listing.best)

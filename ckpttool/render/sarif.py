@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.ops.verdict import Verification
 from ckpttool.render.json import dumps
-from ckpttool.render.wording import LONGEST, SEVERITIES, is_open, message_with_place, relative, shown, verdict
+from ckpttool.render.verdict_words import (
+    LONGEST,
+    SEVERITIES,
+    is_open,
+    message_with_place,
+    path_from_root,
+    printable_cut,
+    verdict_word,
+)
 from ckpttool.report import Finding
 
 if TYPE_CHECKING:
@@ -96,7 +104,7 @@ def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None
 def _unread(failure: CheckpointError, root: str | None) -> dict[str, Any]:
     return {
         "level": "error",
-        "message": {"text": shown(str(failure))},
+        "message": {"text": printable_cut(str(failure))},
         "descriptor": {"id": failure.code},
         "locations": [{"physicalLocation": {"artifactLocation": _location(failure.path, root)}}],
     }
@@ -111,7 +119,7 @@ def _artifact(verification: Verification, root: str | None) -> dict[str, Any]:
         "roles": ["analysisTarget"],
         "properties": {
             "format": verification.format,
-            "verdict": verdict(verification),
+            "verdict": verdict_word(verification),
             "safety": verification.safety.value,
             "checks": {check.name: check.status.value for check in verification.checks},
         },
@@ -145,14 +153,14 @@ def _place(finding: Finding, location: Mapping[str, Any]) -> dict[str, Any]:
     # A binary file has no lines, but GitHub takes no result without one.
     place: dict[str, Any] = {"physicalLocation": {"artifactLocation": location, "region": {"startLine": 1}}}
     if finding.where:
-        place["logicalLocations"] = [{"fullyQualifiedName": shown(finding.where)}]
+        place["logicalLocations"] = [{"fullyQualifiedName": printable_cut(finding.where)}]
     return place
 
 
 def _suppressed(finding: Finding) -> dict[str, Any]:
     if finding.ignored is None:
         return {}
-    return {"suppressions": [{"kind": "external", "justification": shown(finding.ignored)}]}
+    return {"suppressions": [{"kind": "external", "justification": printable_cut(finding.ignored)}]}
 
 
 def _digest(finding: Finding) -> str:
@@ -164,7 +172,7 @@ def _digest(finding: Finding) -> str:
 
 
 def _location(path: str, root: str | None) -> dict[str, Any]:
-    inside = relative(path[:LONGEST], root)
+    inside = path_from_root(path[:LONGEST], root)
     if inside is None:
         slashed = os.path.abspath(path[:LONGEST]).replace(os.sep, "/")
         return {"uri": f"file://{'' if slashed.startswith('/') else '/'}{_quoted(slashed, '/:')}"}

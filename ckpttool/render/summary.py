@@ -8,7 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckpttool.ops.verdict import Check, Status, Verification
-from ckpttool.render.wording import VERDICTS, is_open, is_undone, shown, verdict, verdicts_counted
+from ckpttool.render.verdict_words import (
+    VERDICTS,
+    count_verdicts,
+    is_open,
+    is_undone,
+    printable_cut,
+    verdict_word,
+)
 from ckpttool.report import Finding
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ def summary(verifications: Sequence[Verification], failures: Sequence[Checkpoint
         verifications: Each becomes a row of the table.
         failures: What could not be looked at.
     """
-    ordered = sorted(verifications, key=lambda one: VERDICTS.index(verdict(one)))
+    ordered = sorted(verifications, key=lambda one: VERDICTS.index(verdict_word(one)))
     budget = _Budget(MAX_BYTES)
     parts = [_headline(verifications, failures)]
     if failures:
@@ -65,7 +72,7 @@ class _Budget:
 
 def _headline(verifications: Sequence[Verification], failures: Sequence[CheckpointError]) -> str:
     unread = f"; {len(failures):,} not read" if failures else ""
-    return f"### ckpttool verify – {verdicts_counted(verifications)}{unread}"
+    return f"### ckpttool verify – {count_verdicts(verifications)}{unread}"
 
 
 def _table(ordered: Sequence[Verification], budget: _Budget) -> str:
@@ -76,7 +83,7 @@ def _table(ordered: Sequence[Verification], budget: _Budget) -> str:
 
 def _row(names: Sequence[str], verification: Verification) -> str:
     marks = {check.name: _mark(check, verification) for check in verification.checks}
-    cells = [_code(verification.path), verdict(verification), *(marks.get(name, "") for name in names)]
+    cells = [_code(verification.path), verdict_word(verification), *(marks.get(name, "") for name in names)]
     return f"| {' | '.join(cells)} |"
 
 
@@ -96,7 +103,7 @@ def _section(verification: Verification) -> str:
     lines += [f"- {_told(finding)}" for finding in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:
         lines.append(f"- … and {len(found) - MAX_FINDINGS:,} more findings")
-    title = f"<summary>{_code(verification.path)}: {verdict(verification)}</summary>"
+    title = f"<summary>{_code(verification.path)}: {verdict_word(verification)}</summary>"
     return "\n".join(["<details open>", title, "", *lines, "", "</details>"])
 
 
@@ -115,4 +122,4 @@ def _code(name: str) -> str:
 
 def _text(text: str) -> str:
     """Return a text in which Markdown and HTML find nothing to do."""
-    return _UNFIT.sub(lambda found: f"&#{ord(found[0])};", shown(text, _LONGEST))
+    return _UNFIT.sub(lambda found: f"&#{ord(found[0])};", printable_cut(text, _LONGEST))

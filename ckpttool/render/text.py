@@ -1,22 +1,30 @@
-"""What people read on a terminal."""
+"""The text of ``inspect`` and ``verify``: what a checkpoint is, its tensors as a table, and findings."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.ops.inspect import Inspection
+from ckpttool.ops.inspect import Inspection, ValueStatistics
 from ckpttool.ops.verdict import PREDICTION, Safety, Status, Verification
-from ckpttool.render.escape import printable
-from ckpttool.render.text_findings import finding_lines, styled
-from ckpttool.render.text_numbers import file_size, number
-from ckpttool.render.text_tensors import tensor_table
-from ckpttool.report import counted
-from ckpttool.tensor import Role
+from ckpttool.render.numbers import file_size, number
+from ckpttool.render.terminal import colour_text, printable, shorten
+from ckpttool.report import Finding, Severity, counted
+from ckpttool.tensor import Role, Tensor
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MAX_ROWS = 40
+MAX_TRAINERS = 8
+"""More lines than that push out what matters; ``--json`` has all."""
 _MAX_VALUE = 60
+_MAX_ALIKE = 4
+"""So many findings of one code get a line each; more get one line that names so many places."""
+_INFORMATIVE_CHECKS = ("checksum", "values", "manifest")
+"""Checks whose detail stands in the line of the verdict when they pass."""
 _FRAMEWORKS = {
     "pytorch": "PyTorch",
     "transformers": "Transformers",
@@ -24,6 +32,9 @@ _FRAMEWORKS = {
     "tensorflow": "TensorFlow",
     "paddle": "Paddle",
 }
+_TRAINER_WORDS = {"epoch_id": "epoch", "step_id": "step"}
+_MARKS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "note"}
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 
 
 # inspect --------------------------------------------------------------------------------------------
@@ -45,12 +56,16 @@ def inspect_text(
         emoji=False,
         markup=False,
     )
-    console.print(_title(inspection), style="bold", soft_wrap=True)
+    found = inspection.checkpoint
+    variant = f" ({found.variant})" if found.variant else ""
+    incomplete = "" if found.complete else ", INCOMPLETE"
+    title = f"{printable(found.path)}: {found.format}{variant}{incomplete}"
+    console.print(title, style="bold", soft_wrap=True)
     for label, value in _summary(inspection):
         console.print(f"  {label:<14} {value}", soft_wrap=True)
     if inspection.tensors:
         console.print()
-        table, left_out = tensor_table(inspection, None if all_tensors else MAX_ROWS, width)
+        table, left_out = _tensor_table(inspection, None if all_tensors else MAX_ROWS, width)
         console.print(table)
         if left_out:
             console.print(f"  too narrow for: {', '.join(left_out)}", style="dim")
@@ -64,13 +79,6 @@ def inspect_text(
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def _title(inspection: Inspection) -> str:
-    found = inspection.checkpoint
-    variant = f" ({found.variant})" if found.variant else ""
-    incomplete = "" if found.complete else ", INCOMPLETE"
-    return f"{printable(found.path)}: {found.format}{variant}{incomplete}"
-
-
 def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
     found = inspection.checkpoint
     files = "" if len(found.files) == 1 else f" in {len(found.files):,} files"
@@ -79,23 +87,21 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if producer.framework and (producer.version or producer.framework != found.format):
         name = _FRAMEWORKS.get(producer.framework, producer.framework)
         yield "written by", printable(f"{name} {producer.version or ''}".strip())
-    yield "holds", _holds(inspection)
+    yield "holds", _contents(inspection)
     yield from _training_lines(found.training)
     if found.format == "fluid":
-        from ckpttool.render.text_fluid import fluid_lines
-
         yield from fluid_lines(found.metadata)
     if found.parameters:
         yield "parameters", f"{found.parameters:,}"
 
 
-def _holds(inspection: Inspection) -> str:
+def _contents(inspection: Inspection) -> str:
     found = inspection.checkpoint
     counts = {role: sum(tensor.role is role for tensor in found.tensors) for role in Role}
-    told = ", ".join(f"{count:,} {role.value}" for role, count in counts.items() if count)
-    if not told:
+    roles = ", ".join(f"{count:,} {role.value}" for role, count in counts.items() if count)
+    if not roles:
         return f"{found.granularity.value}: no tensors"
-    return f"{found.granularity.value}: {counted(len(found.tensors), 'tensor')} ({told})"
+    return f"{found.granularity.value}: {counted(len(found.tensors), 'tensor')} ({roles})"
 
 
 def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
@@ -114,28 +120,148 @@ def _training_lines(state: TrainingState) -> Iterator[tuple[str, str]]:
     for metric, measured in state.metrics.items():
         yield printable(metric)[:14], f"{number(measured):<12} {_origin(state, f'metrics.{metric}')}".rstrip()
     if state.hyper_parameters:
-        yield (
-            "settings",
-            _shortened(", ".join(f"{key}={_plain(value)}" for key, value in state.hyper_parameters.items())),
+        settings = (
+            f"{key}={'…' if isinstance(value, Mapping | list) else number(value)}"
+            for key, value in state.hyper_parameters.items()
         )
+        text = printable(", ".join(settings))
+        yield "settings", text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
 def _origin(state: TrainingState, name: str) -> str:
     origin = state.origin.get(name)
-    return (
-        ""
-        if origin in (None, f"key {name}", f"key {name.removeprefix('metrics.')}")
-        else f"({printable(str(origin))})"
+    is_obvious = origin in (None, f"key {name}", f"key {name.removeprefix('metrics.')}")
+    return "" if is_obvious else f"({printable(str(origin))})"
+
+
+def fluid_lines(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how far each trainer of a Paddle Fluid checkpoint came, and how much of each table is there."""
+    trainers = metadata.get("trainers", {})
+    for trainer in sorted(trainers, key=int)[:MAX_TRAINERS]:
+        state = (f"{_TRAINER_WORDS.get(name, name)} {value}" for name, value in trainers[trainer].items())
+        yield f"trainer {trainer}", printable(", ".join(state)) or "nothing"
+    if len(trainers) > MAX_TRAINERS:
+        yield "trainers", f"… and {len(trainers) - MAX_TRAINERS:,} more (--json has them all)"
+    for name, table in metadata.get("lookup_tables", {}).items():
+        row = "×".join(map(str, table["row_shape"])) or "1"
+        size = f"{counted(table['rows'], 'row')} of {row} in {counted(table['shards'], 'shard')}"
+        yield "lookup table", f"{printable(name)}: {size}" if name else size
+
+
+# The table of tensors -------------------------------------------------------------------------------
+
+
+_STATISTICS = ("min", "max", "mean", "std", "zeros", "NaN", "Inf")
+_LEFT = ("  tensor", "type", "shape")
+_NOTHING = {"", "0"}
+_DISPENSABLE = ("size", "type", "zeros", "shape", "std", "mean")
+"""Columns that a narrow table of statistics leaves out, in this order; counts that are all 0 go first."""
+_COLUMN_GAP = 2
+_NARROWEST_NAME = 20
+
+
+def _tensor_table(inspection: Inspection, limit: int | None, width: int) -> tuple[Table, list[str]]:
+    """Return the table, and the headings of columns for which it is too narrow."""
+    from rich.table import Table
+    from rich.text import Text
+
+    has_statistics = inspection.statistics is not None
+    headings = [*_LEFT, "size", *(_STATISTICS if has_statistics else ())]
+    rows = list(_tensor_rows(inspection, limit))
+    left_out = _columns_left_out(headings, rows, width) if has_statistics else []
+    shown = [at for at, heading in enumerate(headings) if heading not in left_out]
+    table = Table(box=None, pad_edge=False, padding=(0, _COLUMN_GAP, 0, 0), header_style="dim")
+    for at in shown:
+        is_left = headings[at] in _LEFT
+        table.add_column(
+            headings[at],
+            justify="left" if is_left else "right",
+            overflow="fold",
+            no_wrap=has_statistics,
+        )
+    room = max(
+        _NARROWEST_NAME,
+        width - sum(_column_widths(headings, rows)[at] + _COLUMN_GAP for at in shown[1:]) - _COLUMN_GAP,
+    )
+    for row in rows:
+        if len(row) == 1:
+            table.add_row(Text(row[0] if not has_statistics else shorten(row[0], room), style="cyan"))
+        else:
+            name = shorten(row[0], room) if has_statistics else row[0]
+            table.add_row(*map(Text, (name, *(row[at] for at in shown[1:]))))
+    return table, [heading for heading in left_out if not _is_empty_column(headings.index(heading), rows)]
+
+
+def _tensor_rows(inspection: Inspection, limit: int | None) -> Iterator[tuple[str, ...]]:
+    """Yield a cell for a module, and below it the cells of each of its tensors."""
+    module: tuple[str, ...] | None = None
+    for tensor in inspection.tensors[:limit]:
+        *above, leaf = _name_parts(tensor)
+        if tuple(above) != module and above:
+            yield (f"  {printable('.'.join(above))}",)
+        module = tuple(above)
+        indent = "    " if above else "  "
+        tied = f"  = {printable(tensor.shares_with)}" if tensor.shares_with else ""
+        name = f"{indent}{printable(leaf)}{tied}"
+        row = (name, tensor.dtype.name, _shape_cell(tensor), file_size(tensor.nbytes))
+        yield (*row, *_statistics_cells(inspection.statistics, tensor))
+
+
+def _name_parts(tensor: Tensor) -> list[str]:
+    """Return the modules that a tensor lies in, and its own name."""
+    *above, last = map(str, tensor.path)
+    module, dot, leaf = last.rpartition(".")
+    return [*above, module, leaf] if dot else [*above, last]
+
+
+def _shape_cell(tensor: Tensor) -> str:
+    own = _lengths(tensor.shape)
+    if tensor.shard is None:
+        return own
+    placements = "".join(f", {placement}" for placement in tensor.shard.placements)
+    whole = "" if tensor.shard.is_whole else f" of {_lengths(tensor.shard.shape)}"
+    return f"{own}{whole}{placements}"
+
+
+def _lengths(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _statistics_cells(statistics: Mapping[str, ValueStatistics] | None, tensor: Tensor) -> tuple[str, ...]:
+    if statistics is None:
+        return ()
+    found = statistics.get(tensor.name)
+    if found is None:
+        return ("",) * len(_STATISTICS)
+    numbers = (found.minimum, found.maximum, found.mean, found.std, found.zeros, found.nan, found.infinite)
+    return tuple(
+        "" if value is None else f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+        for value in numbers
     )
 
 
-def _plain(value: object) -> str:
-    return number(value) if not isinstance(value, Mapping | list) else "…"
+def _columns_left_out(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the headings of columns without which a table becomes narrow enough."""
+    widths = dict(zip(headings, _column_widths(headings, rows), strict=True))
+    del widths[headings[0]]
+    name = min(max((len(row[0]) for row in rows), default=0), _NARROWEST_NAME)
+    empty = [heading for heading in _STATISTICS[-3:] if _is_empty_column(headings.index(heading), rows)]
+    left_out: list[str] = []
+    for heading in dict.fromkeys((*empty, *_DISPENSABLE)):
+        if name + sum(_COLUMN_GAP + one for one in widths.values()) + _COLUMN_GAP <= width:
+            break
+        del widths[heading]
+        left_out.append(heading)
+    return left_out
 
 
-def _shortened(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+def _column_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    cells = [row for row in rows if len(row) == len(headings)]
+    return [max(map(len, (heading, *(row[at] for row in cells)))) for at, heading in enumerate(headings)]
+
+
+def _is_empty_column(column: int, rows: Sequence[Sequence[str]]) -> bool:
+    return all(row[column] in _NOTHING for row in rows if len(row) > column)
 
 
 # verify ---------------------------------------------------------------------------------------------
@@ -146,10 +272,10 @@ def verify_text(verifications: list[Verification], *, verbose: bool = False, col
     lines: list[str] = []
     for verification in verifications:
         lines.append(_verdict_line(verification, colour))
-        told = {finding.message for finding in verification.findings}  # said once, with its place
+        messages = {finding.message for finding in verification.findings}  # printed once, with their places
         lines += [
             f"    {check.name:<10} {check.status.value:<8} "
-            f"{'' if check.detail in told else printable(check.detail)}".rstrip()
+            f"{'' if check.detail in messages else printable(check.detail)}".rstrip()
             for check in verification.checks
             if verbose or not verification.is_fine or check.name in PREDICTION
         ]
@@ -163,18 +289,16 @@ def _verdict_line(verification: Verification, colour: bool) -> str:
     word, style = _verdict(verification)
     kind = " ".join(filter(None, (verification.format, verification.variant))) or "unrecognised"
     done = ", ".join(
-        f"{check.name} {check.detail}" for check in verification.checks if _tells(check.name, check.status)
+        f"{check.name} {check.detail}"
+        for check in verification.checks
+        if check.status is Status.PASSED and check.name in _INFORMATIVE_CHECKS
     )
     skipped = [check.name for check in verification.checks if check.status is Status.SKIPPED]
-    passed_over = f"; not checked: {', '.join(skipped)}" if skipped else ""
-    mark = styled(f"{word:<8}", style, colour)
+    not_checked = f"; not checked: {', '.join(skipped)}" if skipped else ""
+    mark = colour_text(f"{word:<8}", style, colour)
     size = file_size(verification.nbytes)
-    told = f": {done}" if done else ""
-    return f"{mark} {printable(verification.path)}  {kind}, {size}{told}{passed_over}"
-
-
-def _tells(name: str, status: Status) -> bool:
-    return status is Status.PASSED and name in ("checksum", "values", "manifest")
+    details = f": {done}" if done else ""
+    return f"{mark} {printable(verification.path)}  {kind}, {size}{details}{not_checked}"
 
 
 def _verdict(verification: Verification) -> tuple[str, str]:
@@ -195,3 +319,43 @@ def _counts(verifications: list[Verification]) -> str:
     unknown = words.count("valid?")
     doubt = f"{', ' if counted else ''}{unknown:,} valid, safety unknown" if unknown else ""
     return f"{len(verifications):,} checkpoints: {counted}{doubt}"
+
+
+# Findings -------------------------------------------------------------------------------------------
+
+
+def finding_lines(findings: Iterable[Finding], colour: bool, limit: int | None = None) -> list[str]:
+    """Return a line for each finding, or for many of one code; at most ``limit``, and a count of the rest."""
+    groups = list(_group_findings(findings))
+    lines = [_finding_line(group, colour) for group in groups[:limit]]
+    if left := sum(map(len, groups[len(lines) :])):
+        lines.append(f"… and {left:,} more findings (--json has them all)")
+    return lines
+
+
+def _group_findings(findings: Iterable[Finding]) -> Iterator[Sequence[Finding]]:
+    """Yield the findings of each line, in the order of their first ones."""
+    groups: dict[tuple[Severity, str, str | None], list[Finding]] = {}
+    everything = list(findings)
+    for finding in everything:
+        if finding.where:
+            groups.setdefault((finding.severity, finding.code, finding.ignored), []).append(finding)
+    for finding in everything:
+        alike = groups.get((finding.severity, finding.code, finding.ignored), [])
+        if not finding.where or len(alike) <= _MAX_ALIKE:
+            yield [finding]
+        elif alike[0] is finding:
+            yield alike
+
+
+def _finding_line(alike: Sequence[Finding], colour: bool) -> str:
+    first = alike[0]
+    mark = _MARKS[first.severity]
+    ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
+    start = f"{colour_text(mark, _COLOURS[mark], colour and not ignored)} {first.code}"
+    if len(alike) == 1:
+        place = f" [{printable(first.where)}]" if first.where else ""
+        return f"{start}{place}: {printable(first.message)}{ignored}"
+    places = ", ".join(printable(one.where or "") for one in alike[:_MAX_ALIKE])
+    which = "" if all(one.message == first.message for one in alike) else "the first: "
+    return f"{start} in {len(alike):,} places [{places}, …]: {which}{printable(first.message)}{ignored}"

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 from ckpttool.ops.conversion import Converted
-from ckpttool.render.escape import printable
-from ckpttool.render.text_numbers import file_size
+from ckpttool.render.numbers import file_size
+from ckpttool.render.terminal import printable
 from ckpttool.report import counted
 
 _MAX_ROWS = 40

@@ -1,16 +1,20 @@
-"""What people read of ``diff``: a sentence, what moved, a table, and what else there is to say."""
+"""The text of ``diff``: the answer in a sentence, the changed tensors as a table, and everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ckpttool.ops.difference import ABSENT, Broken, Difference, Facts, ValueChange
-from ckpttool.render.aligned import Aligned, columns, padded
-from ckpttool.render.amounts import change_text, shape_text, value_text
+from ckpttool.comparing.statistics import Statistics
+from ckpttool.ops.difference import ABSENT, Broken, Change, Difference, Facts, ValueChange
 from ckpttool.render.diff_summary import moved_line, summary_line
-from ckpttool.render.diff_tables import both_names, change_table, module_table, sorted_changes
-from ckpttool.render.escape import printable
+from ckpttool.render.numbers import amount, change_text, index_text, shape_text, share, two_values, value_text
+from ckpttool.render.tables import TextTable, text_table
+from ckpttool.render.terminal import display_width, pad, printable
 from ckpttool.report import counted
+from ckpttool.tensor import Role
 
 MAX_ROWS = 40
 _MOST_REMARKS = 4
@@ -18,6 +22,13 @@ _IDENTITY = "fingerprint"
 """What TensorFlow gives to each save of a model: long numbers that nobody reads."""
 _RED, _GREEN, _YELLOW, _CYAN = 31, 32, 33, 36
 _BOLD, _DIM = 1, 2
+_KINDS = ("shape", "dtype", "values")
+_HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ|", "relative", "L2", "cosine")
+_LEFT = ("change", "at", "values")
+_DISPENSABLE = ("mean |Δ|", "cosine", "L2", "at", "values", "differ", "change")
+_MODULE_HEADINGS = ("module", "changed", "differ", "max |Δ|", "relative")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A component of a name that is a number: one layer of many."""
 
 
 def diff_text(
@@ -43,10 +54,10 @@ def diff_text(
     if moved := moved_line(difference):
         head.append(moved)
     sections = [
-        [*_changed(difference, paint, stat, limit, width)],
-        [*_others(difference, paint, limit)],
-        [*_values(difference.values, paint, limit)],
-        [*_remarks(difference, paint, limit)],
+        [*_changed_lines(difference, paint, stat, limit, width)],
+        [*_one_sided_lines(difference, paint, limit)],
+        [*_value_lines(difference.values, paint, limit)],
+        [*_remark_lines(difference, paint, limit)],
     ]
     return "\n\n".join("\n".join(lines) for lines in (head, *sections) if lines)
 
@@ -77,7 +88,10 @@ def _cut(lines: Sequence[str], limit: int | None, paint: _Paint) -> Iterator[str
         yield paint(f"  … and {len(lines) - limit:,} more (--all shows them)", _DIM)
 
 
-def _changed(
+# Sections -------------------------------------------------------------------------------------------
+
+
+def _changed_lines(
     difference: Difference, paint: _Paint, stat: bool, limit: int | None, width: int
 ) -> Iterator[str]:
     if not difference.changed:
@@ -93,7 +107,7 @@ def _changed(
         yield paint(f"  … and {more:,} more (--all shows them)", _DIM)
 
 
-def _table_lines(table: Aligned, paint: _Paint) -> Iterator[str]:
+def _table_lines(table: TextTable, paint: _Paint) -> Iterator[str]:
     heading, *rows = table.lines
     yield f"  {paint(heading, _DIM)}"
     yield from (f"  {row}" for row in rows)
@@ -101,26 +115,28 @@ def _table_lines(table: Aligned, paint: _Paint) -> Iterator[str]:
         yield paint(f"  too narrow for: {', '.join(table.left_out)}", _DIM)
 
 
-def _others(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
-    yield from _cut([paint(f"- {_facts(one)}", _RED) for one in difference.removed], limit, paint)
-    yield from _cut([paint(f"+ {_facts(one)}", _GREEN) for one in difference.added], limit, paint)
+def _one_sided_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+    yield from _cut([paint(f"- {_tensor_line(one)}", _RED) for one in difference.removed], limit, paint)
+    yield from _cut([paint(f"+ {_tensor_line(one)}", _GREEN) for one in difference.added], limit, paint)
     if difference.rename_counts:
-        yield from _cut([paint(f"  {line}", _CYAN) for line in _renames(difference)], limit, paint)
+        yield from _cut([paint(f"  {line}", _CYAN) for line in _rename_lines(difference)], limit, paint)
 
 
-def _facts(facts: Facts) -> str:
+def _tensor_line(facts: Facts) -> str:
     return f"{printable(facts.name)}  {facts.dtype} {shape_text(facts.shape)}"
 
 
-def _renames(difference: Difference) -> Iterator[str]:
+def _rename_lines(difference: Difference) -> Iterator[str]:
     changed = {one.a.name for one in difference.changed}
     for a, b in difference.renamed:
         told = "" if a in changed else ": same content"
         yield f"{printable(a)} → {printable(b)}{told}"
 
 
-def _values(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> Iterator[str]:
-    room = max((columns(printable(one.path)) for one in values if ABSENT not in (one.a, one.b)), default=0)
+def _value_lines(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> Iterator[str]:
+    room = max(
+        (display_width(printable(one.path)) for one in values if ABSENT not in (one.a, one.b)), default=0
+    )
     lines = []
     for one in values:
         path = printable(one.path)
@@ -129,30 +145,36 @@ def _values(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> 
         elif one.a is ABSENT:
             lines.append(paint(f"+ {path}  {value_text(one.b)}", _GREEN))
         else:
-            lines.append(f"  {padded(path, room)}  {change_text(one)}")
+            lines.append(f"  {pad(path, room)}  {change_text(one)}")
     yield from _cut(lines, limit, paint)
 
 
-def _remarks(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+def _remark_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
     """Yield what couldn't be compared, what was done to compare the rest, and what is no difference."""
-    yield from _cut([paint(f"! {_broken(one)}", _RED) for one in difference.broken], limit, paint)
+    yield from _cut([paint(f"! {_broken_line(one)}", _RED) for one in difference.broken], limit, paint)
     things = [paint(f"? not compared: {printable(one)}", _YELLOW) for one in difference.not_compared]
     things += [paint(f"? undecided: {printable(one.text)}", _YELLOW) for one in difference.undecided]
     yield from _cut(things, limit, paint)
-    yield from (f"  {line}" for line in _rules(difference.rules))
+    yield from (f"  {line}" for line in _rule_lines(difference.rules))
     yield from (f"  {printable(note)}" for note in difference.notes)
-    yield from (paint(f"  {line}", _DIM) for line in _not_counted(difference, limit))
+    yield from (paint(f"  {line}", _DIM) for line in _not_counted_lines(difference, limit))
 
 
-def _not_counted(difference: Difference, limit: int | None) -> Iterator[str]:
+def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[str]:
     """Yield what differs and is no difference: other names, other words, and what only one side has."""
     reported = difference.reported
     other_names = () if difference.rename_counts else difference.renamed
     sentences = {
         "called otherwise in B": [f"{printable(a)} = {printable(b)}" for a, b in other_names],
-        "not counted": [_told(one, change_text(one)) for one in reported if ABSENT not in (one.a, one.b)],
-        "not counted, only in A": [_told(one, value_text(one.a)) for one in reported if one.b is ABSENT],
-        "not counted, only in B": [_told(one, value_text(one.b)) for one in reported if one.a is ABSENT],
+        "not counted": [
+            _reported_value(one, change_text(one)) for one in reported if ABSENT not in (one.a, one.b)
+        ],
+        "not counted, only in A": [
+            _reported_value(one, value_text(one.a)) for one in reported if one.b is ABSENT
+        ],
+        "not counted, only in B": [
+            _reported_value(one, value_text(one.b)) for one in reported if one.a is ABSENT
+        ],
     }
     for words, said in sentences.items():
         parts = [*dict.fromkeys(said)]
@@ -162,17 +184,160 @@ def _not_counted(difference: Difference, limit: int | None) -> Iterator[str]:
             yield f"{words}: {', '.join([*shown, *more])}"
 
 
-def _told(change: ValueChange, value: str) -> str:
+def _reported_value(change: ValueChange, value: str) -> str:
     """Return a value after its path; the path alone, cut short, where nobody reads the value."""
     if change.path.partition(".")[0] == _IDENTITY:
         return _IDENTITY
     return f"{printable(change.path)} {value}"
 
 
-def _rules(rules: Mapping[str, int]) -> Iterator[str]:
+def _rule_lines(rules: Mapping[str, int]) -> Iterator[str]:
     for rule, count in rules.items():
         yield f"{printable(rule)}: {counted(count, 'tensor')}"
 
 
-def _broken(broken: Broken) -> str:
+def _broken_line(broken: Broken) -> str:
     return f"{printable(broken.name)} of {broken.side.value.upper()}: {printable(broken.why)}"
+
+
+# Changed tensors ------------------------------------------------------------------------------------
+
+
+def sorted_changes(changed: Iterable[Change]) -> list[Change]:
+    """Return changes with other shapes first, then other types; weights first, and what moved farthest."""
+    return sorted(changed, key=_change_rank)
+
+
+def _change_rank(change: Change) -> tuple[int, bool, float]:
+    return _KINDS.index(change.kind), change.a.role is not Role.WEIGHTS, -_change_weight(distances(change))
+
+
+def _change_weight(statistics: Statistics | None) -> float:
+    if statistics is None:
+        return 0.0
+    relative = relative_change(statistics)
+    return math.inf if statistics.non_finite or relative != relative else relative
+
+
+def distances(change: Change) -> Statistics | None:
+    """Return how far values lie apart; None where there is no distance, as between strings."""
+    found = change.statistics
+    return None if found is None or isinstance(found.at_a, str) else found
+
+
+def relative_change(statistics: Statistics) -> float:
+    """Return the norm of the change as a part of the first side's norm."""
+    return _relative_part(statistics.l2, statistics.norm_a)
+
+
+def _relative_part(part: float, whole: float) -> float:
+    if whole == 0:
+        return math.inf if part else 0.0
+    return part / whole
+
+
+def change_table(changes: Sequence[Change], width: int) -> TextTable:
+    """Return a row for each change, in the order given."""
+    rows = [_change_row(one) for one in changes]
+    return text_table(_HEADINGS, rows, width=width, left=_LEFT, dispensable=_DISPENSABLE)
+
+
+def change_cells(changed: Iterable[Change]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """Return the headings, and the cells of every change: what matters most comes first."""
+    return _HEADINGS, [_change_row(one) for one in sorted_changes(changed)]
+
+
+def _change_row(change: Change) -> tuple[str, ...]:
+    name = printable(both_names(change.a.name, change.b.name))
+    found = change.statistics
+    if found is None:
+        return (name, kind_words(change), *("",) * (len(_HEADINGS) - 2))
+    is_far = distances(change) is not None
+    return (
+        name,
+        kind_words(change),
+        f"{found.count:,} of {found.size:,} ({share(found.count, found.size)})",
+        amount(found.max_abs) if is_far else "",
+        index_text(found.where),
+        two_values(found.at_a, found.at_b),
+        amount(found.mean_abs) if is_far else "",
+        amount(relative_change(found)) if is_far else "",
+        amount(found.l2) if is_far else "",
+        "" if found.cosine != found.cosine else f"{found.cosine:.6f}",  # of what has no length
+    )
+
+
+def both_names(a: str, b: str) -> str:
+    """Return a tensor's name, or its names on both sides where they differ."""
+    return a if a == b else f"{a} → {b}"
+
+
+def kind_words(change: Change) -> str:
+    """Return what changed besides values, in words; nothing where nothing else did."""
+    words = []
+    if change.a.shape != change.b.shape:
+        words.append(f"shape {shape_text(change.b.shape)}, was {shape_text(change.a.shape)}")
+    if change.a.dtype != change.b.dtype:
+        same = ": same values" if change.kind == "dtype" and change.statistics is None else ""
+        words.append(f"{change.b.dtype}, was {change.a.dtype}{same}")
+    if change.statistics is not None and change.statistics.non_finite:
+        words.append(f"{change.statistics.non_finite:,} NaN or infinite")
+    return "; ".join(words)
+
+
+# By module ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _ModuleChanges:
+    """What the changes in one module come to."""
+
+    tensors: int = 0
+    measured: int = 0
+    count: int = 0
+    size: int = 0
+    max_abs: float = 0.0
+    squares: float = 0.0
+    squares_a: float = 0.0
+
+    def add(self, change: Change) -> None:
+        self.tensors += 1
+        if change.statistics is not None:
+            self.count += change.statistics.count
+            self.size += change.statistics.size
+        if (found := distances(change)) is not None:
+            self.measured += 1
+            self.max_abs = max(self.max_abs, found.max_abs)  # in this order NaN loses
+            self.squares += found.l2**2
+            self.squares_a += found.norm_a**2
+
+    def cells(self) -> tuple[str, ...]:
+        if not self.size:
+            return (f"{self.tensors:,}", "", "", "")
+        told = f"{self.count:,} of {self.size:,} ({share(self.count, self.size)})"
+        if not self.measured:
+            return (f"{self.tensors:,}", told, "", "")
+        relative = _relative_part(math.sqrt(self.squares), math.sqrt(self.squares_a))
+        return f"{self.tensors:,}", told, amount(self.max_abs), amount(relative)
+
+
+def module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
+    """Return a row for each module with changes, and how many more than ``limit`` there are.
+
+    Where there are more, modules that differ in numbers alone are one: ``layers.*.attn``.
+    """
+    changes = [*changed]
+    modules = _by_module(changes, folded=False)
+    if limit is not None and len(modules) > limit:
+        modules = _by_module(changes, folded=True)
+    rows = [(printable(name), *module.cells()) for name, module in [*modules.items()][:limit]]
+    table = text_table(_MODULE_HEADINGS, rows, width=width, dispensable=("differ",))
+    return table, len(modules) - len(rows)
+
+
+def _by_module(changes: Iterable[Change], *, folded: bool) -> dict[str, _ModuleChanges]:
+    modules: dict[str, _ModuleChanges] = {}
+    for one in changes:
+        name = one.name.rpartition(".")[0] or one.name
+        modules.setdefault(_NUMBER.sub("*", name) if folded else name, _ModuleChanges()).add(one)
+    return modules

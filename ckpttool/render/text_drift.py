@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 
 from ckpttool.ops.drift import Drift, DriftStep, Point
-from ckpttool.render.aligned import Aligned, aligned
-from ckpttool.render.amounts import amount
-from ckpttool.render.diff_summary import tensors_line, within
-from ckpttool.render.escape import printable
-from ckpttool.render.text_numbers import number
+from ckpttool.render.diff_summary import tensors_line, tolerance_words
+from ckpttool.render.numbers import amount, number
+from ckpttool.render.tables import TextTable, text_table
+from ckpttool.render.terminal import printable
 from ckpttool.report import counted
 
 HEADINGS = (
@@ -53,7 +52,11 @@ def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
 def _summary(drift: Drift) -> str:
     count = counted(len(drift.points), "checkpoint")
     if drift.equal:
-        return f"all equal{within(drift.steps[0].difference.tolerance)}: {count}" if drift.steps else count
+        return (
+            f"all equal{tolerance_words(drift.steps[0].difference.tolerance)}: {count}"
+            if drift.steps
+            else count
+        )
     moved = sum(not step.difference.equal for step in drift.steps)
     largest = max(drift.steps, key=lambda step: step.relative or 0.0)
     told = f"{count}: {moved:,} of {counted(len(drift.steps), 'step')} changed something"
@@ -73,9 +76,9 @@ def _has_more(step: DriftStep) -> bool:
     return bool(others or kinds - {"values"})
 
 
-def drift_table(drift: Drift, width: int) -> Aligned:
+def drift_table(drift: Drift, width: int) -> TextTable:
     """Return a row for each checkpoint."""
-    return aligned(HEADINGS, drift_cells(drift), width=width, left=("in",), dispensable=_DISPENSABLE)
+    return text_table(HEADINGS, drift_cells(drift), width=width, left=("in",), dispensable=_DISPENSABLE)
 
 
 def drift_cells(drift: Drift) -> list[tuple[str, ...]]:

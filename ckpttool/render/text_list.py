@@ -1,80 +1,111 @@
-"""What people read of ``list``: aligned text, quick to start. Series below headings, or one table of all."""
+"""The text of ``list``: one table for each series below its heading, or one table of all."""
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 
-from ckpttool.render.aligned import aligned, shortened
-from ckpttool.render.escape import printable
-from ckpttool.render.list_cells import (
-    FUTURE,
-    Look,
-    age_of,
-    count,
-    fate,
-    metric_cells,
-    metric_of,
-    moment,
-    notes,
-    shown_metrics,
-    size,
-)
-from ckpttool.render.text_findings import styled
-from ckpttool.render.text_numbers import file_size, number
+from ckpttool.render.numbers import file_size, number
+from ckpttool.render.tables import text_table
+from ckpttool.render.terminal import colour_text, printable, shorten
 from ckpttool.report import counted
-from ckpttool.series.listing import Listed, ListedSeries, Listing, total_bytes
+from ckpttool.series.listing import Listed, ListedSeries, Listing, known_metrics, total_bytes
 
+METRICS_SHOWN = 3
+"""Metrics that a table on a terminal has columns for; the user can ask for all."""
+FUTURE = "future"
 _ANY_WIDTH = 1 << 30
 _INDENT = "  "
 _MOST_NOTES = 32
 """Characters of what is said behind a row on a terminal; a link may have any name."""
 _NARROWEST_NAME = 24
 _LEFT = ("format", "policy", "state", "holds", "changed", "notes")
-
+_DIGITS, _LONGEST = 4, 8
+"""Digits of a metric that people read, and that a column of them has at most."""
+_OF_PERCENT = 2
+"""Decimals where 100 is the largest, and 91.25 may be another."""
+_CLOCKS_APART = 60
+"""Seconds by which a file server's clock may be ahead of ours."""
+_AGES = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_SHORT = {
+    "best_model_checkpoint": "best",
+    "best_model_path": "best",
+    "named best": "best",
+    "last_checkpoint": "latest",
+    "latest_checkpointed_iteration.txt": "latest",
+}
+"""What frameworks call the two pointers that everybody knows."""
 Column = tuple[str, list[str]]
 
 
-def list_text(listing: Listing, look: Look) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStyle:
+    """How a list is shown.
+
+    Attributes:
+        now: The time that ages are counted from, in seconds since 1970.
+        width: Columns of the terminal; None where it goes elsewhere, and nothing is shortened.
+        long: Whether all that is known is shown.
+        colour: Whether to write colour.
+        wanted: Metrics that somebody asked for: their columns always stay.
+    """
+
+    now: float
+    width: int | None = None
+    long: bool = False
+    colour: bool = False
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def is_cut(self) -> bool:
+        """Tell whether what takes much room is left out or shortened."""
+        return self.width is not None and not self.long
+
+
+def list_text(listing: Listing, style: ListStyle) -> str:
     """Return the series below their headings; what is a series of its own comes last, in one table."""
     alone = [one.checkpoints[0] for one in listing.series if len(one.checkpoints) == 1]
     several = [one for one in listing.series if len(one.checkpoints) > 1]
     if not several:
-        return flat_text(listing, look)
+        return flat_text(listing, style)
     left_out: dict[str, None] = {}
     parts = []
     for one in several:
-        table, narrow = _series_table(one, listing, look)
-        parts.append("\n".join([*_heading(one, listing, look), table]))
+        table, narrow = _series_table(one, listing, style)
+        parts.append("\n".join([*_heading_lines(one, listing, style), table]))
         left_out |= dict.fromkeys(narrow)
     if alone:
-        place = _place(alone)
+        place = _common_directory(alone)
         title = counted(len(alone), "single checkpoint") + (f" in {printable(place)}" if place else "")
-        table, narrow = _table(alone, listing, look, place)
-        parts.append(f"{_bold(_shortened(title, look), look)}\n{table}")
+        table, narrow = _mixed_table(alone, listing, style, place)
+        parts.append(f"{_bold(_shorten_line(title, style), style)}\n{table}")
         left_out |= dict.fromkeys(narrow)
-    return "\n\n".join([*parts, *_footer(listing, left_out, look)])
+    return "\n\n".join([*parts, *_footer_lines(listing, left_out, style)])
 
 
-def flat_text(listing: Listing, look: Look) -> str:
+def flat_text(listing: Listing, style: ListStyle) -> str:
     """Return one line a checkpoint, below a heading, with its whole path."""
     rows = listing.checkpoints
-    columns = _columns(rows, listing, look, None)
-    text, left_out = _drawn([printable(row.entry.path) for row in rows], columns, rows, look, "")
-    return "\n\n".join([text, *_left_out(left_out)])
+    columns = _columns(rows, listing, style, None)
+    text, left_out = _draw_table([printable(row.entry.path) for row in rows], columns, rows, style, "")
+    return "\n\n".join([text, *_left_out_line(left_out)])
 
 
-# Around the tables ----------------------------------------------------------------------------------
+# Above and below the tables -------------------------------------------------------------------------
 
 
-def _heading(series: ListedSeries, listing: Listing, look: Look) -> Iterator[str]:
-    yield _bold(_shortened(printable(series.key), look), look)
-    yield from _wrapped(list(_facts(series, listing, look)), look.width)
+def _heading_lines(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
+    yield _bold(_shorten_line(printable(series.key), style), style)
+    yield from _wrap_facts(list(_heading_facts(series, listing, style)), style.width)
 
 
-def _facts(series: ListedSeries, listing: Listing, look: Look) -> Iterator[str]:
-    together, place = f"{len(series.checkpoints):,} checkpoints", _place(series.checkpoints)
+def _heading_facts(series: ListedSeries, listing: Listing, style: ListStyle) -> Iterator[str]:
+    together, place = f"{len(series.checkpoints):,} checkpoints", _common_directory(series.checkpoints)
     yield together if series.key.startswith(place) else f"{together} in {printable(place)}"
     if series.format:
         yield series.format
@@ -84,9 +115,9 @@ def _facts(series: ListedSeries, listing: Listing, look: Look) -> Iterator[str]:
             first, last = (number(value) for value in span)
             yield f"{name} {first}" if first == last else f"{name}s {first}–{last}"
     if series.newest is not None:
-        age = age_of(series.newest, look)
+        age = age_of(series.newest, style)
         yield {"now": "newest just now", FUTURE: "newest dated in the future"}.get(age, f"newest {age} ago")
-    yield _states(series)
+    yield _state_counts(series)
     if listing.best is not None:
         yield _best_fact(series, listing.best)
     if any(one.kept is not None for one in series.checkpoints):
@@ -94,7 +125,7 @@ def _facts(series: ListedSeries, listing: Listing, look: Look) -> Iterator[str]:
         yield f"{len(gone):,} to remove" + (f" ({file_size(total_bytes(gone))})" if gone else "")
 
 
-def _states(series: ListedSeries) -> str:
+def _state_counts(series: ListedSeries) -> str:
     states = Counter(one.state for one in series.checkpoints)
     if len(states) == 1:
         return f"all {next(iter(states))}"
@@ -118,7 +149,7 @@ def _best_fact(series: ListedSeries, metric: str) -> str:
     return printable(f"best {metric} {value:.6g}{place}")
 
 
-def _wrapped(facts: Sequence[str], width: int | None) -> Iterator[str]:
+def _wrap_facts(facts: Sequence[str], width: int | None) -> Iterator[str]:
     """Yield facts in lines that break between them alone."""
     line = ""
     for fact in facts:
@@ -130,42 +161,44 @@ def _wrapped(facts: Sequence[str], width: int | None) -> Iterator[str]:
     yield f"{_INDENT}{line}"
 
 
-def _footer(listing: Listing, left_out: dict[str, None], look: Look) -> Iterator[str]:
+def _footer_lines(listing: Listing, left_out: dict[str, None], style: ListStyle) -> Iterator[str]:
     """Yield what all series come to, and what is not shown."""
     lines = []
     if len(listing.series) > 1:
         together = counted(len(listing.checkpoints), "checkpoint")
         nbytes = file_size(total_bytes(one.entry for one in listing.checkpoints))
         lines.append(f"{together} in {len(listing.series):,} series, {nbytes}")
-    lines += _left_out(left_out)
+    lines += _left_out_line(left_out)
     if lines:
         yield "\n".join(lines)
 
 
-def _left_out(headings: Iterable[str]) -> list[str]:
+def _left_out_line(headings: Iterable[str]) -> list[str]:
     told = printable(", ".join(headings))
     return [f"not shown: {told} (-v shows all)"] if told else []
 
 
-def _shortened(text: str, look: Look) -> str:
-    return text if look.width is None else shortened(text, look.width)
+def _shorten_line(text: str, style: ListStyle) -> str:
+    return text if style.width is None else shorten(text, style.width)
 
 
 # Tables ---------------------------------------------------------------------------------------------
 
 
-def _series_table(series: ListedSeries, listing: Listing, look: Look) -> tuple[str, list[str]]:
+def _series_table(series: ListedSeries, listing: Listing, style: ListStyle) -> tuple[str, list[str]]:
     """Return the rows of one series, and what is left out of them."""
     rows = series.checkpoints
-    place = _place(rows)
-    columns = _columns(rows, listing, look, series)
-    return _drawn([_below(row, place) for row in rows], columns, rows, look, _INDENT)
+    place = _common_directory(rows)
+    columns = _columns(rows, listing, style, series)
+    return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
 
 
-def _table(rows: Sequence[Listed], listing: Listing, look: Look, place: str) -> tuple[str, list[str]]:
+def _mixed_table(
+    rows: Sequence[Listed], listing: Listing, style: ListStyle, place: str
+) -> tuple[str, list[str]]:
     """Return checkpoints of any series below one directory, and what is left out of them."""
-    columns = _columns(rows, listing, look, None)
-    return _drawn([_below(row, place) for row in rows], columns, rows, look, _INDENT)
+    columns = _columns(rows, listing, style, None)
+    return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
 
 
 def _directory(row: Listed) -> str:
@@ -174,70 +207,70 @@ def _directory(row: Listed) -> str:
     return "" if directory == os.curdir else directory
 
 
-def _place(rows: Sequence[Listed]) -> str:
+def _common_directory(rows: Sequence[Listed]) -> str:
     """Return the directory that checkpoints lie below; nothing for the current one."""
     return os.path.commonpath([_directory(row) for row in rows])
 
 
-def _below(row: Listed, place: str) -> str:
+def _path_below(row: Listed, place: str) -> str:
     """Return a checkpoint's path below a directory that it lies in."""
     return printable(os.path.join(_directory(row)[len(place) :].lstrip(os.sep), row.entry.name))
 
 
 def _columns(
-    rows: Sequence[Listed], listing: Listing, look: Look, series: ListedSeries | None
+    rows: Sequence[Listed], listing: Listing, style: ListStyle, series: ListedSeries | None
 ) -> list[Column]:
     """Return the columns behind the names; those of one series leave out what its heading says."""
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1} if series is None else set()
     columns: list[Column] = []
     if series is None or series.format is None:
         columns.append(("format", [row.entry.format or "" for row in rows]))
-    columns.append(("epoch", [count(row.entry.epoch) for row in rows]))
-    columns.append(("step", [count(row.entry.step) for row in rows]))
+    columns.append(("epoch", [count_cell(row.entry.epoch) for row in rows]))
+    columns.append(("step", [count_cell(row.entry.step) for row in rows]))
     of_series = ["" if row.entry.group in alone else row.entry.group for row in rows]
-    for name in shown_metrics(rows, look):
+    for name in shown_metrics(rows, style):
         columns.append((printable(name), metric_cells([metric_of(row, name) for row in rows], of_series)))
-    columns.append(("size", [size(row) for row in rows]))
-    if look.long:
-        columns.append(("changed", [moment(row) for row in rows]))
+    columns.append(("size", [file_size(row.entry.nbytes) for row in rows]))
+    if style.long:
+        columns.append(("changed", [local_time(row) for row in rows]))
         columns.append(("holds", [printable(row.entry.holds) for row in rows]))
     else:
-        columns.append(("age", [age_of(row, look) for row in rows]))
-    columns.append(("policy", [fate(row, look) for row in rows]))
-    if series is None or look.long or len({row.state for row in rows}) > 1:
+        columns.append(("age", [age_of(row, style) for row in rows]))
+    columns.append(("policy", [policy_cell(row, style) for row in rows]))
+    if series is None or style.long or len({row.state for row in rows}) > 1:
         columns.append(("state", [row.state for row in rows]))
-    told = [notes(row, look, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
-    columns.append(("notes", [_cut(one, _MOST_NOTES) if look.is_cut else one for one in told]))
+    told = [notes_cell(row, style, is_alone=row.entry.group in alone, best=listing.best) for row in rows]
+    columns.append(("notes", [_cut(one, _MOST_NOTES) if style.is_cut else one for one in told]))
     return columns
 
 
-def _drawn(
-    names: Sequence[str], columns: Sequence[Column], rows: Sequence[Listed], look: Look, indent: str
+def _draw_table(
+    names: Sequence[str], columns: Sequence[Column], rows: Sequence[Listed], style: ListStyle, indent: str
 ) -> tuple[str, list[str]]:
     """Return lines below their headings, and the headings of what is left out."""
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
-    width = _ANY_WIDTH if not look.is_cut or look.width is None else look.width - len(indent)
-    dispensable = _dispensable(columns, rows, look) if look.is_cut else []
-    lines, left_out = aligned(
+    width = _ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
+    dispensable = _dispensable(columns, rows, style) if style.is_cut else []
+    lines, left_out = text_table(
         headings, cells, width=width, left=_LEFT, dispensable=dispensable, narrowest=_NARROWEST_NAME
     )
-    hidden = [] if not look.is_cut else [*_hidden_metrics(rows, look), *left_out]
-    told = [f"{indent}{_dim(_cut(lines[0], width), look)}"]
+    hidden = [] if not style.is_cut else [*_hidden_metrics(rows, style), *left_out]
+    told = [f"{indent}{_dim(_cut(lines[0], width), style)}"]
     for line, row in zip(lines[1:], rows, strict=True):
-        told.append(f"{indent}{_coloured(_cut(line, width), row, look)}")
+        told.append(f"{indent}{_colour_row(_cut(line, width), row, style)}")
     return "\n".join(told), hidden
 
 
-def _hidden_metrics(rows: Sequence[Listed], look: Look) -> list[str]:
-    shown = shown_metrics(rows, look)
-    everything = Look(now=look.now, wanted=look.wanted)
+def _hidden_metrics(rows: Sequence[Listed], style: ListStyle) -> list[str]:
+    shown = shown_metrics(rows, style)
+    everything = ListStyle(now=style.now, wanted=style.wanted)
     return [name for name in shown_metrics(rows, everything) if name not in shown]
 
 
-def _dispensable(columns: Sequence[Column], rows: Sequence[Listed], look: Look) -> list[str]:
+def _dispensable(columns: Sequence[Column], rows: Sequence[Listed], style: ListStyle) -> list[str]:
     """Return what a narrow table does without, in this order: metrics, the last first, then the rest."""
-    metrics = [printable(name) for name in shown_metrics(rows, look) if name not in look.wanted]
+    metrics = [printable(name) for name in shown_metrics(rows, style) if name not in style.wanted]
     has_epochs = any(row.entry.epoch is not None for row in rows)
     others = [*(["step"] if has_epochs else []), "format", "age"]
     headings = {heading for heading, _ in columns}
@@ -251,21 +284,198 @@ def _cut(text: str, room: int) -> str:
 # Colour ---------------------------------------------------------------------------------------------
 
 
-def _coloured(line: str, row: Listed, look: Look) -> str:
+def _colour_row(line: str, row: Listed, style: ListStyle) -> str:
     if row.entry.fault is not None or row.entry.danger is not None:
-        return styled(line, "red", look.colour)
+        return colour_text(line, "red", style.colour)
     if row.kept == ():
-        return styled(line, "yellow", look.colour)
-    return styled(line, "green", look.colour and row.is_best)
+        return colour_text(line, "yellow", style.colour)
+    return colour_text(line, "green", style.colour and row.is_best)
 
 
-def _bold(text: str, look: Look) -> str:
+def _bold(text: str, style: ListStyle) -> str:
     import typer
 
-    return typer.style(text, bold=True) if look.colour else text
+    return typer.style(text, bold=True) if style.colour else text
 
 
-def _dim(text: str, look: Look) -> str:
+def _dim(text: str, style: ListStyle) -> str:
     import typer
 
-    return typer.style(text, dim=True) if look.colour else text
+    return typer.style(text, dim=True) if style.colour else text
+
+
+# Cells: times and counts ----------------------------------------------------------------------------
+
+
+def age_of(listed: Listed, style: ListStyle) -> str:
+    """Return how long ago a checkpoint was changed."""
+    return age_words(style.now - listed.entry.modified_ns / 10**9)
+
+
+def age_words(seconds: float) -> str:
+    """Return how long ago something was, in its largest unit; what is dated ahead lies in the future."""
+    if seconds <= -_CLOCKS_APART:
+        return FUTURE
+    for length, unit in _AGES:
+        if seconds >= length:
+            return f"{int(seconds // length)} {unit}"
+    return "now"
+
+
+def local_time(listed: Listed) -> str:
+    """Return when a checkpoint was changed, in local time; nothing for a time that no calendar holds."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.entry.modified_ns // 10**9))
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def utc_time(nanoseconds: int) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the second; None for one beyond what calendars hold."""
+    try:
+        when = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{when:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def count_cell(value: float | None) -> str:
+    """Return an epoch or a step, or nothing."""
+    return "" if value is None else number(value)
+
+
+# Cells: metrics -------------------------------------------------------------------------------------
+
+
+def metric_of(listed: Listed, name: str) -> float | None:
+    """Return a metric as it is, NaN and infinities too."""
+    entry = listed.entry
+    return entry.metrics.get(name, entry.loss if name == "loss" else None)
+
+
+def shown_metrics(rows: Sequence[Listed], style: ListStyle) -> list[str]:
+    """Return the metrics that say something, those that were asked for first.
+
+    A loss that is another metric of each checkpoint, under its general name, says nothing new.
+    """
+    known = known_metrics(row.entry for row in rows)
+    if "loss" in known and any(_is_same_metric(rows, "loss", name) for name in known if name != "loss"):
+        known.remove("loss")
+    wanted = [name for name in dict.fromkeys(style.wanted) if name in known]
+    ordered = [*wanted, *(name for name in known if name not in wanted)]
+    return ordered[: max(METRICS_SHOWN, len(wanted))] if style.is_cut else ordered
+
+
+def _is_same_metric(rows: Sequence[Listed], one: str, other: str) -> bool:
+    pairs = ((metric_of(row, one), metric_of(row, other)) for row in rows)
+    return all(a is None or a == b for a, b in pairs)
+
+
+def metric_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
+    """Return a column of numbers, all of one width, their decimal points below one another.
+
+    Those of one series have as many decimals each, as few as tell them apart, unless that makes some of them
+    long.
+
+    Args:
+        values: The numbers; None where there is none.
+        series: Which series each is of; without it all are of one.
+    """
+    keys = [""] * len(values) if series is None else series
+    written = {
+        key: iter(_with_decimals([value for value, own in zip(values, keys, strict=True) if own == key]))
+        for key in dict.fromkeys(keys)
+    }
+    cells = [next(written[key]) for key in keys]
+    before = max(map(_decimal_point, cells), default=0)
+    aligned = [" " * (before - _decimal_point(cell)) + cell if cell else "" for cell in cells]
+    width = max(map(len, aligned), default=0)
+    return [cell.ljust(width) if cell else "" for cell in aligned]
+
+
+def _with_decimals(values: Sequence[float | None]) -> list[str]:
+    """Return numbers with as many decimals each."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    decimals = _decimals(known)
+    cells = ["" if value is None else _number_cell(value, decimals) for value in values]
+    numbers = [cell for cell in cells if _is_number(cell)]
+    while decimals and numbers and all(cell.endswith("0") for cell in numbers):
+        decimals -= 1
+        cells = [cell[:-1].rstrip(".") if _is_number(cell) else cell for cell in cells]
+        numbers = [cell for cell in cells if _is_number(cell)]
+    return cells
+
+
+def _decimals(known: Sequence[float]) -> int | None:
+    """Return how many decimals numbers need; None where some of them would be long."""
+    sizes = [abs(value) for value in known if value]
+    if not sizes:
+        return 0
+    largest = math.floor(math.log10(max(sizes)))
+    usual = _DIGITS - 1 - largest if largest != 2 else _OF_PERCENT
+    fewest = max(0, usual, 1 - math.floor(math.log10(min(sizes))))
+    if fewest + max(largest, 0) + 1 > _LONGEST:
+        return None
+    different = set(known)
+    for decimals in range(fewest, _LONGEST - max(largest, 0)):
+        if len({f"{value:.{decimals}f}" for value in different}) == len(different):
+            return decimals
+    return fewest
+
+
+def _number_cell(value: float, decimals: int | None) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if decimals is None or math.isinf(value):
+        return f"{value:.{_DIGITS}g}"
+    return f"{value:.{decimals}f}"
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("-")[:1].isdigit()  # neither NaN nor inf
+
+
+def _decimal_point(cell: str) -> int:
+    """Return where a number's decimal point is, or would be."""
+    if not _is_number(cell):
+        return len(cell)
+    ends = [at for mark in ".e" if (at := cell.find(mark)) >= 0]
+    return min(ends, default=len(cell))
+
+
+# Cells: notes ---------------------------------------------------------------------------------------
+
+
+def notes_cell(listed: Listed, style: ListStyle, *, is_alone: bool, best: str | None = None) -> str:
+    """Return what makes a checkpoint special, and what is wrong with it where there is room for it.
+
+    Args:
+        listed: The checkpoint.
+        style: How much is told.
+        is_alone: Whether it is a series of its own, of which to be the newest means nothing.
+        best: The metric by which it is the best, if it is.
+    """
+    return printable(", ".join(_note_words(listed, style, is_alone=is_alone, best=best)))
+
+
+def _note_words(listed: Listed, style: ListStyle, *, is_alone: bool, best: str | None) -> Iterator[str]:
+    if listed.is_newest and not is_alone:
+        yield "newest"
+    if listed.is_best and best is not None:
+        yield f"best {best}"
+    reasons = listed.protected if style.long else [_SHORT.get(one, one) for one in listed.protected]
+    yield from dict.fromkeys(reasons)
+    fault, danger = listed.entry.fault, listed.entry.danger
+    if fault is not None and not style.is_cut:
+        yield fault.partition(": ")[2] or fault
+    if danger is not None and not style.is_cut:
+        yield danger
+
+
+def policy_cell(listed: Listed, style: ListStyle) -> str:
+    """Return what a policy would do with a checkpoint, and why; nothing where none was asked for."""
+    if listed.kept is None:
+        return ""
+    if not listed.kept:
+        return "remove"
+    return f"keep: {printable(', '.join(listed.kept))}" if style.long else "keep"

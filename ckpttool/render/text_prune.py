@@ -1,4 +1,4 @@
-"""What people read of ``prune``: what stays and why, what goes, and why one of them does."""
+"""The text of ``prune``: what stays or goes and why, one checkpoint explained, and an emptied trash."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from itertools import groupby
 from shlex import quote
 from typing import NamedTuple
 
-from ckpttool.render.aligned import columns, padded, shortened
-from ckpttool.render.escape import printable
-from ckpttool.render.text_findings import styled
-from ckpttool.render.text_numbers import file_size
+from ckpttool.render.numbers import file_size
+from ckpttool.render.terminal import colour_text, display_width, pad, printable, shorten
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
+from ckpttool.series.pruning.explanation import Explanation
 from ckpttool.series.pruning.prune import Pruned, strangers
 from ckpttool.series.retention.plan import GroupPlan
 from ckpttool.series.undoing.trash import Emptied
@@ -29,12 +28,15 @@ _ELLIPSIS = "…"
 _INDENT = len("  remove  ")
 
 
-class _Row(NamedTuple):
+class _PlanRow(NamedTuple):
     """A checkpoint's line in a plan."""
 
     verb: str
     name: str
     told: str
+
+
+# The plan -------------------------------------------------------------------------------------------
 
 
 def plan_text(
@@ -51,7 +53,7 @@ def plan_text(
         colour: Whether what goes is coloured.
         verbose: Whether everything is shown.
     """
-    shown = [one for one in groups if verbose or not (_is_single(one) or _is_unruled(one))]
+    shown = [one for one in groups if verbose or not (_is_single(one) or _is_without_rules(one))]
     parts = ["\n".join(_group_lines(one, width, colour, verbose)) for one in shown]
     if not verbose:
         parts += _folded_groups(groups)
@@ -60,24 +62,24 @@ def plan_text(
 
 def _is_single(group: GroupPlan) -> bool:
     is_alone = len(group.keep) == 1 and not group.remove and group.failed is None
-    return is_alone and group.skipped is None and _is_ordinary(group.keep[0].entry)
+    return is_alone and group.skipped is None and _is_sound_and_safe(group.keep[0].entry)
 
 
-def _is_ordinary(entry: Entry) -> bool:
+def _is_sound_and_safe(entry: Entry) -> bool:
     return entry.is_sound and entry.danger is None
 
 
-def _is_unruled(group: GroupPlan) -> bool:
+def _is_without_rules(group: GroupPlan) -> bool:
     """Tell whether nobody asked for anything of a series, and nothing came of it."""
     return group.policy is None and group.failed is None
 
 
 def _folded_groups(groups: Sequence[GroupPlan]) -> Iterator[str]:
     """Yield a line for all series that are not shown, kind by kind."""
-    unruled = sum(map(_is_unruled, groups))
+    unruled = sum(map(_is_without_rules, groups))
     if unruled and any(one.policy is not None for one in groups):
         yield f"{unruled:,} series kept that no rule is for (-v shows them)"
-    if singles := [one.keep[0].entry for one in groups if _is_single(one) and not _is_unruled(one)]:
+    if singles := [one.keep[0].entry for one in groups if _is_single(one) and not _is_without_rules(one)]:
         advice = "" if len(singles) == 1 else "; --series GLOB makes some of them one series"
         yield f"{counted(len(singles), 'single checkpoint')} kept (-v shows them{advice})"
 
@@ -93,74 +95,74 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
     }
     for word, why in told.items():
         if why is not None:
-            yield from _wrapped(f"  {word}: ", printable(why), width)
+            yield from _wrap_reason(f"  {word}: ", printable(why), width)
     if is_listed and not verbose:
         size = file_size(sum(kept.entry.contents.nbytes for kept in group.keep))
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
     rows = _rows(group, verbose)
-    names = max((columns(row.name) for row in rows if not _is_note(row)), default=0)
+    names = max((display_width(row.name) for row in rows if not _is_note(row)), default=0)
     if width is not None:
         reasons = max((len(row.told) for row in rows), default=0)
         names = min(names, max(width - _INDENT - 2 - min(reasons, _WIDEST), _NARROWEST))
-    fitted = iter(_fitted([row.name for row in rows if not _is_note(row)], names))
+    fitted = iter(_shorten_names([row.name for row in rows if not _is_note(row)], names))
     for row in rows:
-        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{padded(next(fitted), names)}  ")
-        for line in _wrapped(head, row.told, width):
-            yield styled(line, "yellow", colour and row.verb == "remove")
+        head = f"  {row.verb:<6}  " + (row.name if _is_note(row) else f"{pad(next(fitted), names)}  ")
+        for line in _wrap_reason(head, row.told, width):
+            yield colour_text(line, "yellow", colour and row.verb == "remove")
 
 
-def _is_note(row: _Row) -> bool:
+def _is_note(row: _PlanRow) -> bool:
     """Tell whether a line is no checkpoint's, but says how many more there are."""
     return row.name.startswith(_ELLIPSIS)
 
 
-def _fitted(names: Sequence[str], room: int) -> list[str]:
+def _shorten_names(names: Sequence[str], room: int) -> list[str]:
     """Return names as far as there is room: what all of them begin with goes first."""
-    excess = max(map(columns, names), default=0) - room
-    if 0 < excess < _shared(names):
+    excess = max(map(display_width, names), default=0) - room
+    if 0 < excess < _shared_prefix_length(names):
         names = [_ELLIPSIS + name[excess + 1 :] for name in names]
-    return [shortened(name, room) for name in names]
+    return [shorten(name, room) for name in names]
 
 
-def _shared(names: Sequence[str]) -> int:
+def _shared_prefix_length(names: Sequence[str]) -> int:
     """Return how many characters all names begin with alike."""
     first, last = min(names), max(names)
     alike = (at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
     return next(alike, min(len(first), len(last)))
 
 
-def _wrapped(head: str, told: str, width: int | None) -> list[str]:
+def _wrap_reason(head: str, told: str, width: int | None) -> list[str]:
     """Return a text behind a head, its further lines below its first; below the head where that is long."""
-    if width is None or columns(head) + columns(told) <= width:
+    if width is None or display_width(head) + display_width(told) <= width:
         return [f"{head}{told}".rstrip()]
-    if width - columns(head) >= _NARROWEST:
-        indent = " " * columns(head)
+    if width - display_width(head) >= _NARROWEST:
+        indent = " " * display_width(head)
         first, *more = textwrap.wrap(told, width, initial_indent=indent, subsequent_indent=indent)
         return [head + first[len(indent) :], *more]
     below = " " * _INDENT
     return [head.rstrip(), *textwrap.wrap(told, width, initial_indent=below, subsequent_indent=below)]
 
 
-def _rows(group: GroupPlan, verbose: bool) -> list[_Row]:
+def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
     is_long = len(group.keep) > _MOST and not verbose
-    rows: list[_Row] = []
+    rows: list[_PlanRow] = []
     entries = [*(kept.entry for kept in group.keep), *group.remove]
     is_spread = len({entry.directory for entry in entries}) > 1
-    for reasons, alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe(kept.entry))):
+    for reasons, alike in groupby(group.keep, lambda kept: (*kept.reasons, *_unsafe_note(kept.entry))):
         found = [kept.entry for kept in alike]
         told = ", ".join(reasons)
-        rows += _folded("keep", found, [told] * len(found), is_long, is_spread)
+        rows += _fold_alike("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
     for has_strangers, going in groupby(group.remove, lambda entry: bool(strangers(entry))):
         gone = list(going)
-        facts = [(file_size(one.contents.nbytes), _strangers(one), *_unsafe(one)) for one in gone]
+        facts = [(file_size(one.contents.nbytes), _stranger_words(one), *_unsafe_note(one)) for one in gone]
         said = [", ".join(filter(None, one)) for one in facts]
-        rows += _folded("remove", gone, said, is_long and not has_strangers, is_spread)
+        rows += _fold_alike("remove", gone, said, is_long and not has_strangers, is_spread)
     return rows
 
 
-def _strangers(entry: Entry) -> str:
+def _stranger_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
     names = strangers(entry)
     if not names:
@@ -170,17 +172,17 @@ def _strangers(entry: Entry) -> str:
     return f"with {', '.join(first)}{more} in it"
 
 
-def _unsafe(entry: Entry) -> tuple[str, ...]:
+def _unsafe_note(entry: Entry) -> tuple[str, ...]:
     """Return the word for a checkpoint that is unsafe to load; that decides nothing here."""
     return () if entry.danger is None else ("unsafe",)
 
 
-def _folded(
+def _fold_alike(
     verb: str, entries: Sequence[Entry], told: Sequence[str], is_long: bool, is_spread: bool
-) -> Iterator[_Row]:
+) -> Iterator[_PlanRow]:
     """Yield the lines of checkpoints that are alike: of many the first few, and the last."""
     rows = [
-        _Row(verb, printable(entry.path if is_spread else entry.name), printable(why))
+        _PlanRow(verb, printable(entry.path if is_spread else entry.name), printable(why))
         for entry, why in zip(entries, told, strict=True)
     ]
     if not is_long or len(rows) <= _ALIKE:
@@ -189,17 +191,20 @@ def _folded(
     hidden = entries[_FIRST:-1]
     size = file_size(sum(entry.contents.nbytes for entry in hidden))
     yield from rows[:_FIRST]
-    yield _Row(verb, f"{_ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
+    yield _PlanRow(verb, f"{_ELLIPSIS} {len(hidden):,} more, {size} (-v shows them)", "")
     yield rows[-1]
+
+
+# The total ------------------------------------------------------------------------------------------
 
 
 def total_line(pruned: Pruned) -> str:
     """Return what a prune came to, in one line; a further one says how much too large all is together."""
     over = () if pruned.declined or pruned.failed else pruned.plan.excess
-    return "\n".join([_total(pruned), *(f"too large: {excess}" for excess in over)])
+    return "\n".join([_total_words(pruned), *(f"too large: {excess}" for excess in over)])
 
 
-def _total(pruned: Pruned) -> str:
+def _total_words(pruned: Pruned) -> str:
     removed = sum(entry.path not in pruned.failed for entry in pruned.plan.removals)
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")
@@ -207,7 +212,7 @@ def _total(pruned: Pruned) -> str:
     if not removed and not pruned.failed and not _has_rules(pruned):
         return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
     if pruned.failed:
-        return _failures(pruned, removed)
+        return _failure_words(pruned, removed)
     if not removed and pruned.declined:
         return f"nothing removed of {checkpoints}"
     if not removed:
@@ -215,13 +220,13 @@ def _total(pruned: Pruned) -> str:
     if pruned.trash is not None:
         size = file_size(pruned.trashed_bytes)
         verb = "would move" if pruned.dry_run else "moved"
-        return f"{verb} {removed:,} of {checkpoints} to the trash, {size}{_taken_back(pruned)}"
+        return f"{verb} {removed:,} of {checkpoints} to the trash, {size}{_recovery_words(pruned)}"
     if pruned.dry_run:
         return f"would remove {removed:,} of {checkpoints} and free {file_size(pruned.freed_bytes)}"
     return f"removed {removed:,} of {checkpoints}, {file_size(pruned.freed_bytes)} freed"
 
 
-def _taken_back(pruned: Pruned) -> str:
+def _recovery_words(pruned: Pruned) -> str:
     """Return what takes back what was done; nothing was, in a dry run."""
     if pruned.dry_run:
         return ""
@@ -238,7 +243,7 @@ def _has_rules(pruned: Pruned) -> bool:
     return pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups)
 
 
-def _failures(pruned: Pruned, removed: int) -> str:
+def _failure_words(pruned: Pruned, removed: int) -> str:
     """Return what a prune came to that could not do all that it was to."""
     reasons = list(dict.fromkeys(pruned.failed.values()))
     told = reasons[0] + (", …" if len(reasons) > 1 else "")
@@ -247,6 +252,9 @@ def _failures(pruned: Pruned, removed: int) -> str:
     freed = "" if is_trash else f", {file_size(pruned.freed_bytes)} freed"
     line = f"{verb} {removed:,} of {removed + len(pruned.failed):,}{freed}"
     return f"{line}; {len(pruned.failed):,} failed: {printable(told)}"
+
+
+# An emptied trash -----------------------------------------------------------------------------------
 
 
 def empty_text(emptied: Sequence[Emptied]) -> str:
@@ -259,3 +267,28 @@ def empty_text(emptied: Sequence[Emptied]) -> str:
     if any(one.dry_run for one in emptied):
         return f"would remove {counted(count, 'checkpoint')} from the trash and free {size}"
     return f"removed {counted(count, 'checkpoint')} from the trash, {size} freed"
+
+
+# One checkpoint explained ---------------------------------------------------------------------------
+
+
+def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
+    """Return whether it stays, where it stands in its series, and what speaks for and against it."""
+    return "\n".join(_explain_lines(explanation, colour))
+
+
+def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
+    if explanation.asked is not None:
+        yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
+    verb = "stays" if explanation.stays else "goes"
+    yield colour_text(
+        f"{printable(explanation.entry.path)} {verb}", "yellow", colour and not explanation.stays
+    )
+    place = "; ".join(explanation.place)
+    yield f"  {printable(explanation.key)}{': ' if place else ''}{printable(place)}"
+    for reason in explanation.reasons:
+        yield f"  for      {printable(reason)}"
+    if not explanation.reasons:
+        yield "  for      nothing: no rule keeps it, nothing points at it, it is not pinned"
+    for reason in explanation.against:
+        yield f"  against  {printable(reason)}"

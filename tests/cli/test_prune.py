@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli import asking
+from ckpttool.cli import consent
 from ckpttool.formats import open_checkpoint
 from ckpttool.series.pruning.prune import strangers
 from ckpttool.series.surveying.survey import survey
@@ -525,7 +525,7 @@ def test_yes_leaves_stdin_alone(run, series: Path, piped) -> None:
 def test_a_pipe_that_nobody_writes_to_is_no_answer(
     run, series: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_PATIENCE", 0.0)
+    monkeypatch.setattr(consent, "_PATIENCE", 0.0)
     reader, writer = os.pipe()
     with open(reader) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)

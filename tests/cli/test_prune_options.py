@@ -17,11 +17,11 @@ import pytest
 import typer
 import typer.main
 
+from ckpttool.cli.options import Depth, Mode
 from ckpttool.cli.prune import prune
-from ckpttool.cli.retaining import wishes
+from ckpttool.cli.prune_options import read_prune_options
 from ckpttool.cli.retention_config import KEYS
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
-from ckpttool.cli.series import Depth, Mode
 from ckpttool.series.members import order
 from ckpttool.series.pruning import planning
 from ckpttool.series.pruning.planning import Request
@@ -72,7 +72,7 @@ def test_an_option_offers_what_the_library_knows(offered: type[Enum], known: obj
 def test_what_was_not_given_is_left_to_the_defaults() -> None:
     given: dict[str, Any] = dict.fromkeys(inspect.signature(prune).parameters)
     given |= {"keep_names": [], "exclude": [], "recursive": False, "keep_last": 3, "max_depth": 0}
-    wanted = wishes("runs", given)
+    wanted = read_prune_options("runs", given)
     assert wanted.policies == Policies(Policy(keep_last=3))
     assert wanted.requests() == [
         Request(directory="runs", policies=wanted.policies, exclude=(), max_depth=0),
@@ -223,7 +223,7 @@ def test_the_recipes_are_understood(options: str, tmp_path: Path, monkeypatch: p
     command = typer.main.get_command(alone)
     given = command.make_context("prune", shlex.split(options)).params
     directory = given["directory"]
-    wanted = wishes(None if directory is None else str(directory), given)
+    wanted = read_prune_options(None if directory is None else str(directory), given)
     if not given["empty_trash"]:
         (request,) = wanted.requests()
         assert request.directory == str(directory or ".")

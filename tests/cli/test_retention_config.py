@@ -66,7 +66,7 @@ def test_every_key() -> None:
         jobs = 2
         """
     )
-    assert found.said == {
+    assert found.values == {
         "paths": ("runs", os.path.join("..", "other")),
         "failed": "list",
         "recursive": True,
@@ -130,7 +130,7 @@ def test_rules_of_series() -> None:
 
 def test_a_number_is_a_count_and_nothing_else() -> None:
     found = told("[retention]\nkeep-last = 1\nmin-age = 0\nmax-delete = 10\n")
-    assert (found.said["min_age"], found.said["max_delete"]) == (0, "10")
+    assert (found.values["min_age"], found.values["max_delete"]) == (0, "10")
     for key in ("keep-within", "max-size", "min-age"):
         with pytest.raises(UsageError, match=rf"^ckpttool.toml\[retention\]: {key}: 60"):
             told(f"[retention]\n{key} = 60\n")
@@ -141,14 +141,14 @@ def test_a_project_has_the_same_table() -> None:
     found = read_retention("a/pyproject.toml")
     assert found is not None
     assert found.policies == Policies(Policy(keep_last=2), (), "a")
-    assert found.said == {"paths": (os.path.join("a", "runs"),)}
+    assert found.values == {"paths": (os.path.join("a", "runs"),)}
 
 
 def test_without_paths_the_directory_of_the_file_is_meant() -> None:
     write(Path("a/ckpttool.toml"), "[retention]\nkeep-last = 2\n")
     found = read_retention("a/ckpttool.toml")
     assert found is not None
-    assert found.said == {"paths": ("a",)}
+    assert found.values == {"paths": ("a",)}
 
 
 def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
@@ -158,7 +158,7 @@ def test_logs_are_relative_to_the_file_or_to_each_run() -> None:
     found = read_retention("a/ckpttool.toml")
     assert found is not None
     there = os.path.join("a", "logs", "all.csv")
-    assert found.said["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
+    assert found.values["metrics"] == (there, f"{there}:epoch+1", "metrics.csv", "metrics.csv:step")
 
 
 def test_a_file_may_say_nothing_of_it() -> None:

@@ -21,7 +21,7 @@ import torch
 from safetensors.numpy import save_file
 
 from ckpttool.checkpoint import Checkpoint, TrainingState
-from ckpttool.cli.diffing import chosen
+from ckpttool.cli.paths import single_checkpoint
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes
@@ -145,7 +145,7 @@ def test_a_directory_is_replaced_as_a_whole(source: Path, tmp_path: Path, wishes
     torch.save({"one": torch.ones(2)}, tmp_path / "one.pt")
     convert(tmp_path / "one.pt", tmp_path / "out", replace(wishes, force=True))
     assert left(tmp_path) == ["in", "one.pt", "out"]
-    with open_checkpoint(chosen(str(tmp_path / "out"))) as opened:
+    with open_checkpoint(single_checkpoint(str(tmp_path / "out"))) as opened:
         assert list(opened) == ["one"]
     convert(source, tmp_path / "out", replace(wishes, force=True))
     assert below(tmp_path / "out") == before

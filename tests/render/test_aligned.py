@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.aligned import aligned, columns, padded, shortened
+from ckpttool.render.tables import text_table
+from ckpttool.render.terminal import display_width, pad, shorten
 
 NAMES = st.text("ab_.-0模型検証ａé", max_size=40)
 
@@ -20,19 +21,19 @@ def _on_a_terminal(text: str) -> int:
 
 @given(NAMES)
 def test_a_wide_character_takes_two_columns(name: str) -> None:
-    assert columns(name) == _on_a_terminal(name)
+    assert display_width(name) == _on_a_terminal(name)
 
 
 @given(NAMES, st.integers(5, 60))
 def test_a_name_is_shortened_to_the_columns_there_are(name: str, room: int) -> None:
-    short = shortened(name, room)
+    short = shorten(name, room)
     assert _on_a_terminal(short) <= room
     assert short == name or "…" in short
 
 
 @given(st.lists(NAMES.filter(str.strip), min_size=1, max_size=5))
 def test_columns_begin_below_one_another(names: list[str]) -> None:
-    table = aligned(["name", "what"], [(name, "!") for name in names], width=200, left=["what"])
+    table = text_table(["name", "what"], [(name, "!") for name in names], width=200, left=["what"])
     ends = {
         _on_a_terminal(line[: line.rindex(mark)])
         for line, mark in zip(table.lines, ["w", *"!" * len(names)], strict=True)
@@ -42,4 +43,4 @@ def test_columns_begin_below_one_another(names: list[str]) -> None:
 
 @pytest.mark.parametrize(("name", "told"), [("ab", "ab    |"), ("模型", "模型  |")])
 def test_padding_fills_up_to_a_width(name: str, told: str) -> None:
-    assert padded(name, 6) + "|" == told
+    assert pad(name, 6) + "|" == told

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.render.escape import printable
+from ckpttool.render.terminal import printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 """All that a Python string can hold, lone surrogates included."""

@@ -11,8 +11,8 @@ import pytest
 
 from ckpttool.errors import AccessDenied
 from ckpttool.ops.verdict import Status, Verification
-from ckpttool.render.escape import printable
 from ckpttool.render.github import workflow_commands
+from ckpttool.render.terminal import printable
 from ckpttool.report import Finding, error, note, warning
 
 Verified = Callable[..., Verification]

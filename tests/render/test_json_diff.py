@@ -11,8 +11,7 @@ from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange
 from ckpttool.ops.drift import Drift, DriftStep, Point
-from ckpttool.render.json import dumps
-from ckpttool.render.json_diff import diff_document, drift_document
+from ckpttool.render.json import diff_document, drift_document, dumps
 from ckpttool.tensor import Role
 
 F32, F64 = BY_NAME["float32"], BY_NAME["float64"]

@@ -13,8 +13,8 @@ import xmlschema
 
 from ckpttool.errors import AccessDenied
 from ckpttool.ops.verdict import Status, Verification
-from ckpttool.render.escape import printable
 from ckpttool.render.junit import MAX_FINDINGS, junit
+from ckpttool.render.terminal import printable
 from ckpttool.report import error, note
 
 Verified = Callable[..., Verification]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.list_cells import age, metric_cells, moment_utc
+from ckpttool.render.text_list import age_words, metric_cells, utc_time
 
 NAN, INF = float("nan"), float("inf")
 
@@ -62,7 +62,7 @@ def test_what_differs_is_told_apart(values: list[float]) -> None:
 
 
 def test_ages() -> None:
-    assert [age(seconds) for seconds in (-5, 0, 59, 60, 7_200, 3 * 86_400)] == [
+    assert [age_words(seconds) for seconds in (-5, 0, 59, 60, 7_200, 3 * 86_400)] == [
         "now",
         "now",
         "59 s",
@@ -73,8 +73,8 @@ def test_ages() -> None:
 
 
 def test_a_time_that_no_calendar_holds() -> None:
-    assert moment_utc(0) == "1970-01-01T00:00:00Z"
-    assert moment_utc(10**30) is None
+    assert utc_time(0) == "1970-01-01T00:00:00Z"
+    assert utc_time(10**30) is None
 
 
 def test_each_series_has_decimals_of_its_own() -> None:

@@ -16,8 +16,8 @@ import pytest
 from ckpttool.errors import AccessDenied
 from ckpttool.ops.verdict import Verification
 from ckpttool.render import sarif as module
-from ckpttool.render.escape import printable
 from ckpttool.render.sarif import SCHEMA, sarif
+from ckpttool.render.terminal import printable
 from ckpttool.report import error, note
 
 Verified = Callable[..., Verification]

@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 
 from ckpttool.errors import AccessDenied
 from ckpttool.ops.verdict import Safety, Status, Verification
-from ckpttool.render.escape import printable
 from ckpttool.render.summary import MAX_FINDINGS, summary
+from ckpttool.render.terminal import printable
 from ckpttool.report import error
 
 Verified = Callable[..., Verification]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttool.render.text_fluid import fluid_lines
+from ckpttool.render.text import fluid_lines
 
 
 def test_trainers_and_tables() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttool.render.text_undo import undo_text
+from ckpttool.render.text_moves import undo_text
 from ckpttool.series.undoing.undo import Restored, Undone
 
 IDENTITY = "20260102T030405.000006Z-0123abcd"

@@ -1,4 +1,4 @@
-"""What the reports for CI say alike: the verdict in a word, a finding in a line, a path from the root."""
+"""What all reports for CI share: a verdict in a word, a finding in a line, a path from the root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ckpttool.ops.verdict import Check, Safety, Status, Verification
-from ckpttool.render.escape import printable
+from ckpttool.render.terminal import printable
 from ckpttool.report import Finding, Severity, counted
 
 LONGEST = 4096
@@ -17,28 +17,29 @@ VERDICTS = ("invalid", "unsafe", "not run", "valid (safety unknown)", "valid")
 """The words of a verdict, the worst first."""
 
 
-def shown(text: str, longest: int = LONGEST) -> str:
+def printable_cut(text: str, longest: int = LONGEST) -> str:
     """Return a text out of a file, spelled out where it isn't printable and cut where it is endless."""
-    told = printable(text[:longest])
-    return told if max(len(told), len(text)) <= longest else f"{told[: longest - 1]}…"
+    cut = printable(text[:longest])
+    return cut if max(len(cut), len(text)) <= longest else f"{cut[: longest - 1]}…"
 
 
-def sentence(finding: Finding) -> str:
+def finding_sentence(finding: Finding) -> str:
     """Return a finding in one line: what, where, and why it is ignored if it is."""
-    reason = f" (ignored: {shown(finding.ignored)})" if finding.ignored is not None else ""
-    return f"{finding.severity.value} {finding.code}{_place(finding)}: {shown(finding.message)}{reason}"
+    reason = f" (ignored: {printable_cut(finding.ignored)})" if finding.ignored is not None else ""
+    head = f"{finding.severity.value} {finding.code}{_place_words(finding)}"
+    return f"{head}: {printable_cut(finding.message)}{reason}"
 
 
 def message_with_place(finding: Finding) -> str:
     """Return a message with its place behind it, for what shows code and severity in its own way."""
-    return f"{shown(finding.message)}{_place(finding)}"
+    return f"{printable_cut(finding.message)}{_place_words(finding)}"
 
 
-def _place(finding: Finding) -> str:
-    return f" [{shown(finding.where)}]" if finding.where else ""
+def _place_words(finding: Finding) -> str:
+    return f" [{printable_cut(finding.where)}]" if finding.where else ""
 
 
-def verdict(verification: Verification) -> str:
+def verdict_word(verification: Verification) -> str:
     """Return the word for a checkpoint; one that could not be run as asked is not called valid."""
     if not verification.is_valid:
         return "not run" if verification.is_owed else "invalid"
@@ -52,7 +53,7 @@ def findings_of(check: Check, findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.check == check.name]
 
 
-def strays(verification: Verification) -> list[Finding]:
+def findings_without_check(verification: Verification) -> list[Finding]:
     """Return the findings that belong to none of the checks."""
     names = {check.name for check in verification.checks}
     return [finding for finding in verification.findings if finding.check not in names]
@@ -70,14 +71,14 @@ def is_open(finding: Finding) -> bool:
     return finding.ignored is None
 
 
-def verdicts_counted(verifications: Sequence[Verification]) -> str:
+def count_verdicts(verifications: Sequence[Verification]) -> str:
     """Return how many there are, and of which verdict: ``3 checkpoints: 1 invalid, 2 valid``."""
-    words = [verdict(verification) for verification in verifications]
+    words = [verdict_word(verification) for verification in verifications]
     counts = ", ".join(f"{words.count(word):,} {word}" for word in VERDICTS if word in words)
     return f"{counted(len(words), 'checkpoint')}{': ' if counts else ''}{counts}"
 
 
-def ranked(verifications: Sequence[Verification]) -> Iterator[tuple[Verification, Finding]]:
+def rank_findings(verifications: Sequence[Verification]) -> Iterator[tuple[Verification, Finding]]:
     """Yield the open findings: errors first, and of one severity the first of each checkpoint first.
 
     Where only ten are shown, ten checkpoints are named, not ten tensors of one.
@@ -91,7 +92,7 @@ def ranked(verifications: Sequence[Verification]) -> Iterator[tuple[Verification
         yield from ((verification, finding) for _, verification, finding in rounds)
 
 
-def relative(path: str, root: str | None) -> str | None:
+def path_from_root(path: str, root: str | None) -> str | None:
     """Return a path from the root of the sources, with slashes; None for one that doesn't lie below it.
 
     Without a root, a relative path is taken as it is.
@@ -99,11 +100,11 @@ def relative(path: str, root: str | None) -> str | None:
     if root is None:
         inside = None if os.path.isabs(path) else os.path.normpath(path)
     else:
-        inside = _below(os.path.abspath(path), os.path.abspath(root))
+        inside = _path_below(os.path.abspath(path), os.path.abspath(root))
     return inside if inside is None or os.sep == "/" else inside.replace(os.sep, "/")
 
 
-def _below(path: str, root: str) -> str | None:
+def _path_below(path: str, root: str) -> str | None:
     if path == root:
         return "."
     above = root if root.endswith(os.sep) else root + os.sep

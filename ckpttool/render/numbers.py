@@ -1,17 +1,39 @@
-"""Sizes of changes, shapes and values, as people write them."""
+"""Numbers, sizes, shapes and values, as people write them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ckpttool.ops.difference import ABSENT, ValueChange
-from ckpttool.render.escape import printable
-from ckpttool.render.text_numbers import number
+from ckpttool.render.terminal import printable
 
+if TYPE_CHECKING:
+    from ckpttool.ops.difference import ValueChange
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
 _MAX_VALUE = 60
 _FEWEST_DIGITS, _MOST_DIGITS = 4, 17  # 17 tell every two float64 apart
 _SMALL, _LARGE = 0.01, 10_000.0
+
+
+def number(value: object) -> str:
+    """Return a number without digits that nobody reads."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return f"{value:,}" if is_whole else printable(str(value))
+
+
+def file_size(nbytes: int) -> str:
+    """Return bytes as people say them: 1.2 GB, by powers of 1,000."""
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    power = 1
+    while power < len(_UNITS) and nbytes >= 999.5 * 1000**power:
+        power += 1
+    size = nbytes / 1000**power
+    return f"{size:.1f} {_UNITS[power - 1]}" if size < 9.95 else f"{size:.0f} {_UNITS[power - 1]}"
 
 
 def amount(value: float) -> str:
@@ -44,6 +66,26 @@ def index_text(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
+def value_text(value: object) -> str:
+    """Return a value that is not a tensor, in one short line."""
+    from ckpttool.ops.difference import ABSENT
+
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, Mapping | list):
+        from ckpttool.render.json import dumps
+
+        return _cut(dumps(value))
+    return _cut(number(value)) or "''"
+
+
+def change_text(change: ValueChange) -> str:
+    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
+    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
+        return two_values(change.a, change.b)
+    return f"{value_text(change.a)} → {value_text(change.b)}"
+
+
 def two_values(a: object, b: object) -> str:
     """Return two values with as many digits as it takes to tell them apart."""
     if isinstance(a, str) or isinstance(b, str):
@@ -62,24 +104,6 @@ def _digits(value: object, digits: int) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return amount(value)
     return f"{value:.{digits}g}"
-
-
-def value_text(value: object) -> str:
-    """Return a value that is not a tensor, in one short line."""
-    if value is ABSENT:
-        return "absent"
-    if isinstance(value, Mapping | list):
-        from ckpttool.render.json import dumps
-
-        return _cut(dumps(value))
-    return _cut(number(value)) or "''"
-
-
-def change_text(change: ValueChange) -> str:
-    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
-    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
-        return two_values(change.a, change.b)
-    return f"{value_text(change.a)} → {value_text(change.b)}"
 
 
 def _cut(text: str) -> str:

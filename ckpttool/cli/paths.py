@@ -1,0 +1,93 @@
+"""Paths on the command line: which checkpoint one means, and how paths are printed and named in messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckpttool.cli.output import say, say_error, say_warning
+from ckpttool.render.terminal import printable
+
+if TYPE_CHECKING:
+    pass
+
+_HALF = "some checkpoints may be half there, or seen twice, until that user's next command settles it"
+_MOST_CANDIDATES = 10
+
+
+def single_checkpoint(path: str) -> str:
+    """Return the checkpoint that a path stands for; a directory of several is an error that names them."""
+    if not os.path.isdir(path):
+        return path
+    from ckpttool.errors import NotACheckpoint
+    from ckpttool.formats.discovery import discover, unit_at
+
+    if unit_at(path) is not None:
+        return path
+    found = [unit.path for unit in discover(path)]
+    if len(found) > 1:
+        names = [os.path.relpath(one, path) for one in found]
+        listed = ", ".join([*names[:_MOST_CANDIDATES], *(["…"] if len(names) > _MOST_CANDIDATES else [])])
+        raise NotACheckpoint(path, f"{len(found):,} checkpoints in it", expected=f"name one: {listed}")
+    return found[0] if found else path
+
+
+def directory_name(directory: str) -> str:
+    """Return a directory as a message names it."""
+    if os.path.normpath(directory) == os.curdir:
+        return "the current directory"
+    return printable(directory)
+
+
+def with_directory(failure: Exception, directory: str) -> str:
+    """Return an error's text with the directory in which it happened."""
+    text = str(failure)
+    return text if text.startswith(directory) else f"{directory}: {text}"
+
+
+def print_paths(paths: Sequence[str], *, null: bool) -> None:
+    """Print paths so that another program gets them byte for byte; a terminal gets them escaped."""
+    if sys.stdout.isatty() and not null:
+        print("\n".join(map(printable, paths)))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"".join(os.fsencode(path) + (b"\0" if null else b"\n") for path in paths))
+    sys.stdout.buffer.flush()
+
+
+def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: bool = False) -> bool:
+    """Say that no checkpoint lies in a directory, and return whether that is an error.
+
+    It is an error if some lie below, where nobody looks without ``--recursive``.
+
+    Args:
+        directory: The directory.
+        recursive: Whether it was descended into.
+        quiet: Whether nothing but an error is printed.
+        checks: Whether it is an error anyway: a check of nothing finds nothing wrong.
+    """
+    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+
+    message = nothing_in(directory, recursive=recursive)
+    is_error = checks or message != NOTHING
+    if is_error:
+        say_error(f"{directory}: {message}")
+    elif not quiet:
+        say(f"{directory_name(directory)}: {message}")
+    return is_error
+
+
+def say_journals(journals: Sequence[str]) -> None:
+    """Say that an interrupted command waits to be settled."""
+    from ckpttool.series.changing.home import owner_of
+    from ckpttool.series.changing.journal import owner_of_journal
+    from ckpttool.series.paths import shown
+
+    for path in journals:
+        directory = owner_of(os.path.dirname(path))
+        message = "a command was interrupted here; the next that changes it settles it"
+        if (user := owner_of_journal(path)) is not None:
+            message = f"a command of another user, {user}, was interrupted here, or is at work: {_HALF}"
+        say_warning(f"{directory}: {message} ({shown(path)})")

@@ -1,0 +1,422 @@
+"""What ``prune`` does: prune directories, explain one checkpoint, or empty the trash; and what it prints."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TextIO
+
+from ckpttool.cli.consent import Consent
+from ckpttool.cli.output import (
+    grouped_messages,
+    has_colour,
+    print_json,
+    progress,
+    say,
+    say_error,
+    say_warning,
+    width,
+)
+from ckpttool.cli.paths import directory_name, say_journals, with_directory
+from ckpttool.cli.prune_options import unmatched_rules
+from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.render.terminal import printable
+from ckpttool.series.reasons import true_of_all
+
+if TYPE_CHECKING:
+    from ckpttool.cli.prune_options import PruneOptions
+    from ckpttool.series.members.entry import Entry
+    from ckpttool.series.pruning.planning import Planned, Request
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.reasons import Problem
+    from ckpttool.series.retention.plan import GroupPlan
+    from ckpttool.series.undoing.trash import Emptied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """Whether anything is changed, who agrees to it, and what is printed.
+
+    Attributes:
+        consent: Asks before something is changed.
+        dry_run: Whether nothing is changed.
+        check: Whether something that would be removed makes the exit status 1.
+        json, quiet, verbose: What is printed.
+    """
+
+    consent: Consent
+    dry_run: bool = False
+    check: bool = False
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+
+# Prune directories ----------------------------------------------------------------------------------
+
+
+def prune_directories(options: PruneOptions, output: OutputOptions) -> int:
+    """Prune all directories, each for itself, and return the exit status: the worst of theirs.
+
+    An error in the only directory is raised; in one of several it is printed, and the others are pruned.
+    """
+    from ckpttool.series.changing.moves import new_identity
+
+    requests = options.requests()
+    _say_unread(options, output)
+    if wrong := unmatched_rules(options, requests):
+        return _report_wrong_rules(options, wrong, output)
+    trash = new_identity() if options.trash else None
+    outcomes: list[Pruned] = []
+    failures = 0
+    for request in requests:
+        try:
+            outcome = _prune_directory(request, trash, output)
+        except (CheckpointError, UsageError) as failure:
+            if len(requests) == 1:
+                raise
+            failures += 1
+            say_error(with_directory(failure, request.directory))
+            continue
+        except KeyboardInterrupt:
+            _print(_without_duplicates(outcomes), output, sys.stderr)
+            raise
+        outcomes.append(outcome if outcome.plan.groups else _without_checkpoints(outcome, request, output))
+    return _report(outcomes, output, failed=bool(failures))
+
+
+def _without_checkpoints(outcome: Pruned, request: Request, output: OutputOptions) -> Pruned:
+    """Return the outcome of a directory without a checkpoint: a problem if some lie below."""
+    from ckpttool.series.reasons import Problem
+    from ckpttool.series.surveying.survey import NOTHING, nothing_in
+
+    message = nothing_in(request.directory, recursive=request.recursive)
+    if message != NOTHING:
+        return replace(outcome, problems=(*outcome.problems, Problem(request.directory, message)))
+    if not (output.quiet or output.json):
+        say(f"{directory_name(request.directory)}: {message}")
+    return outcome
+
+
+def _say_unread(options: PruneOptions, output: OutputOptions) -> None:
+    """Say which configuration is not read, and why."""
+    if options.unread_config is not None and not output.quiet:
+        why = "since a directory or a rule was given (--config reads it)"
+        say(f"{printable(options.unread_config)} is not read, {why}")
+
+
+def _report_wrong_rules(options: PruneOptions, wrong: Sequence[Problem], output: OutputOptions) -> int:
+    """Print what is wrong with the rules and return the exit status; nothing is removed."""
+    from ckpttool.series.pruning.prune import Pruned
+    from ckpttool.series.retention.plan import RetentionPlan
+    from ckpttool.series.retention.policy import Policies
+
+    plan = RetentionPlan(options.policies or Policies(), ())
+    outcome = Pruned(plan, 0, dry_run=output.dry_run, problems=tuple(wrong))
+    _say(outcome, quiet=output.quiet)
+    if output.json:
+        from ckpttool.render.json import prune_document
+
+        print_json(prune_document(outcome))
+    return 1
+
+
+def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
+    from ckpttool.series.pruning.prune import prune
+
+    def confirm(planned: Planned) -> bool:
+        _print_plan(planned, trash, output)
+        return output.consent.to("Remove them?" if trash is None else "Move them to the trash?")
+
+    done = prune(request, dry_run=output.dry_run, confirm=confirm, progress=progress, trash=trash or False)
+    if done.declined:
+        return _with_removals_kept(done)
+    return _as_trashed(done) if output.dry_run and trash is not None else done
+
+
+def _with_removals_kept(declined: Pruned) -> Pruned:
+    """Return the outcome of a plan that was declined: every checkpoint is kept."""
+    from ckpttool.series.retention.plan import KeptEntry
+
+    groups = tuple(
+        replace(one, keep=(*one.keep, *(KeptEntry(entry, ("declined",)) for entry in one.remove)), remove=())
+        for one in declined.plan.groups
+    )
+    return replace(declined, plan=replace(declined.plan, groups=groups))
+
+
+def _as_trashed(preview: Pruned) -> Pruned:
+    """Return a preview in which checkpoints go to the trash, so that no bytes are freed."""
+    return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
+
+
+# What several directories came to -------------------------------------------------------------------
+
+
+def _combined(outcomes: Sequence[Pruned]) -> Pruned:
+    """Return the outcomes of several directories as one."""
+    first = outcomes[0]
+    if len(outcomes) == 1:
+        return first
+    plan = replace(
+        first.plan,
+        groups=tuple(group for one in outcomes for group in one.plan.groups),
+        excess=tuple(excess for one in outcomes for excess in one.plan.excess),
+    )
+    freed = plan.freed_bytes if first.dry_run else sum(one.freed_bytes for one in outcomes)
+    return replace(
+        first,
+        plan=plan,
+        freed_bytes=0 if first.trash == "" else freed,
+        trash=next((one.trash for one in outcomes if one.trash is not None), None),
+        trashed_bytes=freed if first.trash == "" else sum(one.trashed_bytes for one in outcomes),
+        declined=any(one.declined for one in outcomes),
+        failed={path: why for one in outcomes for path, why in one.failed.items()},
+        problems=tuple(problem for one in outcomes for problem in one.problems),
+        warnings=tuple(true_of_all([one.warnings for one in outcomes])),
+        journals=tuple(path for one in outcomes for path in one.journals),
+        finished=tuple(path for one in outcomes for path in one.finished),
+        put_back=tuple(path for one in outcomes for path in one.put_back),
+    )
+
+
+def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
+    """Return the outcomes of directories that may overlap, with each checkpoint only where it came first."""
+    seen: set[str] = set()
+    distinct = []
+    for one in outcomes:
+        places = {entry.directory for group in one.plan.groups for entry in _entries_of(group)}
+        real = {place: os.path.realpath(place) for place in places}
+        groups = [_without_seen(group, seen, real) for group in one.plan.groups]
+        seen |= {_real_path(entry, real) for group in one.plan.groups for entry in _entries_of(group)}
+        kept = tuple(group for group in groups if group.keep or group.remove)
+        distinct.append(replace(one, plan=replace(one.plan, groups=kept)))
+    return distinct
+
+
+def _without_seen(group: GroupPlan, seen: Set[str], real: Mapping[str, str]) -> GroupPlan:
+    if not seen:
+        return group
+    keep = tuple(kept for kept in group.keep if _real_path(kept.entry, real) not in seen)
+    return replace(
+        group, keep=keep, remove=tuple(entry for entry in group.remove if _real_path(entry, real) not in seen)
+    )
+
+
+def _entries_of(group: GroupPlan) -> Iterator[Entry]:
+    yield from (kept.entry for kept in group.keep)
+    yield from group.remove
+
+
+def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
+    return os.path.join(real[entry.directory], entry.name)
+
+
+# Print plans and outcomes ---------------------------------------------------------------------------
+
+
+def _report(outcomes: Sequence[Pruned], output: OutputOptions, *, failed: bool) -> int:
+    """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
+    if not outcomes:
+        return 2
+    outcomes = _without_duplicates(outcomes)
+    outcome = _combined(outcomes)
+    _say(outcome, quiet=output.quiet)
+    if failed:
+        _print(outcomes, output, sys.stderr)
+        return 2
+    if output.json:
+        from ckpttool.render.json import prune_document
+
+        print_json(prune_document(outcome))
+    else:
+        _print(outcomes, output, sys.stdout)
+    would_go = output.check and bool(outcome.plan.removals)
+    return int(bool(outcome.problems) or would_go or outcome.declined)
+
+
+def _print(outcomes: Sequence[Pruned], output: OutputOptions, stream: TextIO) -> None:
+    """Print the plans that were not printed yet, and the total."""
+    from ckpttool.render.text_prune import total_line
+
+    groups = [group for one in outcomes for group in one.plan.groups if not _was_shown(one, output)]
+    if output.quiet or not any(one.plan.groups for one in outcomes):
+        return
+    total = total_line(_combined(outcomes))
+    print(*filter(None, (_text(groups, output, stream), total)), sep="\n\n", file=stream)
+
+
+def _was_shown(outcome: Pruned, output: OutputOptions) -> bool:
+    """Tell whether a plan was printed before it was carried out: then something was to be removed."""
+    is_silent = output.json and not output.consent.asks
+    had_removals = outcome.declined or bool(outcome.plan.removals) or bool(outcome.failed)
+    return had_removals and not outcome.dry_run and not is_silent
+
+
+def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) -> str:
+    from ckpttool.render.text_prune import plan_text
+
+    columns = width(stream) if stream.isatty() or "COLUMNS" in os.environ else None
+    return plan_text(groups, width=columns, colour=has_colour(stream), verbose=output.verbose)
+
+
+def _print_plan(planned: Planned, trash: str | None, output: OutputOptions) -> None:
+    """Print a plan before anything is removed: if we are killed, the output says what was going on."""
+    if output.consent.asks:
+        from ckpttool.render.text_prune import total_line
+        from ckpttool.series.pruning.prune import Pruned
+
+        stream = sys.stderr if output.json else sys.stdout
+        preview = Pruned(planned.plan, planned.plan.freed_bytes, dry_run=True)
+        total = total_line(preview if trash is None else _as_trashed(preview))
+        print(_text(planned.plan.groups, output, stream), total, sep="\n\n", file=stream, flush=True)
+    elif not (output.json or output.quiet):
+        print(_text(planned.plan.groups, output, sys.stdout), end="\n\n", flush=True)
+
+
+def _say(outcome: Pruned, *, quiet: bool) -> None:
+    """Print warnings and problems on stderr; a problem that many paths share is one line."""
+    if not quiet:
+        say_journals(outcome.journals)
+        for path in outcome.finished:
+            say_warning(f"{path}: an interrupted prune had begun to remove it; that is finished now")
+        for path in outcome.put_back:
+            say_warning(f"{path}: an interrupted prune had begun to remove it; it is back now")
+        for warning in outcome.warnings:
+            say_warning(warning)
+    for path, message in grouped_messages(outcome.problems):
+        say_error(f"{path}: {message}")
+
+
+# Explain one checkpoint -----------------------------------------------------------------------------
+
+
+def explain_checkpoint(options: PruneOptions, path: str, output: OutputOptions) -> int:
+    """Print why one checkpoint is kept or removed, and return the exit status; nothing is changed."""
+    from ckpttool.series.pruning.explanation import explain
+    from ckpttool.series.pruning.planning import make_plan
+
+    request = _request_around(options, path)
+    _say_unread(options, output)
+    wrong = unmatched_rules(options, options.requests())
+    planned = make_plan(request, progress)
+    explanation = explain(planned, path)
+    if output.json:
+        from ckpttool.render.json import explain_document
+
+        print_json(explain_document(planned, explanation))
+    elif not output.quiet:
+        from ckpttool.render.text_prune import explain_text
+
+        print(explain_text(explanation, colour=has_colour(sys.stdout)))
+    for problem in wrong:
+        say_error(f"{problem.path}: {problem.message}")
+    return int(bool(wrong))
+
+
+def _request_around(options: PruneOptions, path: str) -> Request:
+    """Return the request that looks at a path: that of its directory, or of one around it."""
+    around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
+    requests = options.requests()
+    for request in requests:
+        if os.path.realpath(request.directory) == os.path.realpath(around):
+            return request
+    place = os.path.realpath(path)
+    for request in requests:
+        inside = os.path.join(os.path.realpath(request.directory), "")
+        if place.startswith(inside) and (request.recursive or _holds_checkpoint_at(inside, place)):
+            return request
+    if not options.paths:
+        return replace(requests[0], directory=around)
+    raise UsageError(f"{path} lies in none of the directories that are looked at: {', '.join(options.paths)}")
+
+
+def _holds_checkpoint_at(directory: str, place: str) -> bool:
+    """Tell whether a path is a checkpoint right in a directory, or lies in one."""
+    from ckpttool.formats.discovery import unit_at
+
+    first, *_ = os.path.relpath(place, directory).split(os.sep)
+    return unit_at(os.path.join(directory, first)) is not None
+
+
+# Empty the trash ------------------------------------------------------------------------------------
+
+
+def empty_trashes(options: PruneOptions, output: OutputOptions) -> int:
+    """Empty the trash of all directories, and return the exit status: the worst of theirs."""
+    if not output.consent.is_given:
+        preview, _ = _empty_each(options, dry_run=True)
+        if any(one.removed for one in preview) and not _agrees_to_empty(preview, output):
+            _print_declined(preview, output)
+            return 1
+    found, failures = _empty_each(options, dry_run=output.dry_run)
+    for failure in failures:
+        say_error(failure)
+    return _report_emptied(found, output, failed=bool(failures))
+
+
+def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[Emptied], list[str]]:
+    """Return the outcome for each trash, and an error for each directory that can't be read.
+
+    An error in the only directory is raised.
+    """
+    from ckpttool.series.paths import require_directory
+    from ckpttool.series.undoing.trash import empty
+    from ckpttool.series.undoing.undo import with_trash
+
+    found: list[Emptied] = []
+    failures: list[str] = []
+    for path in options.paths or (os.curdir,):
+        try:
+            root = require_directory(path)
+            for place in with_trash(root) if options.recursive else [root]:
+                found.append(empty(place, options.older_than, dry_run=dry_run))
+        except CheckpointError as failure:
+            if len(options.paths) <= 1:
+                raise
+            failures.append(with_directory(failure, path))
+    return found, failures
+
+
+def _agrees_to_empty(preview: Sequence[Emptied], output: OutputOptions) -> bool:
+    if output.consent.asks:
+        from ckpttool.render.text_prune import empty_text
+
+        print(empty_text(preview), file=sys.stderr if output.json else sys.stdout, flush=True)
+    return output.consent.to("Remove them for good?")
+
+
+def _report_emptied(found: Sequence[Emptied], output: OutputOptions, *, failed: bool) -> int:
+    """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
+    problems = [problem for one in found for problem in one.problems]
+    if not output.quiet:
+        for warning in (warning for one in found for warning in one.warnings):
+            say_warning(warning)
+    for problem in problems:
+        say_error(f"{problem.path}: {problem.message}")
+    if output.json and not failed:
+        _print_emptied(found)
+    elif not output.quiet:
+        from ckpttool.render.text_prune import empty_text
+
+        print(empty_text(found), file=sys.stderr if failed else sys.stdout)
+    would_go = output.check and any(one.removed for one in found)
+    return 2 if failed else int(bool(problems) or would_go)
+
+
+def _print_declined(preview: Sequence[Emptied], output: OutputOptions) -> None:
+    """Print what would have been removed; on a terminal it was printed with the question."""
+    if output.json:
+        _print_emptied(preview)
+    elif not (output.quiet or output.consent.asks):
+        from ckpttool.render.text_prune import empty_text
+
+        print(empty_text(preview))
+
+
+def _print_emptied(found: Sequence[Emptied]) -> None:
+    from ckpttool.render.json import empty_document
+
+    print_json(empty_document(found))

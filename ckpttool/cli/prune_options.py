@@ -1,0 +1,233 @@
+"""The options of ``prune`` and ``list``: from the command line, and ``[retention]`` of a configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from ckpttool.amounts import nbytes, seconds, within
+from ckpttool.cli.options import is_given
+from ckpttool.errors import CheckpointError, UsageError
+from ckpttool.series.pruning.planning import Request
+from ckpttool.series.retention.policy import Policies, Policy, delete_limit, option
+
+if TYPE_CHECKING:
+    from ckpttool.cli.retention_config import Retention
+    from ckpttool.series.members.order import Group
+    from ckpttool.series.reasons import Problem
+    from ckpttool.series.retention.policy import PathRule
+
+_REQUEST_OPTIONS = tuple(
+    one.name for one in fields(Request) if one.name not in ("directory", "policy", "policies")
+)
+_NOT_WITH_EMPTY_TRASH = (
+    "failed",
+    "trash",
+    "explain",
+    "max_delete",
+    "min_age",
+    "metrics",
+    "group_by",
+    "series",
+)
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    "keep_within": within,
+    "max_size": nbytes,
+    "max_total_size": nbytes,
+    "min_age": seconds,
+    "older_than": within,
+    "max_delete": lambda text: delete_limit(text) and text,
+}
+"""Parsers of the options whose text is not the value yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PruneOptions:
+    """Which directories are pruned, and how.
+
+    Attributes:
+        paths: The directories, each of which is pruned for itself; empty if nobody named one.
+        policies: Which policy each series has; None if there is no rule.
+        request_options: Further attributes of a ``Request``, by their names.
+        trash: Whether removed checkpoints go to the trash; those of failed series always do.
+        yes: Whether nobody is asked.
+        older_than: With ``--empty-trash``: only what was removed so many seconds ago.
+        is_narrowed: Whether the command line's directory replaces those of the configuration.
+        config: The configuration that was read.
+        unread_config: A configuration that would have been read without a directory and rules.
+    """
+
+    paths: tuple[str, ...] = ()
+    policies: Policies | None = None
+    request_options: Mapping[str, Any] = field(default_factory=dict)
+    trash: bool = False
+    yes: bool = False
+    older_than: int | None = None
+    is_narrowed: bool = False
+    config: str | None = None
+    unread_config: str | None = None
+
+    @property
+    def recursive(self) -> bool:
+        """Tell whether directories are descended into."""
+        return bool(self.request_options.get("recursive"))
+
+    def requests(self) -> list[Request]:
+        """Return one request for each directory; an error if no rule says what to keep."""
+        if self.policies is None and self.request_options.get("failed") is None:
+            more = "" if self.paths else "; or write a ckpttool.toml with [retention]"
+            if self.unread_config is not None:
+                more = f"; {self.unread_config} is not read, since a directory was given: --config reads it"
+            raise UsageError(f"no rule says what to keep (--keep N keeps the newest N{more})")
+        return [
+            Request(directory=path, policies=self.policies, **self.request_options)
+            for path in self.directories()
+        ]
+
+    def directories(self) -> list[str]:
+        """Return the directories, each once."""
+        places: dict[str, str] = {}
+        for path in self.paths or (os.curdir,):
+            places.setdefault(os.path.realpath(path), path)
+        return list(places.values())
+
+
+def read_prune_options(
+    directory: str | None,
+    parameters: Mapping[str, Any],
+    config: str | None = None,
+    *,
+    tells_unread: bool = False,
+) -> PruneOptions:
+    """Return the options of the command line, over those of a configuration.
+
+    A configuration is searched for only if neither a directory nor a rule is given.
+
+    Args:
+        directory: That of the command line.
+        parameters: Its options, by the names of attributes; those that were not given are None or empty.
+        config: The configuration that it names.
+        tells_unread: Whether to search for a configuration that is not read, to mention it.
+    """
+    given = {name: _parse_option(name, value) for name, value in parameters.items() if is_given(value)}
+    older_than = given.pop("older_than", None) if "empty_trash" in given else None
+    rules = {field.name: given[field.name] for field in fields(Policy) if field.name in given}
+    others = [*rules, *(name for name in _NOT_WITH_EMPTY_TRASH if name in given)]
+    if "empty_trash" in given and others:
+        raise UsageError(f"--empty-trash looks at no checkpoint (leave {option(others[0])} out)")
+    policies = Policies(Policy(**rules)) if rules else None
+    retention = _retention_config(config, is_alone=directory is None and not rules and "failed" not in given)
+    if retention is not None and policies is not None and retention.policies is not None:
+        raise UsageError(f"{retention.path} has rules, and so has the command line (leave out one of them)")
+    values = {} if retention is None else dict(retention.values)
+    values.update(given, exclude=(*values.get("exclude", ()), *given.get("exclude", ())))
+    paths = values.pop("paths", ())
+    return PruneOptions(
+        paths=paths if directory is None else (directory,),
+        policies=policies if retention is None or retention.policies is None else retention.policies,
+        request_options={name: values[name] for name in _REQUEST_OPTIONS if name in values},
+        trash=values.get("trash", False) or values.get("failed") == "remove",
+        yes=values.get("yes", False),
+        older_than=older_than,
+        is_narrowed=retention is not None and directory is not None,
+        config=None if retention is None else retention.path,
+        unread_config=_unread_config() if config is None and retention is None and tells_unread else None,
+    )
+
+
+def _unread_config() -> str | None:
+    """Return the configuration with rules that is not read, or None; one that can't be read has none."""
+    from ckpttool.cli.config import find_config, read_document
+
+    try:
+        path = find_config()
+        tables = {} if path is None else read_document(path).tables
+    except (UsageError, CheckpointError):  # nobody asked for it
+        return None
+    return path if "retention" in tables else None
+
+
+def _retention_config(named: str | None, *, is_alone: bool) -> Retention | None:
+    """Return ``[retention]`` of the configuration that is named, or of one found if nothing else was said."""
+    if named is None and not is_alone:
+        return None
+    from ckpttool.cli.config import find_config
+    from ckpttool.cli.retention_config import read_retention
+
+    path = named or find_config()
+    retention = None if path is None else read_retention(path, is_named=named is not None)
+    if named is not None and retention is None:
+        raise UsageError(f"{named}: it has no [retention]")
+    return retention
+
+
+def _parse_option(name: str, value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list):
+        return tuple(value)
+    if name not in _PARSERS:
+        return value
+    try:
+        return _PARSERS[name](value)
+    except UsageError as failure:
+        flag = option(name)
+        raise UsageError(f"{failure}" if flag in str(failure) else f"{flag}: {failure}") from failure
+
+
+_WILD = re.compile(r"[*?[]")
+
+
+def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[Problem]:
+    """Return a problem for each rule of a configuration that no series in any of the directories matches.
+
+    Such a rule is most likely misspelled, and what it was to keep would be pruned by the rules for all
+    others: so nothing may be removed. A rule for what lies outside of the command line's directory is not
+    meant, nor one for what can't be read, which is an error of its own.
+    """
+    from ckpttool.series.reasons import Problem
+
+    if options.policies is None or not options.policies.rules:
+        return []
+    groups, unseen = _groups(requests)
+    base = os.path.realpath(options.policies.directory)
+    problems = []
+    for rule in options.policies.unmatched(tuple(groups)):
+        place = _fixed_directory(rule, base)
+        is_elsewhere = options.is_narrowed and not _is_within(place, os.path.realpath(requests[0].directory))
+        is_unseen = any(_is_within(place, one) or _is_within(one, place) for one in unseen)
+        if not (is_elsewhere or is_unseen):
+            message = f"no series matches {rule.glob!r}; nothing was removed"
+            problems.append(Problem(rule.origin or "path", message))
+    return problems
+
+
+def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
+    """Return the series of all directories, and the directories that can't be read."""
+    from ckpttool.series.surveying.survey import survey
+
+    groups: list[Group] = []
+    unseen = []
+    for request in requests:
+        try:
+            found = survey(request.directory, replace(request, metrics=()))
+        except CheckpointError:  # pruning it raises the same
+            unseen.append(os.path.realpath(request.directory))
+        else:
+            groups += found.groups
+    return groups, unseen
+
+
+def _fixed_directory(rule: PathRule, base: str) -> str:
+    """Return the directory that everything lies in which a rule can match."""
+    names = rule.glob.split("/")
+    return os.path.join(base, *takewhile(lambda name: not _WILD.search(name), names))
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(directory, ""))

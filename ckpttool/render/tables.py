@@ -1,0 +1,64 @@
+"""Tables of plain text that leave out columns on a narrow terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from ckpttool.render.terminal import display_width, pad, shorten
+
+GAP = 2
+_NARROWEST_NAME = 40
+"""Names are shortened no further while there are columns that can go."""
+
+
+class TextTable(NamedTuple):
+    """A table: its lines, heading first, and the headings of columns for which it is too narrow."""
+
+    lines: list[str]
+    left_out: list[str]
+
+
+def text_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int,
+    left: Collection[str] = (),
+    dispensable: Sequence[str] = (),
+    narrowest: int = _NARROWEST_NAME,
+) -> TextTable:
+    """Return rows below their headings, within ``width`` columns if that is possible.
+
+    Columns in which no row says anything are left out silently; names, in the first column, lose their
+    middle.
+
+    Args:
+        headings: One for each column.
+        rows: As many cells each.
+        width: Columns of the terminal.
+        left: Headings of what is aligned on the left; the first column always is.
+        dispensable: Headings of columns that a narrow table leaves out, in this order.
+        narrowest: Characters of a name that stay if no column is left to leave out.
+    """
+    shown = [at for at in range(len(headings)) if at == 0 or any(row[at] for row in rows)]
+    widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
+    left_out = []
+    for heading in dispensable:
+        if min(widths[0], _NARROWEST_NAME) + sum(widths[at] + GAP for at in shown[1:]) <= width:
+            break
+        at = headings.index(heading)
+        if at in shown:
+            shown.remove(at)
+            left_out.append(heading)
+    room = max(narrowest, width - sum(widths[at] + GAP for at in shown[1:]))
+    widths[0] = min(widths[0], room)
+    lines = []
+    for row in (headings, *rows):
+        cells = [pad(shorten(row[0], room), widths[0])]
+        cells += [
+            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at])
+            for at in shown[1:]
+        ]
+        lines.append((" " * GAP).join(cells).rstrip())
+    return TextTable(lines, left_out)

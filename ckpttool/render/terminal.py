@@ -1,0 +1,67 @@
+"""Text made fit for a terminal: names from files spelled out, colour, and how many columns a text takes."""
+
+from __future__ import annotations
+
+import unicodedata
+
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# Control, format (bidirectional marks, zero-width), surrogate, private use, unassigned, line separators.
+_UNFIT = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def printable(text: str) -> str:
+    """Return the text with everything that could move a cursor or hide something spelled out."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_spell_out, text))
+
+
+def is_printable(character: str) -> bool:
+    """Tell whether a character shows as itself, and moves nothing else."""
+    return unicodedata.category(character) not in _UNFIT
+
+
+def _spell_out(character: str) -> str:
+    if is_printable(character):
+        return character
+    if character in _SHORT:
+        return _SHORT[character]
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def colour_text(text: str, colour_name: str, colour: bool) -> str:
+    """Return the text in a colour if colour is wanted."""
+    import typer
+
+    return typer.style(text, fg=colour_name) if colour else text
+
+
+def shorten(name: str, room: int) -> str:
+    """Return a name without its middle if it takes more columns than there is room."""
+    if display_width(name) <= room:
+        return name
+    end = (room - 1) * 2 // 3
+    return f"{_fitting_prefix(name, room - 1 - end)}…{_fitting_prefix(name[::-1], end)[::-1]}"
+
+
+def display_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def pad(text: str, width: int) -> str:
+    """Return a text with spaces behind it, up to a width in columns."""
+    return text + " " * (width - display_width(text))
+
+
+def _fitting_prefix(text: str, width: int) -> str:
+    """Return as much of the beginning of a text as fits into a width in columns."""
+    fits = text[:width]
+    while display_width(fits) > width:
+        fits = fits[:-1]
+    return fits

@@ -1,0 +1,91 @@
+"""The text of ``rename`` and ``undo``: old and new names, directory by directory, and what came back."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ckpttool.render.terminal import display_width, pad, printable
+from ckpttool.report import counted
+from ckpttool.series.changing.history import moment_of
+from ckpttool.series.renaming.rename import Renamed
+from ckpttool.series.undoing.undo import Undone
+
+REFUSED = "  can't be given"
+"""Stands behind a name in a plan that can't be carried out."""
+_COMMANDS = {"trash": "prune --trash", "rename": "rename", "restore": "undo"}
+
+
+def rename_text(renamed: Renamed) -> str:
+    """Return old and new names, and what it comes to."""
+    directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    refused = {one.path for one in renamed.planned.plan.refused}
+    for old, new in renamed.renames:
+        told = printable(os.path.basename(new)) + (REFUSED if old in refused else "")
+        directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), told))
+    parts = ["\n".join(_directory_lines(directory, pairs)) for directory, pairs in directories.items()]
+    return "\n\n".join([*parts, rename_total_line(renamed)])
+
+
+def _directory_lines(directory: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield printable(directory)
+    width = max(display_width(old) for old, _ in pairs)
+    for old, new in pairs:
+        yield f"  {pad(old, width)}  ->  {new}"
+
+
+def rename_total_line(renamed: Renamed) -> str:
+    """Return what a rename came to, in one line."""
+    plan = renamed.planned.plan
+    checkpoints = counted(plan.count, "checkpoint")
+    count = len(renamed.renames)
+    if renamed.failed:
+        wanted = counted(len(plan.renamings), "checkpoint")
+        return f"renamed {count:,} of {wanted}; {counted(len(renamed.failed), 'failure')}"
+    if renamed.declined or renamed.is_refused:
+        return f"nothing renamed of {checkpoints}"
+    if plan.refused:
+        return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be given"
+    if not plan.renamings:
+        return f"nothing to rename among {checkpoints}"
+    follows = f"; {_followers(renamed.planned.follows)}" if renamed.planned.follows else ""
+    if renamed.dry_run:
+        return f"would rename {count:,} of {checkpoints}{follows}"
+    return f"renamed {count:,} of {checkpoints}{follows}"
+
+
+def _followers(count: int) -> str:
+    return f"{counted(count, 'reference')} to them {'follows' if count == 1 else 'follow'}"
+
+
+def undo_text(done: Undone) -> str:
+    """Return a heading, a line for each checkpoint and each pointer, and the total."""
+    command = _COMMANDS[done.kind or "trash"]
+    rows = [
+        (one.path, "from the trash" if done.kind == "trash" else f"was {os.path.basename(one.was)}")
+        for one in done.restored
+    ]
+    rows += [(path, "rewritten") for path in done.pointers]
+    shown = [(printable(path), printable(what)) for path, what in rows]
+    width = max((display_width(path) for path, _ in shown), default=0)
+    lines = (f"  {pad(path, width)}  {what}" for path, what in shown)
+    return "\n".join([f"{command} of {moment_of(done.identity or '')}", *lines, _undo_total(done)])
+
+
+def _undo_total(done: Undone) -> str:
+    count = len(done.restored)
+    if count:
+        are = "would be back" if done.dry_run else ("is back" if count == 1 else "are back")
+        return f"{counted(count, 'checkpoint')} {are}"
+    if done.pointers:
+        says, it = ("says", "it") if len(done.pointers) == 1 else ("say", "they")
+        said = f"{'would say' if done.dry_run else says} again what {it} said"
+        return f"{counted(len(done.pointers), 'pointer')} {said}; no checkpoint had moved"
+    nothing = "nothing would be back" if done.dry_run else "nothing is back"
+    if not done.problems:
+        return f"{nothing}: all is as it was before already"
+    others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
+    why = done.problems[0].message.removeprefix("not taken back: ")
+    name = os.path.basename(done.problems[0].path)
+    return f"{nothing}: {printable(f'{name}: {why}')}{others}"
