@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
-from ckpttool.pairing.layers import UNWIRED, Doubt, has_other_word
+from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_other_word
 from ckpttool.pairing.layouts import RULES, LayoutItem
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
@@ -38,18 +38,14 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
 
 def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
     """Return the sentence that refuses weights in an order that is not known."""
-    names: dict[str, list[Tensor]] = {}
+    doubtful: dict[DoubtReason, list[Tensor]] = {}
     for doubt in doubts:
-        names.setdefault(doubt.why, []).append(doubt.tensor)
-    told = "; ".join(f"{name_list(tensors)}: {why}" for why, tensors in names.items())
-    whole = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in names else ""
-    if not any(_is_of_order(why) for why in names):
-        return f"{told}, and PyTorch's GRU has it set"
-    return f"{told}, and the order of its elements may be another in {other}{whole}: {_REMEDY}"
-
-
-def _is_of_order(why: str) -> bool:
-    return "reset_after" not in why
+        doubtful.setdefault(doubt.reason, []).append(doubt.tensor)
+    reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in doubtful.items())
+    if not any(reason.is_about_order for reason in doubtful):
+        return f"{reasons}, and PyTorch's GRU has it set"
+    whole = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in doubtful else ""
+    return f"{reasons}, and the order of its elements may be another in {other}{whole}: {_REMEDY}"
 
 
 def name_list(tensors: Iterable[Tensor]) -> str:

@@ -242,7 +242,9 @@ def _undecided(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Unde
             continue
         item = pair.b if pair.b.doubt else pair.a
         layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
-        found[id(pair)] = Undecided(_name(item), f"{_outcome_text(outcome)} {layout}", pair.doubt or _TURNED)
+        found[id(pair)] = Undecided(
+            _name(item), f"{_outcome_text(outcome)} {layout}", pair.doubt.text if pair.doubt else _TURNED
+        )
     return found
 
 

@@ -100,8 +100,9 @@ _TELLING = {
     "gamma": "norm",
     "beta": "norm",
 }
-UNWIRED = "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
 _UNTOLD = "Dense after Flatten"
+_RESET_NOT_SET = "reset_after is not set"
+"""The one reason in the kind of a layer that is no matter of order: ``formats/keras/kinds.py`` gives it."""
 _LEAST_IMAGE = 4
 """Two places with two channels: the fewest elements that have two orders."""
 
@@ -244,7 +245,7 @@ def _checked_layer(
 def _dense_after_flatten(place: Steps, variables: Mapping[str, Tensor], shape: str | None) -> WeightLayer:
     """Return a Dense whose inputs were flattened, which puts them in another order than PyTorch does."""
     axes = tuple(map(int, shape.split(", "))) if shape else ()
-    if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in doubt, as ``doubtful`` says
+    if sum(length != 1 for length in axes) <= 1:  # what is not told at all is in ``layout_doubts``
         return WeightLayer(place, "dense", variables)
     return WeightLayer(place, "flattened", variables, {"h": math.prod(axes[:-1]), "w": 1, "c": axes[-1]})
 
@@ -346,11 +347,26 @@ def kind_of_names(variables: Mapping[str, Tensor]) -> str | None:
     return _convolution(kernel, bias) if len(kernel) in (4, 5) else None
 
 
+@dataclass(frozen=True, slots=True)
+class DoubtReason:
+    """Why nobody knows whether a weight lies as PyTorch's does: in its order, or in how a GRU resets."""
+
+    text: str
+    is_about_order: bool = True
+
+
+UNWIRED = DoubtReason("it may stand behind a Flatten or before a Reshape, and nothing says whether it does")
+UNKNOWN_FLATTEN = DoubtReason("it stands behind a Flatten of a shape that is not told")
+UNKNOWN_RESET = DoubtReason(
+    "a GRU without a bias does not show whether reset_after is set", is_about_order=False
+)
+
+
 class Doubt(NamedTuple):
     """A weight that may be in another order than PyTorch's, and why."""
 
     tensor: Tensor
-    why: str
+    reason: DoubtReason
 
 
 def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
@@ -367,26 +383,17 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
         for name, tensor in layer.variables.items():
             kind = checkpoint.layers.get(tensor.name)
             if kind is not None and UNLIKE in kind:
-                found[id(tensor)] = Doubt(tensor, kind.partition(UNLIKE)[2])
+                why = kind.partition(UNLIKE)[2]
+                found[id(tensor)] = Doubt(tensor, DoubtReason(why, is_about_order=why != _RESET_NOT_SET))
             elif (name, kind) == ("kernel", _UNTOLD):
-                found[id(tensor)] = Doubt(tensor, "it stands behind a Flatten of a shape that is not told")
-            elif name == "kernel" and not _is_wired(kind) and (why := _doubt_of_kernel(layer, tensor)):
-                found[id(tensor)] = Doubt(tensor, why)
+                found[id(tensor)] = Doubt(tensor, UNKNOWN_FLATTEN)
+            elif name == "kernel" and (kind is None or UNWIRED_KIND in kind):
+                # No configuration said how the layers are connected.
+                if layer.kind == "dense" and len(tensor.shape) == 2 and may_be_image(*tensor.shape):
+                    found[id(tensor)] = Doubt(tensor, UNWIRED)
+                elif layer.kind == "gru" and "bias" not in layer.variables:
+                    found[id(tensor)] = Doubt(tensor, UNKNOWN_RESET)
     return [found[id(tensor)] for tensor in checkpoint.tensors if id(tensor) in found]
-
-
-def _is_wired(kind: str | None) -> bool:
-    """Tell whether a configuration said how the layers are connected."""
-    return kind is not None and UNWIRED_KIND not in kind
-
-
-def _doubt_of_kernel(layer: WeightLayer, kernel: Tensor) -> str | None:
-    """Return what is not known of a kernel where nothing says how the layers are connected."""
-    if layer.kind == "dense" and len(kernel.shape) == 2 and may_be_image(*kernel.shape):
-        return UNWIRED
-    if layer.kind == "gru" and "bias" not in layer.variables:
-        return "a GRU without a bias does not show whether reset_after is set"
-    return None
 
 
 def may_be_image(*lengths: int) -> bool:

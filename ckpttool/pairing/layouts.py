@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.pairing.layers import ATTENTION, CELL, Steps, WeightLayer, layers_of, layout_doubts, steps_of
+from ckpttool.pairing.layers import (
+    ATTENTION,
+    CELL,
+    DoubtReason,
+    Steps,
+    WeightLayer,
+    layers_of,
+    layout_doubts,
+    steps_of,
+)
 from ckpttool.pairing.rearrangement import Pattern, Unfit, lengths_of, pattern, rearrange
 from ckpttool.tensor import Tensor
 
@@ -41,7 +50,7 @@ class LayoutItem:
     sources: tuple[Tensor, ...]
     rule: str | None = None
     row: int | None = None
-    doubt: str | None = None
+    doubt: DoubtReason | None = None
     back: Back | None = field(default=None, compare=False, repr=False)
 
     def restored(self, given: Tensor, at: int = 0) -> Tensor:
@@ -194,7 +203,7 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     turned = {id(tensor): items for layer in layers_of(checkpoint) for tensor, items in _layer_items(layer)}
     for doubt in layout_doubts(checkpoint):
         items = turned.get(id(doubt.tensor), [stored_item(doubt.tensor)])
-        turned[id(doubt.tensor)] = [replace(item, doubt=doubt.why) for item in items]
+        turned[id(doubt.tensor)] = [replace(item, doubt=doubt.reason) for item in items]
     return [item for tensor in checkpoint.tensors for item in turned.get(id(tensor), [stored_item(tensor)])]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from ckpttool.pairing.layers import DoubtReason
 from ckpttool.pairing.layouts import LayoutItem
 
 How = Literal["name", "convention", "map", "content", "shape"]
@@ -21,7 +22,7 @@ class Pair:
     how: How
 
     @property
-    def doubt(self) -> str | None:
+    def doubt(self) -> DoubtReason | None:
         """Return why one of them may be in another order than the rule says that was followed, or None."""
         return self.a.doubt or self.b.doubt
 

@@ -12,7 +12,7 @@ from tests.pairing.checkpoints import checkpoint, numbers
 
 
 def doubted(opened: Checkpoint) -> dict[str, str]:
-    return {one.tensor.name: one.why for one in layout_doubts(opened)}
+    return {one.tensor.name: one.reason.text for one in layout_doubts(opened)}
 
 
 def unwired(**shapes: tuple[int, ...]) -> list[str]:
@@ -44,7 +44,7 @@ DENSE = {"a.kernel": numbers(36, 8), "a.bias": numbers(8)}
     ("kind", "why"),
     [
         ("Dense", None),
-        ("Dense of unknown wiring", UNWIRED),
+        ("Dense of unknown wiring", UNWIRED.text),
         ("Dense after Flatten (3, 3, 4)", None),
         ("Dense after Flatten (*, 4)", None),
         ("Dense after Flatten (1, 1, 36)", None),

@@ -234,7 +234,8 @@ def test_a_flattened_shape_that_does_not_fit_turns_nothing_wrong(shape: str) -> 
 def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
     (item,) = torch_layout_items(checkpoint({"f.0": numbers(24, 5)}, "keras", {"f.0": "Dense after Flatten"}))
     assert (item.name, item.tensor.shape) == ("f.weight", (5, 24))
-    assert item.doubt == "it stands behind a Flatten of a shape that is not told"
+    assert item.doubt is not None
+    assert item.doubt.text == "it stands behind a Flatten of a shape that is not told"
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_a_kernel_in_an_order_that_nothing_says_is_undecided(kind: str | None, w
     torch = checkpoint({"f.weight": kernel.T.copy(), "f.bias": numbers(5)})
     for found in (paired(keras, torch), paired(torch, keras)):
         (pair,) = found.undecided
-        assert pair.doubt is not None and why in pair.doubt
+        assert pair.doubt is not None and why in pair.doubt.text
         assert [pair.a.sources[0].name for pair in found.pairs] == ["f.bias"]
     other = paired(checkpoint({"f.weight": numbers(6, 24)}), keras, rename=False)
     assert [(pair.a.tensor.shape, pair.b.tensor.shape) for pair in other.pairs] == [((6, 24), (5, 24))]
