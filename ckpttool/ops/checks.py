@@ -132,7 +132,7 @@ class Verifier:
         if stage.is_skipped:
             return Check(stage.name, Status.SKIPPED, stage.detail)
         check = self._check(stage.name, stage.findings, stage.detail)
-        return replace(check, detail=stage.detail)
+        return Check(check.name, check.status, stage.detail)
 
     def _verdict(self) -> Safety:
         return safety_of(self._checkpoint.safety) if "safety" in self._only else Safety.UNKNOWN
@@ -143,7 +143,7 @@ class Verifier:
         self._findings.extend(found)
         failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
         if failures:
-            return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}")
+            return Check(name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}", detail)
         return Check(name, Status.PASSED, detail)
 
     def _structure(self) -> Check:

@@ -6,16 +6,12 @@ that could not be opened, or not be loaded, nothing further was looked at, so th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
 from ckpttool.report import Finding, Severity, counted
-
-_COUNT = re.compile(r"[\d,]+ findings? in ")
-"""What a failed check's detail begins with, before what was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +101,15 @@ def _judged_again(check: Check, own: Sequence[Finding], failing: Sequence[Severi
     if check.status is not Status.FAILED or not ignored:
         return check
     left = sum(finding.ignored is None and finding.severity in failing for finding in own)
-    scope, has_scope = _COUNT.subn("", check.detail, count=1)
+    scope = None if check.scope is None else f"{check.scope}, {ignored:,} ignored"
     if left:
-        detail = f"{counted(left, 'finding')} in {scope}" if has_scope else check.detail
-        return replace(check, detail=f"{detail}, {ignored:,} ignored")
+        detail = (
+            f"{check.detail}, {ignored:,} ignored"
+            if scope is None
+            else f"{counted(left, 'finding')} in {scope}"
+        )
+        return replace(check, detail=detail, scope=scope)
     if check.name == "safety" and (parts := sum(finding.code == "not-scanned" for finding in own)):
         return Check(check.name, Status.SKIPPED, f"{counted(parts, 'part')} could not be searched")
     status = Status.SKIPPED if any(finding.code == VALUES_NOT_READ for finding in own) else Status.PASSED
-    detail = f"{scope}, {ignored:,} ignored" if has_scope else f"{counted(ignored, 'finding')} ignored"
-    return Check(check.name, status, detail)
+    return Check(check.name, status, scope or f"{counted(ignored, 'finding')} ignored")

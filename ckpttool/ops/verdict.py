@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckpttool.report import Finding, Severity
 
@@ -48,11 +48,17 @@ def safety_of(findings: Iterable[Finding]) -> Safety:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: ``detail`` says what was looked at, or why nothing was."""
+    """One check.
+
+    Attributes:
+        detail: What was looked at, or why nothing was, or how many findings failed it.
+        scope: What was looked at, if ``detail`` counts the findings in it.
+    """
 
     name: str
     status: Status
     detail: str
+    scope: str | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
