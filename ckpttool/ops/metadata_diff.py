@@ -84,11 +84,25 @@ _DIGEST = re.compile(r"CRC-32 [0-9a-f]{8}")
 """What makes such a description one of the whole content."""
 
 
+class _Origin(NamedTuple):
+    """Where a value of the training state came from.
+
+    Attributes:
+        kind: ``key``, ``file``, ``tensor`` or ``name`` (of the checkpoint), or another word.
+        key: The dotted path of the value in the metadata; None if it is none of them.
+        is_last: Whether it is the last of a list.
+    """
+
+    kind: str
+    key: str | None
+    is_last: bool
+
+
 class _TrainingValue(NamedTuple):
     """A value of the training state, and where it came from."""
 
     value: object
-    origin: str
+    origin: _Origin
 
 
 def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], list[ValueChange]]:
@@ -201,16 +215,27 @@ def _training_values(checkpoint: Checkpoint) -> dict[str, _TrainingValue]:
     found = {name: getattr(state, name) for name in _FIELDS}
     found |= {f"metrics.{name}": value for name, value in state.metrics.items()}
     values = {
-        name: _TrainingValue(value, state.origin.get(name, ""))
+        name: _TrainingValue(value, _origin_of(state.origin.get(name, "")))
         for name, value in found.items()
         if value is not None
     }
-    settings = _TrainingValue(None, state.origin.get("hyper_parameters", ""))
+    settings = _TrainingValue(None, _origin_of(state.origin.get("hyper_parameters", "")))
     values |= {
         f"hyper_parameters.{key}": settings._replace(value=value)
         for key, value in state.hyper_parameters.items()
     }
-    return {name: said for name, said in values.items() if not said.origin.startswith("name ")}
+    return {name: said for name, said in values.items() if said.origin.kind != "name"}
+
+
+def _origin_of(text: str) -> _Origin:
+    """Take apart what ``TrainingState.origin`` says: ``key epochs[-1]``, ``file trainer_0/epoch_id``."""
+    kind, _, rest = text.partition(" ")
+    key = None
+    if found := _TRAINER.fullmatch(text):
+        key = f"trainers.{found[1]}.{found[2]}"
+    elif kind == "key":
+        key = _INDEX.sub(r".\1", rest.removesuffix(_LAST))
+    return _Origin(kind, key, _LAST in text)
 
 
 def _training_changes(
@@ -229,9 +254,9 @@ def _shared_key_changes(
     known = {
         key
         for name in ours.keys() & theirs.keys()
-        if (key := _key_of(ours[name].origin)) is not None
-        and key == _key_of(theirs[name].origin)
-        and _LAST not in ours[name].origin
+        if (key := ours[name].origin.key) is not None
+        and key == theirs[name].origin.key
+        and not ours[name].origin.is_last
     }
     for key in a.metadata:
         if key in b.metadata:
@@ -253,7 +278,7 @@ def _keys_on_one_side(
     a: Checkpoint, b: Checkpoint, ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> Iterator[ValueChange]:
     """Yield the outermost keys that only one side has, except for what is told already."""
-    known = {_key_of(said.origin) for said in (*ours.values(), *theirs.values())}
+    known = {said.origin.key for said in (*ours.values(), *theirs.values())}
     for key, value in a.metadata.items():
         if key not in b.metadata and key not in known:
             yield ValueChange(key, summarize(value), ABSENT)
@@ -275,7 +300,7 @@ def _in_training_words(
         is_changed = not _agree(one, other)
         if is_changed:
             named[name] = ValueChange(name, one.value, other.value)
-        covered |= {_key_of(said.origin) for said in (one, other) if is_changed or _LAST not in said.origin}
+        covered |= {said.origin.key for said in (one, other) if is_changed or not said.origin.is_last}
     rest = (one for one in tree if one.path not in covered)
     return [*named.values(), *(_renamed(one, ours if one.b is ABSENT else theirs) for one in rest)]
 
@@ -284,23 +309,14 @@ def _renamed(change: ValueChange, said: Mapping[str, _TrainingValue]) -> ValueCh
     """Return what one side alone has under the training state's word for it, where it has one."""
     if _has_both(change):
         return change
-    names = (name for name in _FIELDS if name in said and _key_of(said[name].origin) == change.path)
+    names = (name for name in _FIELDS if name in said and said[name].origin.key == change.path)
     return replace(change, path=next(names, change.path))
-
-
-def _key_of(origin: str) -> str | None:
-    """Return the dotted path of the value that was the origin; None where it is no value of the tree."""
-    if found := _TRAINER.fullmatch(origin):
-        return f"trainers.{found[1]}.{found[2]}"
-    if not origin.startswith("key "):
-        return None
-    return _INDEX.sub(r".\1", origin.removeprefix("key ").removesuffix(_LAST))
 
 
 def _agree(one: _TrainingValue, other: _TrainingValue, *, spelled: bool = False) -> bool:
     """Tell whether both say the same; a tensor has no more digits than float32."""
     numbers = isinstance(one.value, float | int) and isinstance(other.value, float | int)
-    if numbers and any(said.origin.startswith("tensor ") for said in (one, other)):
+    if numbers and "tensor" in (one.origin.kind, other.origin.kind):
         return same_value(_single(one.value), _single(other.value))
     return not any(tree_changes(one.value, other.value, spelled=spelled))
 
@@ -311,6 +327,9 @@ def _single(number: Any) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return float(number)
+
+
+# Trees of plain data --------------------------------------------------------------------------------
 
 
 def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False) -> Iterator[ValueChange]:
