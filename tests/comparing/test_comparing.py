@@ -33,7 +33,7 @@ from ckpttool.formats.discovery import discover
 from ckpttool.tensor import Extent, Tensor, Values
 from ckpttool.wire.readable import Contiguous
 from ckpttool.wire.source import Buffer, Source
-from tests.comparing.tensors import Array, compared, measured, tensor_of
+from tests.support.tensors import Array, compared, measured, tensor_of
 
 FORMATS = ["deepspeed", "fluid", "hdf5", "keras", "numpy", "paddle", "pickle", "pytorch", "pytorch-legacy"]
 FORMATS += ["safetensors", "savedmodel", "tensorflow", "torch-dcp", "torch-export", "torchscript"]

@@ -14,16 +14,7 @@ from hypothesis import strategies as st
 
 from ckpttool.comparing.kernels import BLOCK_ELEMENTS as BLOCK
 from ckpttool.dtypes import BY_NAME, DType
-from tests.comparing.tensors import (
-    Array,
-    Parts,
-    compared,
-    elements,
-    expected,
-    measured,
-    require,
-    tensor_of,
-)
+from tests.support.tensors import Array, Parts, compared, elements, expected, measured, require, tensor_of
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 CODED = sorted(name for name, dtype in BY_NAME.items() if dtype.kind == "float" and dtype.bits <= 8)

@@ -18,9 +18,9 @@ from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.tensor import Role
 from ckpttool.writing.content import Content
-from tests.comparing.tensors import tensor_of
-from tests.converting.contents import content_of
-from tests.pairing.checkpoints import tensor
+from tests.support.checkpoints import tensor
+from tests.support.contents import content_of
+from tests.support.tensors import tensor_of
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SOURCES = [*DTYPES, "float64", "float8_e4m3fn", "float8_e5m2"]

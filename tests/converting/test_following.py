@@ -21,9 +21,9 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.tensor import Role
 from ckpttool.wire.tomltext import parse_toml
-from tests.comparing.tensors import Array
-from tests.converting.contents import arrays, content_of
-from tests.pairing.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.contents import arrays, content_of
+from tests.support.tensors import Array
 from tests.twins import FIXTURES, unpacked
 
 

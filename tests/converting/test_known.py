@@ -7,8 +7,8 @@ import pytest
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.converting.layout_checks import refusal_text
 from ckpttool.pairing.layers import UNWIRED, layout_doubts
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint, numbers
+from tests.support.checkpoints import checkpoint, numbers
+from tests.support.tensors import Array
 
 
 def doubted(opened: Checkpoint) -> dict[str, str]:

@@ -22,9 +22,9 @@ from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.pairing.map_file import parse_map
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content
-from tests.comparing.tensors import Array
-from tests.converting.contents import arrays, content_of, made_of
-from tests.pairing.checkpoints import numbers
+from tests.support.checkpoints import numbers
+from tests.support.contents import arrays, content_of, made_of
+from tests.support.tensors import Array
 from tests.twins import FIXTURES, unpacked
 
 LSTM = {"kernel": (3, 8), "recurrent_kernel": (2, 8), "bias": (8,)}

@@ -21,9 +21,9 @@ from ckpttool.pairing.map_file import parse_map
 from ckpttool.pairing.pairing import PairingWishes, pair_up
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content
-from tests.comparing.tensors import Array
-from tests.converting.contents import arrays, content_of, made_of
-from tests.pairing.checkpoints import numbers
+from tests.support.checkpoints import numbers
+from tests.support.contents import arrays, content_of, made_of
+from tests.support.tensors import Array
 
 DOCS = Path(__file__).parents[2] / "docs" / "map.md"
 EXAMPLES = dict(re.findall(r"^```toml\n# ([\w-]+\.toml)\n(.*?)^```", DOCS.read_text("utf-8"), re.M | re.S))

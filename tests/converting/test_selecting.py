@@ -17,8 +17,8 @@ from ckpttool.converting.selecting import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.writing.content import Content
-from tests.converting.contents import arrays, content_of, made_of
-from tests.pairing.checkpoints import numbers
+from tests.support.checkpoints import numbers
+from tests.support.contents import arrays, content_of, made_of
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def saved(path: Path, content: object, *, is_zip: bool = True) -> Path:
     return path
 
 
-def told(path: Path) -> list[tuple[str, str | None]]:
+def findings_of(path: Path) -> list[tuple[str, str | None]]:
     return [(finding.code, finding.where) for finding in _findings(path)]
 
 
@@ -107,7 +107,7 @@ def test_a_matrix_of_one_value_is_named(is_zip: bool, tmp_path: Path) -> None:
     state["attn.c_attn.weight"].zero_()
     state["convs.0.weight"].fill_(0.5)
     path = saved(tmp_path / "a.pth", {"model": state}, is_zip=is_zip)
-    assert told(path) == [
+    assert findings_of(path) == [
         ("weights-constant", "model.attn.c_attn.weight"),
         ("weights-constant", "model.convs.0.weight"),
     ]
@@ -133,7 +133,7 @@ def test_one_other_value_anywhere_is_enough(tmp_path: Path) -> None:
 def test_weights_that_are_all_zero_are_one_warning(tmp_path: Path) -> None:
     state = {name: torch.zeros_like(one) for name, one in nn.Linear(4, 4).state_dict().items()}
     path = saved(tmp_path / "a.pth", state)
-    assert told(path) == [("weights-zero", None)]
+    assert findings_of(path) == [("weights-zero", None)]
     assert [one.message for one in _findings(path)] == ["all 2 weights hold nothing but zeros"]
     zeros = safetensors(tmp_path / "a.safetensors", {"w": ([2, 2], bytes(16)), "b": ([2], bytes(8))})
     assert codes(zeros) == ["weights-zero"]
@@ -170,7 +170,7 @@ def test_weights_without_an_element_are_counted(tmp_path: Path) -> None:
         "model.attn._extra_state": ([0], b""),
     }
     path = safetensors(tmp_path / "model.safetensors", tensors)
-    assert told(path) == [("weights-empty", "model.embed.weight, model.proj.weight")]
+    assert findings_of(path) == [("weights-empty", "model.embed.weight, model.proj.weight")]
     assert _findings(path)[0].message.startswith("2 of 4 weights have no element")
 
 

@@ -33,8 +33,8 @@ from ckpttool.pairing.rearrangement import (
 from ckpttool.tensor import Tensor
 from ckpttool.wire.readable import InMemory
 from ckpttool.wire.strided import Strided
-from tests.comparing.tensors import Array, tensor_of
-from tests.pairing.checkpoints import Sequential, numbers, tensor
+from tests.support.checkpoints import Sequential, numbers, tensor
+from tests.support.tensors import Array, tensor_of
 
 TYPES = ["<f4", "u1", "<f8", "<c16", "<i2"]
 

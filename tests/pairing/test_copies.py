@@ -9,8 +9,8 @@ import numpy as np
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.pairing import pair_up
 from ckpttool.tensor import Role
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.tensors import Array
 
 ZEROS = np.zeros(3000, "<f4")
 ALMOST = np.concatenate([ZEROS[:-2], [1, 0]]).astype("<f4")  # no sample has the element that differs

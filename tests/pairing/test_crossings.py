@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint, numbers
+from tests.support.checkpoints import checkpoint, numbers
+from tests.support.tensors import Array
 
 CHANCE = np.random.default_rng(5)
 QUERY, KEY, VALUE, OUT = (CHANCE.normal(size=(4, 4)).astype("<f4") for _ in range(4))
@@ -20,7 +20,7 @@ def paired(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Pairing:
     return pair_up(checkpoint(ours), checkpoint(theirs, "keras", layers), PairingWishes())
 
 
-def told(found: Pairing) -> dict[str, tuple[str, str]]:
+def pairs_of(found: Pairing) -> dict[str, tuple[str, str]]:
     return {pair.a.sources[0].name: (pair.b.sources[0].name, pair.how) for pair in found.pairs}
 
 
@@ -44,10 +44,10 @@ def test_parts_of_an_attention_pair_with_the_same_parts(words: str) -> None:
     places = ["query_dense", "key_dense", "value_dense", "output_dense"]
     expected = dict(zip(right, (f"mha.{place}.kernel" for place in places), strict=True))
     found = paired(right, KERAS)
-    assert told(found) == {ours: (theirs, "content") for ours, theirs in expected.items()}
+    assert pairs_of(found) == {ours: (theirs, "content") for ours, theirs in expected.items()}
     assert found.crossed == ()
     swapped = paired({**right, query: KEY, key: QUERY}, KERAS)
-    assert {ours: theirs for ours, (theirs, _) in told(swapped).items()} == expected
+    assert {ours: theirs for ours, (theirs, _) in pairs_of(swapped).items()} == expected
     first = swapped.pairs[0]
     assert first.how == "shape" and not np.array_equal(first.a.tensor.array(), first.b.tensor.array())
 
@@ -57,7 +57,7 @@ def test_layers_that_both_sides_call_alike_are_not_mixed() -> None:
     theirs = {
         f"ffn_7.{word}_proj.kernel": array.T for word, array in zip(("gate", "up"), (KEY, QUERY), strict=True)
     }
-    found = told(paired(ours, theirs))
+    found = pairs_of(paired(ours, theirs))
     assert found == {
         f"b.{word}_proj.weight": (f"ffn_7.{word}_proj.kernel", "shape") for word in ("gate", "up")
     }
@@ -65,7 +65,10 @@ def test_layers_that_both_sides_call_alike_are_not_mixed() -> None:
 
 def test_words_that_one_side_alone_has_say_nothing() -> None:
     found = paired({"b.up.weight": QUERY, "b.down.weight": KEY}, {"x.kernel": QUERY.T, "y.kernel": KEY.T})
-    assert told(found) == {"b.up.weight": ("x.kernel", "content"), "b.down.weight": ("y.kernel", "content")}
+    assert pairs_of(found) == {
+        "b.up.weight": ("x.kernel", "content"),
+        "b.down.weight": ("y.kernel", "content"),
+    }
     assert found.crossed == ()
 
 
@@ -76,7 +79,7 @@ def test_equal_content_in_another_order_is_told() -> None:
     ours = {"fc1.weight": QUERY, "fc2.weight": KEY, "fc3.weight": VALUE}
     theirs = {"dense.kernel": KEY.T, "dense_1.kernel": QUERY.T, "dense_2.kernel": VALUE.T}
     found = paired(ours, theirs)
-    assert {how for _, how in told(found).values()} == {"content"}
+    assert {how for _, how in pairs_of(found).values()} == {"content"}
     assert found.crossed == (("fc1.weight", "dense_1.kernel"), ("fc2.weight", "dense.kernel"))
     assert found.notes == (
         "equal content, but in another order on either side: "
@@ -109,4 +112,4 @@ def test_other_shapes_may_stand_elsewhere() -> None:
 def test_within_a_family_every_rename_counts_and_none_is_crossed() -> None:
     ours, theirs = {"fc1.weight": QUERY, "fc2.weight": KEY}, {"a1.weight": KEY, "a2.weight": QUERY}
     found = pair_up(checkpoint(ours), checkpoint(theirs))
-    assert {how for _, how in told(found).values()} == {"content"} and found.crossed == ()
+    assert {how for _, how in pairs_of(found).values()} == {"content"} and found.crossed == ()

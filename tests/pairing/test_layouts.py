@@ -15,8 +15,8 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.layouts import RULES, LayoutItem, torch_layout_items
 from ckpttool.pairing.rearrangement import Unfit
 from ckpttool.pairing.split_parameters import fuse_split_parameters
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint, numbers
+from tests.support.checkpoints import checkpoint, numbers
+from tests.support.tensors import Array
 from tests.twins import FIXTURES
 
 Arrays = Mapping[str, Array]
@@ -26,10 +26,10 @@ def turned(
     arrays: Arrays, layers: Mapping[str, str] | None = None, family: str = "keras"
 ) -> dict[str, tuple[Array, str | None]]:
     """Return what becomes of the weights of a checkpoint, by name."""
-    return told(torch_layout_items(checkpoint(arrays, family, layers)))
+    return arrays_and_rules(torch_layout_items(checkpoint(arrays, family, layers)))
 
 
-def told(items: list[LayoutItem]) -> dict[str, tuple[Array, str | None]]:
+def arrays_and_rules(items: list[LayoutItem]) -> dict[str, tuple[Array, str | None]]:
     return {item.name: (item.tensor.array(), item.rule) for item in items}
 
 
@@ -186,12 +186,14 @@ def test_attention(parts: tuple[str, ...]) -> None:
     stored |= {f"m.{part}.bias": bias for part, bias in zip(parts, [*biases, numbers(6)], strict=True)}
     items = torch_layout_items(checkpoint(stored, "keras"))
     whole = np.concatenate([kernel.reshape(embedded, heads * width).T for kernel in kernels])
-    found = told(fuse_split_parameters(items, torch_layout_items(checkpoint({"m.in_proj_weight": whole}))))
+    found = arrays_and_rules(
+        fuse_split_parameters(items, torch_layout_items(checkpoint({"m.in_proj_weight": whole})))
+    )
     assert np.array_equal(found["m.in_proj_weight"][0], whole)
     assert np.array_equal(found["m.in_proj_bias"][0], np.concatenate([bias.reshape(-1) for bias in biases]))
     assert np.array_equal(found["m.out_proj.weight"][0], out.reshape(heads * width, embedded).T)
     assert len(found) == 4
-    assert np.array_equal(told(items)["m.k_proj.weight"][0], kernels[1].reshape(embedded, -1).T)
+    assert np.array_equal(arrays_and_rules(items)["m.k_proj.weight"][0], kernels[1].reshape(embedded, -1).T)
 
 
 def test_dense_layers_that_are_called_as_the_parts_of_an_attention() -> None:
@@ -299,7 +301,7 @@ def test_an_optimizer_has_no_layers() -> None:
 def test_types_without_whole_bytes_stay_as_they_are() -> None:
     from ckpttool.dtypes import BY_NAME
     from ckpttool.tensor import Role, Tensor
-    from tests.pairing.checkpoints import of_tensors
+    from tests.support.checkpoints import of_tensors
 
     four = Tensor(("d", "kernel"), BY_NAME["float4_e2m1fn"], (4, 2), Role.WEIGHTS)
     (item,) = torch_layout_items(of_tensors([four], "keras"))
@@ -343,7 +345,7 @@ def test_two_biases_are_summed_where_the_other_side_has_one() -> None:
     ih, hh = np.float32([1.5, 2, 3, 4]), np.float32([0.25, 1, 1, 1])
     lstm = {"l.weight_hh_l0": numbers(4, 1), "l.bias_ih_l0": ih, "l.bias_hh_l0": hh}
     other = torch_layout_items(checkpoint({"l.bias_l0": ih}))
-    found = told(fuse_split_parameters(torch_layout_items(checkpoint(lstm)), other))
+    found = arrays_and_rules(fuse_split_parameters(torch_layout_items(checkpoint(lstm)), other))
     assert list(found) == ["l.weight_hh_l0", "l.bias_l0"]
     assert np.array_equal(found["l.bias_l0"][0], ih + hh)
     assert (
@@ -440,7 +442,7 @@ def test_a_dense_behind_channels_alone() -> None:
 def test_arrays_under_names_of_keras_become_those_of_the_twin() -> None:
     truth = np.load(FIXTURES / "twin.npz")
     with open_checkpoint(FIXTURES / "twin-keras.npz") as stored:
-        found = told(torch_layout_items(stored))
+        found = arrays_and_rules(torch_layout_items(stored))
     for name, (array, _) in found.items():
         if name != "lstm.bias_l0":
             assert np.array_equal(array, truth[name.replace("/", ".")]), name

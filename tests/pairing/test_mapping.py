@@ -15,8 +15,8 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound, UsageError
 from ckpttool.pairing.map_file import MAX_BYTES, TensorMap, TensorRule, parse_map, read_map
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
+from tests.support.tensors import Array
 
 DOCS = Path(__file__).parents[2] / "docs" / "map.md"
 
@@ -26,12 +26,12 @@ def at(tmp_path: Path) -> Path:
     return tmp_path / "map.toml"
 
 
-def told(path: Path, text: str) -> TensorMap:
+def map_from(path: Path, text: str) -> TensorMap:
     path.write_text(text, encoding="utf-8")
     return read_map(str(path))
 
 
-def mapped(
+def paired_by_map(
     path: Path,
     text: str,
     a: Checkpoint | Mapping[str, Array],
@@ -39,7 +39,7 @@ def mapped(
     **wishes: Any,
 ) -> Pairing:
     ours, theirs = (one if isinstance(one, Checkpoint) else checkpoint(one) for one in (a, b))
-    return pair_up(ours, theirs, PairingWishes(mapping=told(path, text), **wishes))
+    return pair_up(ours, theirs, PairingWishes(mapping=map_from(path, text), **wishes))
 
 
 def names(found: Pairing) -> dict[str, tuple[str, str]]:
@@ -54,7 +54,7 @@ def equal(found: Pairing) -> bool:
 
 
 def test_all_that_a_map_can_say(at: Path) -> None:
-    found = told(
+    found = map_from(
         at,
         """
         [names]
@@ -154,13 +154,13 @@ ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
 )
 def test_what_is_wrong_is_said_with_its_place(at: Path, text: str, wrong: str) -> None:
     with pytest.raises(UsageError) as failure:
-        told(at, text)
+        map_from(at, text)
     assert str(failure.value) == f"{at}{wrong}"
 
 
 def test_what_is_no_map(at: Path) -> None:
     with pytest.raises(UsageError, match=r"no TOML: .*line 1"):
-        told(at, "[names\n")
+        map_from(at, "[names\n")
     at.write_bytes(b'[names]\na = "\xff"\n')
     with pytest.raises(UsageError, match="no TOML"):
         read_map(str(at))
@@ -206,7 +206,9 @@ def test_any_tables_are_a_map_or_a_usage_error(tables: dict[str, Any]) -> None:
 def test_names_and_captured_stars(at: Path) -> None:
     ours = {f"enc.{at_}.{part}.w": numbers(2) + at_ for at_ in range(3) for part in ("q", "k")}
     theirs = {f"{part}.layers.{at_}": numbers(2) - at_ for at_ in range(3) for part in ("k", "q")}
-    found = mapped(at, '[names]\n"enc.*.k.w" = "k.layers.*"\n"enc.*.q.w" = "q.layers.*"\n', ours, theirs)
+    found = paired_by_map(
+        at, '[names]\n"enc.*.k.w" = "k.layers.*"\n"enc.*.q.w" = "q.layers.*"\n', ours, theirs
+    )
     assert names(found) == {
         f"enc.{at_}.{part}.w": (f"{part}.layers.{at_}", "map") for at_ in range(3) for part in ("q", "k")
     }
@@ -215,7 +217,7 @@ def test_names_and_captured_stars(at: Path) -> None:
 
 def test_a_map_counts_more_than_equal_names_and_content(at: Path) -> None:
     ours = {"a.weight": numbers(3), "b.weight": numbers(3) + 1}
-    found = mapped(at, '[names]\n"a.weight" = "b.weight"\n"b.weight" = "a.weight"\n', ours, ours)
+    found = paired_by_map(at, '[names]\n"a.weight" = "b.weight"\n"b.weight" = "a.weight"\n', ours, ours)
     assert names(found) == {"a.weight": ("b.weight", "map"), "b.weight": ("a.weight", "map")}
 
 
@@ -223,9 +225,9 @@ def test_what_a_map_paired_is_said(at: Path) -> None:
     ours = {name: numbers(3) for name in "abcde"}
     theirs = {name.upper(): numbers(3) + 1 for name in "abcde"}
     text = "[names]\n" + "\n".join(f'{name} = "{name.upper()}"' for name in "abcde")
-    found = mapped(at, text, ours, theirs)
+    found = paired_by_map(at, text, ours, theirs)
     assert found.notes == ("the map paired 5 tensors: a → A, b → B, c → C, and 2 more",)
-    (note, *_) = mapped(at, '[names]\na = "B"', {"a": numbers(3)}, {"B": numbers(3)}).notes
+    (note, *_) = paired_by_map(at, '[names]\na = "B"', {"a": numbers(3)}, {"B": numbers(3)}).notes
     assert note == "the map paired 1 tensor: a → B"
 
 
@@ -241,13 +243,13 @@ def test_a_name_that_several_tensors_have_maps_nothing(at: Path, flipped: bool, 
     }
     which = "second" if flipped else "first"
     with pytest.raises(UsageError, match=f"several tensors of the {which} side are called '0'"):
-        mapped(at, lines[kind], *((once, twice) if flipped else (twice, once)))
-    assert len(mapped(at, '[names]\nx = "x"', twice, once).pairs) == 2
+        paired_by_map(at, lines[kind], *((once, twice) if flipped else (twice, once)))
+    assert len(paired_by_map(at, '[names]\nx = "x"', twice, once).pairs) == 2
 
 
 def test_what_a_map_calls_by_a_name_that_is_not_there_is_removed(at: Path) -> None:
     ours = {"a.0": numbers(3), "a.1": numbers(4)}
-    found = mapped(at, '[names]\n"a.*" = "b.*"\n', ours, {"b.0": numbers(3), "c.1": numbers(4)})
+    found = paired_by_map(at, '[names]\n"a.*" = "b.*"\n', ours, {"b.0": numbers(3), "c.1": numbers(4)})
     assert names(found) == {"a.0": ("b.0", "map")}
     assert [item.name for item in found.removed] == ["a.1"]
     assert [item.name for item in found.added] == ["c.1"]
@@ -259,15 +261,15 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
     keras = checkpoint(arrays, "keras", {"dense_7.kernel": "Dense"})
     torch = {"head.weight": kernel.T.copy(), "head.bias": numbers(5)}
     text = '[names]\n"dense_7.kernel" = "head.weight"\n"dense_7.bias" = "head.bias"\n'
-    found = mapped(at, text, keras, torch)
+    found = paired_by_map(at, text, keras, torch)
     assert equal(found) and [pair.how for pair in found.pairs] == ["map", "map"]
     assert found.pairs[0].a.rule is not None
-    as_is = mapped(at, text, keras, torch, layout="as-is")
+    as_is = paired_by_map(at, text, keras, torch, layout="as-is")
     assert as_is.pairs[0].a.tensor.shape == (3, 5)
-    unwired = mapped(at, text, checkpoint(arrays, "keras"), torch)  # a name says nothing of a Flatten
+    unwired = paired_by_map(at, text, checkpoint(arrays, "keras"), torch)  # a name says nothing of a Flatten
     assert [pair.a.name for pair in unwired.undecided] == ["dense_7.weight"]
     rule = '[[tensor]]\nfrom = "dense_7.kernel"\nto = "head.weight"\nrule = "dense"\n'
-    decided = mapped(at, rule, checkpoint(arrays, "keras"), torch)
+    decided = paired_by_map(at, rule, checkpoint(arrays, "keras"), torch)
     assert equal(decided) and len(decided.pairs) == 2 and decided.undecided == ()
 
 
@@ -306,7 +308,7 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
 def test_a_rule_that_cannot_be_followed_is_an_error(at: Path, text: str, wrong: str) -> None:
     both = {"a.w": numbers(2, 3), "b.w": numbers(2, 3)}
     with pytest.raises(UsageError) as failure:
-        mapped(at, text, both, both)
+        paired_by_map(at, text, both, both)
     assert str(failure.value) == f"{at}{wrong}"
 
 
@@ -331,10 +333,10 @@ def test_a_rule_that_cannot_be_followed_is_an_error(at: Path, text: str, wrong: 
 def test_rules_for_single_tensors(at: Path, rule: str, stored: Array, expected: Array) -> None:
     text = f'[[tensor]]\nfrom = "own.*"\nto = "other.*"\n{rule}\n'
     keras = checkpoint({"own.w": stored}, "tensorflow")
-    found = mapped(at, text, keras, {"other.w": np.ascontiguousarray(expected)})
+    found = paired_by_map(at, text, keras, {"other.w": np.ascontiguousarray(expected)})
     assert names(found) == {"own.w": ("other.w", "map")} and equal(found)
     if rule and "transpose" not in rule and "permute" not in rule:  # these lead from Keras to PyTorch
-        back = mapped(
+        back = paired_by_map(
             at, text, {"own.w": np.ascontiguousarray(expected)}, checkpoint({"other.w": stored}, "keras")
         )
         assert equal(back) and back.pairs[0].a.tensor.shape == stored.shape
@@ -350,13 +352,13 @@ def test_several_become_one_and_one_several(at: Path) -> None:
     }
     several = '["*.q.kernel", "*.k.kernel", "*.v.kernel"]'
     join = f'[[tensor]]\nfrom = {several}\nto = "*.in_proj"\nrule = "dense"\njoin = 0\n'
-    found = mapped(at, join, parts, whole)
+    found = paired_by_map(at, join, parts, whole)
     assert equal(found) and len(found.pairs) == 2 and (found.removed, found.added) == ((), ())
     assert [len(pair.a.sources) for pair in found.pairs] == [3, 3]
     assert {pair.a.rule for pair in found.pairs} == {"map: dense"}
     turned = {name: np.ascontiguousarray(array.T) for name, array in parts.items()}
     split = f'[[tensor]]\nfrom = "*.in_proj"\nto = {several}\nsplit = 0\n'
-    back = mapped(at, split, whole, turned)
+    back = paired_by_map(at, split, whole, turned)
     assert equal(back) and len(back.pairs) == 6 and (back.removed, back.added) == ((), ())
     assert [pair.a.tensor.shape for pair in back.pairs] == [(3, 4)] * 6
 
@@ -366,17 +368,17 @@ def test_the_first_table_that_means_a_tensor_decides(at: Path) -> None:
     theirs = {"a.w": numbers(2, 3), "b.w": (numbers(2, 3) + 1).T.copy()}
     first = '[[tensor]]\nfrom = "a.w"\nto = "a.w"\n'
     every = '[[tensor]]\nfrom = "*.w"\nto = "*.w"\nrule = "dense"\n'
-    assert equal(mapped(at, first + every, ours, theirs))
+    assert equal(paired_by_map(at, first + every, ours, theirs))
     with pytest.raises(UsageError, match=r"\[tensor 2\]: nothing more on the first side is called 'a.w'"):
-        mapped(at, first + first, ours, theirs)
+        paired_by_map(at, first + first, ours, theirs)
     with pytest.raises(UsageError, match=r"\[tensor 2\]: a table before took 'a.w'"):
-        mapped(at, first + '[[tensor]]\nfrom = ["b.w", "a.w"]\nto = "b.w"\njoin = 0\n', ours, theirs)
+        paired_by_map(at, first + '[[tensor]]\nfrom = ["b.w", "a.w"]\nto = "b.w"\njoin = 0\n', ours, theirs)
 
 
 def test_the_other_tensors_are_paired_as_ever(at: Path) -> None:
     ours = {"a": numbers(3, 5), "b.weight": numbers(2), "c.weight": numbers(7)}
     theirs = {"z": numbers(3, 5).T.copy(), "module.b.weight": numbers(2), "d.weight": numbers(7)}
-    found = mapped(at, '[[tensor]]\nfrom = "a"\nto = "z"\nrule = "transpose"\n', ours, theirs)
+    found = paired_by_map(at, '[[tensor]]\nfrom = "a"\nto = "z"\nrule = "transpose"\n', ours, theirs)
     assert names(found) == {
         "a": ("z", "map"),
         "b.weight": ("module.b.weight", "convention"),
@@ -388,4 +390,4 @@ def test_the_maps_of_the_documentation_are_maps(at: Path) -> None:
     blocks = DOCS.read_text(encoding="utf-8").split("```toml\n")[1:]
     assert len(blocks) >= 4
     for block in blocks:
-        told(at, block.partition("```")[0])
+        map_from(at, block.partition("```")[0])

@@ -10,7 +10,7 @@ import numpy as np
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
-from tests.pairing.checkpoints import checkpoint, numbers
+from tests.support.checkpoints import checkpoint, numbers
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
 PATHS = {
@@ -42,7 +42,7 @@ def tensorflow(own: list[str]) -> Checkpoint:
     )
 
 
-def told(found: Pairing) -> Mapping[str, tuple[str, str]]:
+def pairs_of(found: Pairing) -> Mapping[str, tuple[str, str]]:
     pairs = [*found.pairs, *found.undecided]  # nothing says what stands before a kernel
     return {pair.a.sources[0].name: (pair.b.sources[0].name, pair.how) for pair in pairs}
 
@@ -50,7 +50,7 @@ def told(found: Pairing) -> Mapping[str, tuple[str, str]]:
 def test_numbered_layers_pair_by_their_own_names() -> None:
     for ours in (TORCH, dict(reversed(TORCH.items()))):
         found = pair_up(checkpoint(ours), tensorflow(OWN))
-        assert told(found) == {
+        assert pairs_of(found) == {
             "d1.weight": ("model._functional._operations.1._kernel", "convention"),
             "d1.bias": ("model._functional._operations.1.bias", "convention"),
             "d2.weight": ("model._functional._operations.4._kernel", "convention"),
@@ -63,7 +63,7 @@ def test_numbered_layers_pair_by_their_own_names() -> None:
 def test_names_count_more_than_content() -> None:
     swapped = dict(zip(TORCH, [*list(TORCH.values())[2:], *list(TORCH.values())[:2]], strict=True))
     found = pair_up(checkpoint(swapped), tensorflow(OWN))
-    assert told(found)["d1.weight"] == ("model._functional._operations.1._kernel", "convention")
+    assert pairs_of(found)["d1.weight"] == ("model._functional._operations.1._kernel", "convention")
 
 
 def test_a_name_that_two_layers_have_is_none() -> None:
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_tensorflow_says_what_its_variables_are_called() -> None
         FILES / "tensorflow" / "keras3" / "ckpt-1"
     ) as one:  # fixtures/make.py names the layers
         found = pair_up(checkpoint(torch), one, PairingWishes(only="weights", rename=False))
-        assert told(found) == {
+        assert pairs_of(found) == {
             "out.weight": ("model._functional._operations.2._kernel", "convention"),
             "out.bias": ("model._functional._operations.2.bias", "convention"),
             "hidden.weight": ("model._functional._operations.1._kernel", "convention"),

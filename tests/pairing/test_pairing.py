@@ -18,8 +18,8 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import TensorMap
 from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
 from ckpttool.tensor import Extent, Path, Role, Values
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
+from tests.support.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
+from tests.support.tensors import Array
 from tests.twins import FIXTURES
 
 Arrays = Mapping[Any, Array]

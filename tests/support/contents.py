@@ -7,8 +7,8 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.writing.content import Content
-from tests.comparing.tensors import Array
-from tests.pairing.checkpoints import checkpoint
+from tests.support.checkpoints import checkpoint
+from tests.support.tensors import Array
 
 
 def content_of(opened: Checkpoint) -> Content:

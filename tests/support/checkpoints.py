@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.tensor import Path, Role, Tensor, Values
-from tests.comparing.tensors import Array, tensor_of
+from tests.support.tensors import Array, tensor_of
 
 FORMATS = {"torch": "pytorch", "keras": "keras-h5", "paddle": "fluid"}
 
