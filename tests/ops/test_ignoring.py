@@ -26,7 +26,7 @@ def verification(*findings: Finding, **values: Any) -> Verification:
 def _check(name: str, own: list[Finding]) -> Check:
     if not own:
         return Check(name, Status.PASSED, "8 tensors")
-    return Check(name, Status.FAILED, f"{len(own)} finding{'s' * (len(own) > 1)} in 8 tensors")
+    return Check(name, Status.FAILED, f"{len(own)} finding{'s' * (len(own) > 1)} in 8 tensors", "8 tensors")
 
 
 def applied(one: Verification, *ignores: Ignore) -> Verification:
