@@ -81,12 +81,12 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
 
 def say_journals(journals: Sequence[str]) -> None:
     """Say that an interrupted command waits to be settled."""
-    from ckpttool.series.changing.home import owner_of
     from ckpttool.series.changing.journal import owner_of_journal
+    from ckpttool.series.changing.state_dir import owner_of_stage
     from ckpttool.series.paths import shown
 
     for path in journals:
-        directory = owner_of(os.path.dirname(path))
+        directory = owner_of_stage(os.path.dirname(path))
         message = "a command was interrupted here; the next that changes it settles it"
         if (user := owner_of_journal(path)) is not None:
             message = f"a command of another user, {user}, was interrupted here, or is at work: {_HALF}"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.plan import GroupPlan
-    from ckpttool.series.undoing.trash import Emptied
+    from ckpttool.series.undoing.trash import EmptiedTrash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,21 +357,21 @@ def empty_trashes(options: PruneOptions, output: OutputOptions) -> int:
     return _report_emptied(found, output, failed=bool(failures))
 
 
-def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[Emptied], list[str]]:
+def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[EmptiedTrash], list[str]]:
     """Return the outcome for each trash, and an error for each directory that can't be read.
 
     An error in the only directory is raised.
     """
     from ckpttool.series.paths import require_directory
     from ckpttool.series.undoing.trash import empty
-    from ckpttool.series.undoing.undo import with_trash
+    from ckpttool.series.undoing.undo import directories_with_trash
 
-    found: list[Emptied] = []
+    found: list[EmptiedTrash] = []
     failures: list[str] = []
     for path in options.paths or (os.curdir,):
         try:
             root = require_directory(path)
-            for place in with_trash(root) if options.recursive else [root]:
+            for place in directories_with_trash(root) if options.recursive else [root]:
                 found.append(empty(place, options.older_than, dry_run=dry_run))
         except CheckpointError as failure:
             if len(options.paths) <= 1:
@@ -380,7 +380,7 @@ def _empty_each(options: PruneOptions, *, dry_run: bool) -> tuple[list[Emptied],
     return found, failures
 
 
-def _agrees_to_empty(preview: Sequence[Emptied], output: OutputOptions) -> bool:
+def _agrees_to_empty(preview: Sequence[EmptiedTrash], output: OutputOptions) -> bool:
     if output.consent.asks:
         from ckpttool.render.text_prune import empty_text
 
@@ -388,7 +388,7 @@ def _agrees_to_empty(preview: Sequence[Emptied], output: OutputOptions) -> bool:
     return output.consent.to("Remove them for good?")
 
 
-def _report_emptied(found: Sequence[Emptied], output: OutputOptions, *, failed: bool) -> int:
+def _report_emptied(found: Sequence[EmptiedTrash], output: OutputOptions, *, failed: bool) -> int:
     """Print the outcome and return the exit status; stdout stays empty if a directory failed as a whole."""
     problems = [problem for one in found for problem in one.problems]
     if not output.quiet:
@@ -406,7 +406,7 @@ def _report_emptied(found: Sequence[Emptied], output: OutputOptions, *, failed: 
     return 2 if failed else int(bool(problems) or would_go)
 
 
-def _print_declined(preview: Sequence[Emptied], output: OutputOptions) -> None:
+def _print_declined(preview: Sequence[EmptiedTrash], output: OutputOptions) -> None:
     """Print what would have been removed; on a terminal it was printed with the question."""
     if output.json:
         _print_emptied(preview)
@@ -416,7 +416,7 @@ def _print_declined(preview: Sequence[Emptied], output: OutputOptions) -> None:
         print(empty_text(preview))
 
 
-def _print_emptied(found: Sequence[Emptied]) -> None:
+def _print_emptied(found: Sequence[EmptiedTrash]) -> None:
     from ckpttool.render.json import empty_document
 
     print_json(empty_document(found))

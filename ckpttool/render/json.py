@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckpttool.series.renaming.rename import Renamed
     from ckpttool.series.resuming.latest import Latest
     from ckpttool.series.retention.plan import GroupPlan, KeptEntry
-    from ckpttool.series.undoing.trash import Emptied
+    from ckpttool.series.undoing.trash import EmptiedTrash
     from ckpttool.series.undoing.undo import Undone
     from ckpttool.tensor import Shard, Tensor
 
@@ -531,7 +531,7 @@ def explain_document(planned: Planned, explanation: Explanation) -> dict[str, An
     return {**prune_document(pruned), "explained": explained}
 
 
-def empty_document(emptied: Sequence[Emptied]) -> dict[str, Any]:
+def empty_document(emptied: Sequence[EmptiedTrash]) -> dict[str, Any]:
     """Return the document of ``prune --empty-trash``: no series was looked at."""
     return {
         "schema": "ckpttool.prune/1",

@@ -17,7 +17,7 @@ from ckpttool.series.paths import shown
 from ckpttool.series.pruning.explanation import Explanation
 from ckpttool.series.pruning.prune import Pruned, strangers
 from ckpttool.series.retention.plan import GroupPlan
-from ckpttool.series.undoing.trash import Emptied
+from ckpttool.series.undoing.trash import EmptiedTrash
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
 """Where more than so many stay, or go, only the first few are shown of more than so many alike."""
@@ -257,7 +257,7 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
 # An emptied trash -----------------------------------------------------------------------------------
 
 
-def empty_text(emptied: Sequence[Emptied]) -> str:
+def empty_text(emptied: Sequence[EmptiedTrash]) -> str:
     """Return what emptying the trash of some directories came to, in one line."""
     count = sum(len(one.removed) for one in emptied)
     if not count:

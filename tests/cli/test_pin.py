@@ -121,6 +121,6 @@ def test_a_directory_that_may_not_be_written(run, series: Path, monkeypatch: pyt
     def refuse(directory: str) -> None:
         raise AccessDenied(f"{directory}/.ckpttool.lock", "read-only file system")
 
-    monkeypatch.setattr(pins, "locked", refuse)
+    monkeypatch.setattr(pins, "lock_directory", refuse)
     answer = run("pin", NAME)
     assert answer == (2, "", "ckpttool: error: run: read-only file system; no pin was changed\n")

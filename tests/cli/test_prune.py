@@ -305,7 +305,7 @@ def test_failures_are_counted_and_told_once(run, series: Path, monkeypatch: pyte
     def refuse(*arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(removal.Stage, "set_aside", refuse)
+    monkeypatch.setattr(removal.RemovalStage, "set_aside", refuse)
     status, out, err = run("prune", series, "--keep", 6)
     assert (status, len(_epochs(series))) == (1, 10)
     assert out.endswith("\nremoved 0 of 4, 0 B freed; 4 failed: permission denied\n")
@@ -414,7 +414,7 @@ def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(removal.Stage, "unlink", die)
+        patch.setattr(removal.RemovalStage, "unlink", die)
         with pytest.raises(Killed):
             run("prune", series, "--keep", 9)
     status, _, err = run("prune", series, "--keep", 9, "-n")

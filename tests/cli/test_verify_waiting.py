@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.ops import verify as verifying
-from ckpttool.series.changing.home import home_of
-from ckpttool.series.changing.journal import Journal, Removal, begin, dumps
+from ckpttool.series.changing.journal import Journal, Removal, begin_journal, journal_bytes
+from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 
 WAITS = "a command was interrupted here; the next that changes it settles it"
@@ -32,7 +32,11 @@ def begun(directory: Path) -> str:
     """Let a prune begin to remove the sharded set, and stop; return its journal's path."""
     names = tuple(sorted(name for name in os.listdir(directory) if name.startswith("model")))
     removal = Removal(str(directory / "model"), names, contents(str(directory), names))
-    stage = Path(begin(str(directory), home_of(str(directory)), dumps(Journal((removal,))), "removed"))
+    stage = Path(
+        begin_journal(
+            str(directory), state_dir_of(str(directory)), journal_bytes(Journal((removal,))), "removed"
+        )
+    )
     (stage / "0").mkdir()
     (directory / names[0]).rename(stage / "0" / names[0])
     return str(stage / "journal.json")

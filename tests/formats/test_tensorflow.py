@@ -20,7 +20,7 @@ from ckpttool.formats.discovery import discover, unit_at
 from ckpttool.formats.tensorflow.bundle import slice_key
 from ckpttool.formats.tensorflow.object_graph import read_graph
 from ckpttool.ops.verify import verify
-from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.changing.state_file import state_without
 from ckpttool.tensor import Role
 
 DATA = "data-00000-of-00001"
@@ -259,7 +259,7 @@ def test_all_shards_leave_the_state_file_together(old_shards: Path) -> None:
         shutil.copy(path, path.with_name(path.name.replace("ckpt-7", "ckpt-9")))
     state = old_shards / "checkpoint"
     state.write_text(state.read_text() + 'all_model_checkpoint_paths: "model.ckpt-9-?????-of-00003"\n')
-    rewrite = rewritten(str(old_shards), {OLD})
+    rewrite = state_without(str(old_shards), {OLD})
     assert rewrite is not None
     assert "ckpt-7" not in repr(rewrite)
     assert "ckpt-9-?????-of-00003" in repr(rewrite)

@@ -16,12 +16,18 @@ from pathlib import Path
 
 from ckpttool.errors import CheckpointError
 from ckpttool.series.changing import stage
-from ckpttool.series.changing.home import home_of
-from ckpttool.series.changing.journal import Removal, half_removed, stages, stages_beside, waiting
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.journal import (
+    Removal,
+    incomplete_names,
+    pending_journals,
+    stages,
+    stages_beside,
+)
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.changing.moving import Row, carry_out
-from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.recovery import recover_directory
+from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo
@@ -152,7 +158,7 @@ def rename(directory: Path, units: Units) -> None:
     if (directory / "best").is_symlink():
         relinks.append(Relink("best", "checkpoint-2", renamed("checkpoint-2")))
     place = str(directory)
-    carry_out(
+    apply_moves(
         place,
         Moves(
             kind="rename",
@@ -174,7 +180,7 @@ WAVES = (
 
 
 def exchange(directory: Path, units: Units) -> None:
-    with Row(str(directory)) as row:
+    with ChainedMoves(str(directory)) as row:
         for names in WAVES:
             if row.make(wave(directory, names), has_more=names is not WAVES[-1]).failed:
                 return
@@ -221,7 +227,7 @@ def tree(directory: Path) -> Tree:
 
 
 def put_away(directory: Path) -> Tree:
-    home = home_of(str(directory))
+    home = state_dir_of(str(directory))
     return tree(Path(home.path) / (".ckpttool-trash" + home.suffix) / IDENTITY / "0")
 
 
@@ -233,14 +239,14 @@ def ours(directory: Path) -> list[str]:
 
 
 def settled(directory: Path) -> None:
-    with locked(str(directory)):
-        assert not settle_all(str(directory)).failed
+    with lock_directory(str(directory)):
+        assert not recover_directory(str(directory)).failed
     assert not ours(directory), ours(directory)
 
 
 def whole(directory: Path, units: Units, full: Tree, new: bool) -> Iterator[list[str]]:
     """Yield the units that are whole, by old names or by new, and not hidden."""
-    now, hidden = tree(directory), half_removed(str(directory))
+    now, hidden = tree(directory), incomplete_names(str(directory))
     for unit in units:
         names = [renamed(name) if new else name for name in unit]
         # What a directory says of others is rewritten once all are where they belong.
@@ -267,7 +273,7 @@ class Play:
             self.act = take_back
         self.before = tree(self.first), put_away(self.first)
         done = self.copy("done")
-        with locked(str(done)):
+        with lock_directory(str(done)):
             pass
         self.act(done, self.units)
         self.after = tree(done), put_away(done)
@@ -398,7 +404,7 @@ def main() -> None:
         except BaseException:
             print(
                 f"at call {number}",
-                waiting(str(directory)),
+                pending_journals(str(directory)),
                 stages(str(directory)),
                 stages_beside(str(directory)),
             )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.changing import home
-from ckpttool.series.changing.home import home_of
-from ckpttool.series.changing.journal import waiting
+from ckpttool.series.changing import state_dir
+from ckpttool.series.changing.journal import pending_journals
+from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import Pruned, prune
@@ -107,7 +107,7 @@ def test_a_kill_at_any_point_leaves_what_accelerate_can_read(checkpoints: Path, 
         fault.none()
         assert accelerates_choice(checkpoints) == SAVED[-1]
         put_aside(checkpoints)
-        assert waiting(str(checkpoints)) == []
+        assert pending_journals(str(checkpoints)) == []
         assert names(checkpoints) == SAVED[-2:]
         shutil.rmtree(checkpoints.parent)
     pytest.fail("no end")
@@ -118,7 +118,7 @@ def test_what_lies_in_it_from_before_is_found(
     checkpoints: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr(home, "_holds_random_states", lambda entry: False)
+        before.setattr(state_dir, "_holds_random_states", lambda entry: False)
         pin([checkpoints / "checkpoint_4"])
         if kind == "trash":
             put_aside(checkpoints)
@@ -138,7 +138,7 @@ def test_what_lies_in_it_from_before_is_found(
 
 def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as before:
-        before.setattr(home, "_holds_random_states", lambda entry: False)
+        before.setattr(state_dir, "_holds_random_states", lambda entry: False)
         put_aside(checkpoints)
     assert len(empty(str(checkpoints)).removed) == 3
     assert names(checkpoints) == SAVED[-2:]
@@ -147,23 +147,23 @@ def test_a_trash_in_it_from_before_can_be_emptied(checkpoints: Path, monkeypatch
 def test_a_link_and_what_it_leads_to_have_one_home(checkpoints: Path) -> None:
     scratch = checkpoints.rename(checkpoints.parent / "scratch")
     checkpoints.symlink_to(scratch)
-    assert home_of(str(checkpoints)) == home_of(str(scratch)) == (str(scratch.parent), "@scratch")
+    assert state_dir_of(str(checkpoints)) == state_dir_of(str(scratch)) == (str(scratch.parent), "@scratch")
 
 
 def test_nothing_lies_beside_a_mount_point(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "mount_points", lambda below: {below})
-    assert home_of(str(checkpoints)) == (str(checkpoints), "")
+    monkeypatch.setattr(state_dir, "mount_points", lambda below: {below})
+    assert state_dir_of(str(checkpoints)) == (str(checkpoints), "")
     assert (put_aside(checkpoints).problems, len(undo(str(checkpoints)).restored)) == ((), 3)
 
 
 def test_other_directories_keep_their_own(checkpoints: Path) -> None:
-    assert home_of(str(checkpoints)) == (str(checkpoints.parent), "@checkpoints")
+    assert state_dir_of(str(checkpoints)) == (str(checkpoints.parent), "@checkpoints")
     for name in SAVED[1:]:
         shutil.rmtree(checkpoints / name)
     (checkpoints / SAVED[0]).rename(checkpoints / "n003")
-    assert home_of(str(checkpoints)).suffix
+    assert state_dir_of(str(checkpoints)).suffix
     other = checkpoints.rename(checkpoints.parent / "states")
-    assert home_of(str(other)) == (str(other), "")
+    assert state_dir_of(str(other)) == (str(other), "")
     plain = checkpoints.parent / "plain" / "checkpoints"
     (plain / "checkpoint_1").mkdir(parents=True)
-    assert home_of(str(plain)) == (str(plain), "")
+    assert state_dir_of(str(plain)) == (str(plain), "")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.changing import moving, stage
-from ckpttool.series.changing.journal import Journal, Removal, half_removed, stages
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing import move_transaction, stage
+from ckpttool.series.changing.journal import Journal, Removal, incomplete_names, stages
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, new_identity
-from ckpttool.series.changing.moving import carry_out
-from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
 
@@ -62,7 +62,7 @@ def rename(run: Path) -> None:
         members = tuple((name, name.replace("ckpt", "step")) for name in names)
         moves.append(Move(f"elsewhere/ckpt-{number}", members, contents(str(run), names)))
     told = {"kind": "rename", "identity": new_identity(), "source": str(run), "target": str(run)}
-    carry_out(str(run), Moves(moves=tuple(moves), **told))  # type: ignore[arg-type]
+    apply_moves(str(run), Moves(moves=tuple(moves), **told))  # type: ignore[arg-type]
 
 
 def copied(run: Path, tool: str) -> Path:
@@ -71,9 +71,9 @@ def copied(run: Path, tool: str) -> Path:
     return other
 
 
-def settled(run: Path) -> Settled:
-    with locked(str(run)):
-        return settle_all(str(run))
+def settled(run: Path) -> Recovery:
+    with lock_directory(str(run)):
+        return recover_directory(str(run))
 
 
 def there(run: Path) -> dict[str, str]:
@@ -90,9 +90,11 @@ def is_whole(run: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize(("step", "count"), [("bring", 2), ("leave", 1), ("leave", 2), ("note", 1)])
+@pytest.mark.parametrize(
+    ("step", "count"), [("link_new", 2), ("unlink_old", 1), ("unlink_old", 2), ("add_to_record", 1)]
+)
 def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> None:
-    killed(moving, step, count, lambda: rename(run))
+    killed(move_transaction, step, count, lambda: rename(run))
     other = copied(run, tool)
     done = settled(other)
     assert is_whole(other, 1) and is_whole(other, 2)
@@ -102,7 +104,7 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
     assert all(
         "the directory was copied as it was then" in one for one in (*done.moved, *done.failed.values())
     )
-    if tool == "cp -a" or step == "note":
+    if tool == "cp -a" or step == "add_to_record":
         assert (set(there(other)), done.failed if tool == "cp -a" else {}) == (NEW, {})
     else:
         names = set(there(other))
@@ -113,9 +115,9 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
 
 
 def test_what_is_half_copied_is_hidden(run: Path) -> None:
-    killed(moving, "leave", 2, lambda: rename(run))
+    killed(move_transaction, "unlink_old", 2, lambda: rename(run))
     other = copied(run, "cp -a")
-    assert half_removed(str(other)) == half_removed(str(run)) != frozenset()
+    assert incomplete_names(str(other)) == incomplete_names(str(run)) != frozenset()
 
 
 @pytest.mark.parametrize("tool", TOOLS)

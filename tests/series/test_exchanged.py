@@ -13,9 +13,9 @@ from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.manifest_writing import verify_and_seal
 from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import Move, Moves, Rewrite
-from ckpttool.series.changing.moving import carry_out
 from ckpttool.series.changing.removal import remove
 from ckpttool.series.files import contents
 from ckpttool.series.pointers import pin_lists
@@ -48,12 +48,12 @@ def removals(place: Path) -> tuple[Removal, ...]:
 
 
 def removed(place: Path) -> None:
-    with locked(str(place)):
+    with lock_directory(str(place)):
         remove(str(place), Journal(removals(place)))
 
 
 def trashed(place: Path) -> None:
-    with locked(str(place)):
+    with lock_directory(str(place)):
         put_aside(str(place), removals(place), IDENTITY)
 
 
@@ -77,8 +77,8 @@ def renamed(place: Path) -> None:
         source=str(place),
         target=str(place),
     )
-    with locked(str(place)):
-        carry_out(str(place), moves)
+    with lock_directory(str(place)):
+        apply_moves(str(place), moves)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, UsageError
-from ckpttool.series.changing.home import home_of, owner_of
-from ckpttool.series.changing.journal import waiting
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.journal import pending_journals
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.state_dir import owner_of_stage, state_dir_of
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
@@ -80,7 +80,7 @@ def test_nothing_of_ours_lies_in_a_root_for_a_moment(root: Path, monkeypatch: py
     seen: list[int] = []
     for name in CHANGES:
         monkeypatch.setattr(os, name, watched(getattr(os, name), root, seen))
-    with locked(str(root)):
+    with lock_directory(str(root)):
         assert paddles_choice(root) == 4
     prune(Request(directory=str(root), policy=KEEP_2))
     assert len(seen) > 50
@@ -140,7 +140,7 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*shown, *put_away]) == SERIALS, number
         settled = prune(Request(directory=called, policy=Policy(keep_last=9)))
-        assert (settled.problems, waiting(called)) == ((), []), number
+        assert (settled.problems, pending_journals(called)) == ((), []), number
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*serials(root), *put_away]) == SERIALS, number
         undo(called)
@@ -154,15 +154,15 @@ def interrupted(root: Path, fault) -> str:
     with pytest.raises(SystemExit):
         prune(Request(directory=str(root), policy=KEEP_2))
     fault.none()
-    (journal,) = waiting(str(root))
+    (journal,) = pending_journals(str(root))
     return journal
 
 
 def test_a_journal_beside_the_root_is_told_and_belongs_to_it_alone(run, root: Path, fault) -> None:
     other = Path(shutil.copytree(root, root.parent / "other"))
     journal = interrupted(root, fault)
-    assert owner_of(os.path.dirname(journal)) == str(root)
-    assert waiting(str(other)) == waiting(str(root.parent)) == []
+    assert owner_of_stage(os.path.dirname(journal)) == str(root)
+    assert pending_journals(str(other)) == pending_journals(str(root.parent)) == []
     answer = run("list", root)
     assert (
         f"{root}: a command was interrupted here; the next that changes it settles it ({journal})"
@@ -183,9 +183,9 @@ def test_relative_and_linked_roots_have_the_same_home(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "link").symlink_to(root)
-    homes = {home_of(str(root)), home_of(str(tmp_path / "link"))}
+    homes = {state_dir_of(str(root)), state_dir_of(str(tmp_path / "link"))}
     monkeypatch.chdir(root)
-    assert homes == {home_of(".")} == {(str(root.parent), "@run")}
+    assert homes == {state_dir_of(".")} == {(str(root.parent), "@run")}
     prune(Request(directory=".", policy=KEEP_2))
     assert serials(root) == SERIALS[3:]
     assert os.listdir(root.parent) == ["run"]
@@ -194,7 +194,7 @@ def test_relative_and_linked_roots_have_the_same_home(
 def test_other_directories_keep_their_own(tmp_path: Path) -> None:
     for name in ("checkpoint_1", "trainer_0"):
         (tmp_path / name).mkdir()
-    assert home_of(str(tmp_path)) == (str(tmp_path), "")
+    assert state_dir_of(str(tmp_path)) == (str(tmp_path), "")
 
 
 def test_where_beside_the_root_nothing_may_be_written(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.changing.home import Home
 from ckpttool.series.changing.journal import stages
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Chain, Moves, document, moves_of
-from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.recovery import recover_directory
+from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, names, renamed
 
@@ -75,7 +75,7 @@ def test_where_one_fails_all_have_their_old_names(swapped: Path, monkeypatch: py
 def test_what_a_kill_left_between_the_moves_is_taken_back(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import moving
+    from ckpttool.series.changing import move_transaction
 
     before = content(swapped)
 
@@ -83,13 +83,13 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "_rewrite_journal", die)
-        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(move_transaction, "_rewrite_journal", die)
+        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert {"model_1~1.pt", "model_2~1.pt", "model_4.pt"} <= set(names(swapped))
-    with locked(str(swapped)):
-        settled = settle_all(str(swapped))
+    with lock_directory(str(swapped)):
+        settled = recover_directory(str(swapped))
     assert (list(settled.failed), len(settled.moved)) == ([str(swapped.parent)], 3)
     assert all("it is where it was" in one for one in settled.moved)
     assert content(swapped) == before
@@ -98,25 +98,25 @@ def test_what_a_kill_left_between_the_moves_is_taken_back(
 def test_what_names_them_above_is_told_to_have_other_names(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import moving
+    from ckpttool.series.changing import move_transaction
 
     before, waves = content(swapped.parent), []
-    make = moving.Row.make
+    make = move_transaction.ChainedMoves.make
 
-    def die_at_the_second(self: moving.Row, moves: Moves, *, has_more: bool) -> object:
+    def die_at_the_second(self: move_transaction.ChainedMoves, moves: Moves, *, has_more: bool) -> object:
         waves.append(moves)
         if len(waves) == 2:
             raise Killed
         return make(self, moves, has_more=has_more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving.Row, "make", die_at_the_second)
-        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(move_transaction.ChainedMoves, "make", die_at_the_second)
+        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             renamed(swapped, TEMPLATE)
     assert (swapped.parent / "latest").read_text() == "a/model_1~1.pt\n"
-    with locked(str(swapped)):
-        ((path, why),) = settle_all(str(swapped)).failed.items()
+    with lock_directory(str(swapped)):
+        ((path, why),) = recover_directory(str(swapped)).failed.items()
     assert path == str(swapped.parent)
     assert why.endswith(f"(undo {swapped.parent})")
     assert undo(str(swapped.parent)).problems == ()
@@ -148,7 +148,7 @@ def test_what_somebody_else_wrote_above_stays(swapped: Path) -> None:
 def test_an_undo_above_that_is_interrupted_can_be_done_again(
     swapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckpttool.series.changing import moving
+    from ckpttool.series.changing import move_transaction
 
     before = content(swapped.parent)
     assert renamed(swapped, TEMPLATE).problems == ()
@@ -158,12 +158,12 @@ def test_an_undo_above_that_is_interrupted_can_be_done_again(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "_rewrite_journal", die)
-        patch.setattr(moving.Row, "__exit__", lambda *arguments: None)
+        patch.setattr(move_transaction, "_rewrite_journal", die)
+        patch.setattr(move_transaction.ChainedMoves, "__exit__", lambda *arguments: None)
         with pytest.raises(Killed):
             undo(str(swapped.parent), recursive=True)
-    with locked(str(swapped.parent)):
-        assert not settle_all(str(swapped.parent)).failed
+    with lock_directory(str(swapped.parent)):
+        assert not recover_directory(str(swapped.parent)).failed
     assert content(swapped.parent) == after
     assert undo(str(swapped.parent), recursive=True).problems == ()
     assert content(swapped.parent) == before
@@ -191,12 +191,12 @@ def test_an_undo_names_what_was_and_is(sharded: Path) -> None:
 
 def _exchange(directory: Path, told: dict[str, str]) -> None:
     """Exchange the names of sharded sets, as a rename does."""
+    from ckpttool.series.changing.move_transaction import ChainedMoves
     from ckpttool.series.changing.moves import Move, Rewrite, new_identity
-    from ckpttool.series.changing.moving import Row
     from ckpttool.series.files import contents
 
     place, identity, ending = str(directory), new_identity(), ".safetensors.index.json"
-    with Row(place) as moving:
+    with ChainedMoves(place) as move_transaction:
         for names in ({old: f"{old}~1" for old in told}, {f"{old}~1": new for old, new in told.items()}):
             moves, rewrites = [], []
             for old, new in names.items():
@@ -215,7 +215,7 @@ def _exchange(directory: Path, told: dict[str, str]) -> None:
                 source=place,
                 target=place,
             )
-            assert not moving.make(made, has_more="~" in next(iter(names.values()))).failed
+            assert not move_transaction.make(made, has_more="~" in next(iter(names.values()))).failed
 
 
 # The journal's text ---------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def chained(directory: str) -> Moves:
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     place = str(tmp_path)
     told = json.loads(json.dumps(document(chained(place), place)))
-    assert moves_of(told, place, Home(place)) == chained(place)
+    assert moves_of(told, place, StateDir(place)) == chained(place)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def test_nothing_else_is_believed(tmp_path: Path, key: str, value: object) -> No
     told = json.loads(json.dumps(document(chained(place), place)))
     told[key] = value
     with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, place, Home(place))
+        moves_of(told, place, StateDir(place))
     nested = json.loads(json.dumps(document(chained(place), place)))
     nested["before"] = [document(chained(place), place)]
     with pytest.raises(ValueError, match="another journal"):
-        moves_of(nested, place, Home(place))
+        moves_of(nested, place, StateDir(place))

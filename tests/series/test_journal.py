@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.series.changing.journal import Journal, PointerText, Removal, dumps, read, stages, waiting
+from ckpttool.series.changing.journal import (
+    Journal,
+    PointerText,
+    Removal,
+    journal_bytes,
+    pending_journals,
+    read_journal,
+    stages,
+)
 from ckpttool.series.files import Contents, Fingerprint
 
 
@@ -42,8 +50,8 @@ def removals(draw: st.DrawFn) -> Removal:
 def test_what_is_written_is_read_again(tmp_path_factory, told, rewrites) -> None:
     journal = Journal(tuple(told), tuple(rewrites))
     path = tmp_path_factory.getbasetemp() / "journal.json"
-    path.write_bytes(dumps(journal))
-    assert read(str(path), str(path.parent)) == journal
+    path.write_bytes(journal_bytes(journal))
+    assert read_journal(str(path), str(path.parent)) == journal
 
 
 BAD = {
@@ -60,7 +68,7 @@ def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
     path = tmp_path / "journal.json"
     path.write_text(text)
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
-        read(str(path), str(path.parent))
+        read_journal(str(path), str(path.parent))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +99,7 @@ def test_paths_that_lead_out_are_refused(tmp_path: Path, key: str, value: object
     path = tmp_path / "journal.json"
     path.write_text(json.dumps(document))
     with pytest.raises(DamagedCheckpoint):
-        read(str(path), str(path.parent))
+        read_journal(str(path), str(path.parent))
 
 
 def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
@@ -99,4 +107,4 @@ def test_only_our_own_directories_are_stages(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / ".ckpttool-76543210").write_text("a file")
     assert stages(str(tmp_path)) == [".ckpttool-0123abcd"]
-    assert waiting(str(tmp_path)) == []
+    assert pending_journals(str(tmp_path)) == []

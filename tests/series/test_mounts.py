@@ -105,7 +105,7 @@ def test_one_that_comes_before_it_is_unlinked(
 ) -> None:
     before, real = _tree(run / OLDEST), removal._unlink_all
 
-    def mounted_first(at: stage.Stage, *told: object) -> None:
+    def mounted_first(at: stage.RemovalStage, *told: object) -> None:
         [place] = Path(at.path).glob(f"*/{OLDEST}")
         mount(place / "sub dir")
         real(at, *told)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, DamagedCheckpoint
-from ckpttool.series.changing.home import Home
-from ckpttool.series.changing.journal import JOURNAL, read, stages
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.journal import JOURNAL, read_journal, stages
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import apply_moves
 from ckpttool.series.changing.moves import (
     Move,
     Moves,
@@ -25,8 +25,8 @@ from ckpttool.series.changing.moves import (
     moves_of,
     new_identity,
 )
-from ckpttool.series.changing.moving import carry_out
-from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.recovery import recover_directory
+from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
 
 SCRIPT = Path(__file__).with_name("interrupted_moves.py")
@@ -102,13 +102,13 @@ def texts(directory: Path) -> dict[str, str]:
 
 def test_names_of_any_kind(run_of: Path) -> None:
     odd = os.fsdecode(b"latin-\xe9.pt")
-    done = carry_out(str(run_of), renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
+    done = apply_moves(str(run_of), renaming(run_of, {"two\nlines.pt": odd, "a.pt": "c\nd.pt"}))
     assert (len(done.moved), done.failed) == (2, {})
     assert texts(run_of) == {odd: "two\nlines.pt", "c\nd.pt": "a.pt", "b.pt": "b.pt"}
 
 
 def test_nothing_is_replaced(run_of: Path) -> None:
-    done = carry_out(str(run_of), renaming(run_of, {"a.pt": "b.pt"}))
+    done = apply_moves(str(run_of), renaming(run_of, {"a.pt": "b.pt"}))
     assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "b.pt is in the way"})
     assert texts(run_of)["b.pt"] == "b.pt"
 
@@ -123,7 +123,7 @@ def test_what_comes_to_stand_there_meanwhile_stays(run_of: Path, monkeypatch: py
 
     moves = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"})
     monkeypatch.setattr(os, "link", link)
-    done = carry_out(str(run_of), moves)
+    done = apply_moves(str(run_of), moves)
     assert done.failed == {str(run_of / "a.pt"): "c.pt is in the way"}
     assert texts(run_of) == {"a.pt": "a.pt", "c.pt": "new", "d.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
@@ -141,7 +141,7 @@ def test_a_file_that_comes_between_check_and_move_stays(
 
     moves = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", link)
-    done = carry_out(str(run_of), moves)
+    done = apply_moves(str(run_of), moves)
     assert done.failed == {str(run_of / "a.pt"): "it has changed since the plan was made"}
     assert texts(run_of)["a.pt"] == "fresh"
     assert not (run_of / "c.pt").exists()
@@ -152,14 +152,14 @@ def test_with_pointers_all_go_or_none(run_of: Path) -> None:
     moves = renaming(run_of, {"a.pt": "c.pt", "b.pt": "d.pt"}, rewrites=(Rewrite("latest", "b.pt", "d.pt"),))
     (run_of / "c.pt").write_text("in the way")
     before = texts(run_of)
-    done = carry_out(str(run_of), moves)
+    done = apply_moves(str(run_of), moves)
     assert (done.moved, done.failed) == ([], {str(run_of / "a.pt"): "c.pt is in the way"})
     assert texts(run_of) == before
 
 
 def test_a_pointer_that_has_changed_keeps_all(run_of: Path) -> None:
     (run_of / "latest").write_text("a.pt")
-    done = carry_out(
+    done = apply_moves(
         str(run_of), renaming(run_of, {"b.pt": "d.pt"}, rewrites=(Rewrite("latest", "b.pt", "d.pt"),))
     )
     assert list(done.failed.values()) == ["latest has changed since the plan was made"]
@@ -169,13 +169,13 @@ def test_a_pointer_that_has_changed_keeps_all(run_of: Path) -> None:
 def test_a_symlink_is_led_elsewhere_and_never_followed(run_of: Path) -> None:
     (run_of / "best").symlink_to("a.pt")
     moves = renaming(run_of, {"a.pt": "c.pt"}, relinks=(Relink("best", "a.pt", "c.pt"),))
-    assert not carry_out(str(run_of), moves).failed
+    assert not apply_moves(str(run_of), moves).failed
     assert os.readlink(run_of / "best") == "c.pt"
     assert (run_of / "best").read_text() == "a.pt"
 
 
 def test_a_name_that_differs_in_case_alone(run_of: Path) -> None:
-    assert not carry_out(str(run_of), renaming(run_of, {"a.pt": "A.pt"})).failed
+    assert not apply_moves(str(run_of), renaming(run_of, {"a.pt": "A.pt"})).failed
     assert "A.pt" in os.listdir(run_of)
     assert "a.pt" not in os.listdir(run_of)
 
@@ -185,7 +185,7 @@ def test_where_there_are_no_hard_links(run_of: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    done = carry_out(str(run_of), renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
+    done = apply_moves(str(run_of), renaming(run_of, {"a.pt": "c.pt", "b.pt": "two\nlines.pt"}))
     assert done.failed == {str(run_of / "b.pt"): "two\nlines.pt is in the way"}
     assert texts(run_of) == {"c.pt": "a.pt", "b.pt": "b.pt", "two\nlines.pt": "two\nlines.pt"}
 
@@ -196,7 +196,7 @@ def test_another_file_system_is_told(run_of: Path, monkeypatch: pytest.MonkeyPat
 
     moves = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", refuse)
-    done = carry_out(str(run_of), moves)
+    done = apply_moves(str(run_of), moves)
     assert list(done.failed.values()) == ["its new place is on another file system"]
     assert (run_of / "a.pt").exists()
 
@@ -208,13 +208,13 @@ def test_a_directory_that_can_not_be_written(run_of: Path, monkeypatch: pytest.M
     before, moves = texts(run_of), renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "mkdir", refuse)
     with pytest.raises(AccessDenied, match="read-only file system; nothing was moved"):
-        carry_out(str(run_of), moves)
+        apply_moves(str(run_of), moves)
     assert texts(run_of) == before
 
 
 def test_other_names_of_a_file_stay(run_of: Path) -> None:
     os.link(run_of / "a.pt", run_of / "other.pt")
-    assert not carry_out(str(run_of), renaming(run_of, {"a.pt": "c.pt"})).failed
+    assert not apply_moves(str(run_of), renaming(run_of, {"a.pt": "c.pt"})).failed
     assert os.path.samefile(run_of / "c.pt", run_of / "other.pt")
     assert not (run_of / "a.pt").exists()
 
@@ -224,15 +224,15 @@ def test_other_names_of_a_file_stay(run_of: Path) -> None:
 
 def halfway(directory: Path, monkeypatch: pytest.MonkeyPatch, step: str, moves: Moves) -> Path:
     """Let a renaming stop, as if killed, before a step; return its stage."""
-    from ckpttool.series.changing import moving
+    from ckpttool.series.changing import move_transaction
 
     def die(*arguments: object, **told: object) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(moving, step, die)
+        patch.setattr(move_transaction, step, die)
         with pytest.raises(SystemExit):
-            carry_out(str(directory), moves)
+            apply_moves(str(directory), moves)
     (name,) = stages(str(directory))
     return directory / name
 
@@ -242,9 +242,9 @@ def test_a_trainer_that_went_on_from_the_new_name_is_right(
 ) -> None:
     (run_of / "latest").write_text("a.pt")
     moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    halfway(run_of, monkeypatch, "note", moves)
+    halfway(run_of, monkeypatch, "add_to_record", moves)
     (run_of / "latest").write_text("c.pt, then d.pt")
-    settled = settle_all(str(run_of))
+    settled = recover_directory(str(run_of))
     assert (settled.failed, settled.moved[0].endswith("finished now")) == ({}, True)
     assert (texts(run_of)["latest"], texts(run_of)["c.pt"]) == ("c.pt, then d.pt", "a.pt")
 
@@ -254,9 +254,9 @@ def test_a_trainer_that_went_on_from_the_old_name_is_right(
 ) -> None:
     (run_of / "latest").write_text("a.pt")
     moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    halfway(run_of, monkeypatch, "point", moves)
+    halfway(run_of, monkeypatch, "rewrite_pointers", moves)
     (run_of / "latest").write_text("a.pt, then b.pt")
-    settled = settle_all(str(run_of))
+    settled = recover_directory(str(run_of))
     assert "it is where it was (latest has changed" in settled.moved[0]
     assert texts(run_of)["latest"] == "a.pt, then b.pt"
     assert "c.pt" not in texts(run_of)
@@ -267,10 +267,10 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(
 ) -> None:
     (run_of / "latest").write_text("a.pt")
     moves = renaming(run_of, {"a.pt": "c.pt"}, rewrites=(Rewrite("latest", "a.pt", "c.pt"),))
-    stage = halfway(run_of, monkeypatch, "note", moves)
+    stage = halfway(run_of, monkeypatch, "add_to_record", moves)
     (run_of / "a.pt").write_text("another")
     os.utime(run_of / "c.pt", ns=(1, 1))
-    settled = settle_all(str(run_of))
+    settled = recover_directory(str(run_of))
     assert (
         "can be neither finished nor taken back: a.pt is in the way" in settled.failed[str(run_of / "a.pt")]
     )
@@ -279,13 +279,13 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(
 
 
 def test_a_journal_that_leads_out_is_refused(run_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = halfway(run_of, monkeypatch, "point", renaming(run_of, {"a.pt": "c.pt"}))
+    stage = halfway(run_of, monkeypatch, "rewrite_pointers", renaming(run_of, {"a.pt": "c.pt"}))
     told = json.loads((stage / JOURNAL).read_text())
     told["moves"][0]["members"] = [["a.pt", "../c.pt"]]
     (stage / JOURNAL).write_text(json.dumps(told))
     before = texts(run_of)
-    with locked(str(run_of)), pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
-        settle_all(str(run_of))
+    with lock_directory(str(run_of)), pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+        recover_directory(str(run_of))
     assert texts(run_of) == before
 
 
@@ -312,7 +312,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     stage.mkdir()
     moves = trashed(str(tmp_path))
     (stage / JOURNAL).write_bytes(dumps(moves, str(tmp_path)))
-    assert read(str(stage / JOURNAL), str(tmp_path)) == moves
+    assert read_journal(str(stage / JOURNAL), str(tmp_path)) == moves
 
 
 @pytest.mark.parametrize(
@@ -345,14 +345,14 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 )
 def test_nothing_else_is_believed(tmp_path: Path, where: tuple[str | int, ...], value: object) -> None:
     told = json.loads(json.dumps(document(trashed(str(tmp_path)), str(tmp_path))))
-    assert moves_of(told, str(tmp_path), Home(str(tmp_path)))
+    assert moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
     *above, last = where
     inner = told
     for key in above:
         inner = inner[key]
     inner[last] = value
     with pytest.raises((KeyError, TypeError, ValueError)):
-        moves_of(told, str(tmp_path), Home(str(tmp_path)))
+        moves_of(told, str(tmp_path), StateDir(str(tmp_path)))
 
 
 def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factory) -> None:
@@ -367,7 +367,7 @@ def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factor
         target=str(run_of / ".ckpttool-trash" / IDENTITY),
     )
     with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
-        carry_out(str(run_of), moves)
+        apply_moves(str(run_of), moves)
     assert not stages(str(run_of))
     assert (run_of / "a.pt").read_text() == "a.pt"
     assert not list(elsewhere.rglob("*"))

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import journal, owned
-from ckpttool.series.changing.home import Home
-from ckpttool.series.changing.journal import Journal, Removal, half_removed, read
-from ckpttool.series.changing.lock import locked
-from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_at
+from ckpttool.series.changing import journal, ownership
+from ckpttool.series.changing.journal import Journal, Removal, incomplete_names, read_journal
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import apply_moves
+from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite, new_identity, trash_path
 from ckpttool.series.changing.moves import dumps as moves_dumps
-from ckpttool.series.changing.moving import carry_out
-from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.recovery import Recovery, recover_directory
+from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import empty, put_aside
 from ckpttool.series.undoing.undo import undo
@@ -52,9 +52,9 @@ def planted(directory: Path, text: bytes) -> Path:
     return stage
 
 
-def settled(directory: Path) -> Settled:
-    with locked(str(directory)):
-        return settle_all(str(directory))
+def settled(directory: Path) -> Recovery:
+    with lock_directory(str(directory)):
+        return recover_directory(str(directory))
 
 
 def moves_in(directory: Path, *names: tuple[str, str], **told: object) -> Moves:
@@ -103,7 +103,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
     assert (seen(outside), os.readlink(outside / "link")) == before
     assert (run / "model_1.pt").exists()
     assert not (run / "model_9.pt").exists()
-    outcome = carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"), **told))
+    outcome = apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"), **told))
     assert "lies behind a symlink" in outcome.failed["model_1.pt"]
     assert (seen(outside), os.readlink(outside / "link")) == before
 
@@ -118,7 +118,7 @@ def test_pointers_alone_are_told_of_their_directory(run: Path, outside: Path) ->
 def test_a_record_changes_nothing_behind_a_symlink(run: Path, outside: Path) -> None:
     before = seen(outside)
     told = moves_in(run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("note", None, "model_9"),))
-    carry_out(str(run), told)
+    apply_moves(str(run), told)
     (path,) = run.rglob("record.json")
     document = json.loads(path.read_text())
     document["steps"][0]["undoing"]["rewrites"] = [
@@ -134,7 +134,7 @@ def test_a_new_pointer_never_gets_the_right_to_run_as_its_owner(run: Path) -> No
     pointer = run / "latest"
     pointer.write_text("model_1.pt")
     pointer.chmod(0o4755)
-    carry_out(
+    apply_moves(
         str(run),
         moves_in(
             run, ("model_1.pt", "model_9.pt"), rewrites=(Rewrite("latest", "model_1.pt", "model_9.pt"),)
@@ -161,7 +161,7 @@ STEPS: dict[str, Callable[[Path], object]] = {
     "empty": lambda run: empty(str(run)),
     "empty, dry": lambda run: empty(str(run), dry_run=True),
     "undo": lambda run: undo(str(run)),
-    "rename": lambda run: carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
+    "rename": lambda run: apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
     "trash": lambda run: put_aside(str(run), [removal_of(run, "model_1.pt")], new_identity()),
 }
 
@@ -184,7 +184,7 @@ def test_recovery_does_not_follow_it_either(run: Path, elsewhere: Path, kind: st
     moves = moves_in(run, ("model_1.pt", "model_9.pt"))
     if kind == "trash":
         one = Move("model_1.pt", (("model_1.pt", "0/model_1.pt"),), contents(str(run), ["model_1.pt"]))
-        place = trash_at(Home(str(run)), IDENTITY)
+        place = trash_path(StateDir(str(run)), IDENTITY)
         moves = Moves(kind="trash", identity=IDENTITY, moves=(one,), source=str(run), target=place)
     planted(run, moves_dumps(moves, str(run)))
     before = sorted(elsewhere.rglob("*"))
@@ -212,22 +212,25 @@ def belongs_to_a_stranger(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None
 
 def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = seen(run)
-    stage = planted(run, journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    stage = planted(run, journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
     (stage / "0").mkdir()
     (stage / "0" / "model_2.pt").hardlink_to(run / "model_2.pt")
     belongs_to_a_stranger(monkeypatch, stage)
     with pytest.raises(AccessDenied, match=f"belongs to another user, number {STRANGER}"):
         settled(run)
-    assert half_removed(str(run)) == frozenset()
+    assert incomplete_names(str(run)) == frozenset()
     assert seen(run) == before
 
 
 def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = planted(run, journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    stage = planted(run, journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
     path = str(stage / journal.JOURNAL)
-    assert (journal.waiting(str(run)), journal.owner_of_journal(path)) == ([path], None)
+    assert (journal.pending_journals(str(run)), journal.owner_of_journal(path)) == ([path], None)
     belongs_to_a_stranger(monkeypatch, stage)
-    assert (journal.waiting(str(run)), journal.owner_of_journal(path)) == ([path], f"number {STRANGER}")
+    assert (journal.pending_journals(str(run)), journal.owner_of_journal(path)) == (
+        [path],
+        f"number {STRANGER}",
+    )
     real = os.lstat
 
     def lstat(name: str, **told: object) -> os.stat_result:
@@ -236,7 +239,7 @@ def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytes
         return real(name, **told)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "lstat", lstat)
-    assert journal.waiting(str(run)) == [path]
+    assert journal.pending_journals(str(run)) == [path]
 
 
 def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +249,7 @@ def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.Monkey
     before = seen(run)
     removal = removal_of(run, "model_1.pt")
     for act in (
-        lambda: carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
+        lambda: apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt"))),
         lambda: put_aside(str(run), [removal], IDENTITY),
         lambda: undo(str(run)),
         lambda: empty(str(run)),
@@ -316,7 +319,7 @@ def test_a_record_that_is_none_stops_a_renaming_before_it_begins(run: Path) -> N
     record.parent.mkdir(parents=True)
     record.write_text("[]")
     with pytest.raises(DamagedCheckpoint, match="a record that isn't one of ours"):
-        carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+        apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
 
@@ -331,7 +334,7 @@ def with_a_ghost(run: Path) -> Removal:
 
 
 def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> None:
-    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
     assert not settled(run).finished
     assert (run / "model_2.pt").read_bytes() == b"weights 2"
@@ -339,7 +342,7 @@ def test_a_file_that_is_nowhere_does_not_take_the_rest_with_it(run: Path) -> Non
 
 
 def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
-    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
     (run / "model_2.pt").rename(stage / "0" / "model_2.pt")
     assert settled(run).finished == [str(run / "model_2.pt")]
@@ -347,7 +350,7 @@ def test_a_removal_that_lost_a_part_in_its_stage_is_finished(run: Path) -> None:
 
 
 def test_a_removal_of_which_nothing_is_left_is_finished(run: Path) -> None:
-    stage = planted(run, journal.dumps(Journal((with_a_ghost(run),))))
+    stage = planted(run, journal.journal_bytes(Journal((with_a_ghost(run),))))
     (stage / "0").mkdir()
     (run / "model_2.pt").unlink()
     assert settled(run).finished == [str(run / "model_2.pt")]
@@ -367,7 +370,7 @@ def a_symlink(path: Path) -> None:
 
 def a_huge_file(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(owned.MAX_BYTES + 1)
+        file.truncate(ownership.MAX_BYTES + 1)
 
 
 STRANGE = [
@@ -385,8 +388,8 @@ def test_what_is_no_plain_file_is_no_journal(run: Path, make: Callable[[Path], N
     stage.mkdir(mode=0o700)
     make(stage / "journal.json")
     with pytest.raises(CheckpointError, match=found):
-        read(str(stage / "journal.json"), str(run))
-    assert half_removed(str(run)) == frozenset()
+        read_journal(str(stage / "journal.json"), str(run))
+    assert incomplete_names(str(run)) == frozenset()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a POSIX system")
@@ -406,7 +409,7 @@ def test_a_journal_that_could_not_be_read_again_is_not_written(
 ) -> None:
     monkeypatch.setattr(journal, "MAX_BYTES", 100)
     with pytest.raises(AccessDenied, match="nothing was moved: try fewer at once"):
-        carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+        apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
     assert sorted(os.listdir(run)) == ["model_1.pt", "model_2.pt"]
 
 
@@ -441,7 +444,7 @@ def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, o
 
 
 def test_a_removal_without_members(run: Path) -> None:
-    told = json.loads(journal.dumps(Journal((removal_of(run, "model_2.pt"),))))
+    told = json.loads(journal.journal_bytes(Journal((removal_of(run, "model_2.pt"),))))
     told["removals"][0] |= {"members": [], "files": []}
     planted(run, json.dumps(told).encode())
     with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
@@ -452,7 +455,7 @@ def test_a_removal_without_members(run: Path) -> None:
 
 
 def test_a_half_written_record_goes_with_the_next_step(run: Path) -> None:
-    carry_out(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
+    apply_moves(str(run), moves_in(run, ("model_1.pt", "model_9.pt")))
     (place,) = (run / ".ckpttool-trash").iterdir()
     stray = place / ".ckpttool-0123456789ab.tmp"
     stray.write_text("half of a rec")

@@ -16,7 +16,7 @@ from ckpttool.errors import (
     NotFound,
     Unsupported,
 )
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.pointers import pins
 from ckpttool.series.pointers.pins import pin, pins_below, repinned, unpin
 from ckpttool.series.pruning.planning import Request
@@ -232,9 +232,9 @@ def test_while_another_command_works_it_waits_for_a_while(
     tries = []
     monkeypatch.setattr(pins.time, "sleep", tries.append)
     monkeypatch.setattr(pins, "PATIENCE", -1)
-    with locked(str(series)), pytest.raises(AccessDenied):
+    with lock_directory(str(series)), pytest.raises(AccessDenied):
         pin([series / "model_epoch_3.pth"])
-    held = locked(str(series))
+    held = lock_directory(str(series))
     held.__enter__()
     monkeypatch.setattr(pins, "PATIENCE", 60)
     monkeypatch.setattr(pins.time, "sleep", lambda seconds: held.__exit__(None, None, None))

@@ -18,8 +18,8 @@ import pytest
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
 from ckpttool.series.changing import journal, removal
 from ckpttool.series.changing.journal import JOURNAL, stages
-from ckpttool.series.changing.lock import LOCK, locked
-from ckpttool.series.changing.stage import RETRIES, Stage
+from ckpttool.series.changing.lock import LOCK, lock_directory
+from ckpttool.series.changing.stage import RETRIES, RemovalStage
 from ckpttool.series.listing import list_checkpoints
 from ckpttool.series.pruning import prune as pruning
 from ckpttool.series.pruning.planning import Request
@@ -486,7 +486,7 @@ def test_a_survivor_that_vanished_keeps_the_series(series: Path) -> None:
 
 def test_one_prune_at_a_time(series: Path) -> None:
     with (
-        locked(str(series)),
+        lock_directory(str(series)),
         pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
     ):
         _prune(series)
@@ -508,7 +508,7 @@ def test_locks_that_a_kill_left_below_go_unless_they_are_held(series: Path) -> N
     request = Request(directory=str(series), policy=Policy(keep_last=20), recursive=True)
     prune(request, dry_run=True)
     assert (series / "a" / LOCK).exists()  # nothing on disk is changed
-    with locked(str(series / "b")):
+    with lock_directory(str(series / "b")):
         assert not prune(request).problems
         assert [name for name in ("a", "b") if (series / name / LOCK).exists()] == ["b"]
     (series / "b" / LOCK).write_text("")
@@ -529,7 +529,7 @@ def test_a_file_system_without_locks(series: Path, monkeypatch: pytest.MonkeyPat
 def test_a_lock_can_be_locked_by_whoever_reads_it(series: Path) -> None:
     mask = os.umask(0o077)
     try:
-        with locked(str(series)):
+        with lock_directory(str(series)):
             assert (series / LOCK).stat().st_mode & 0o777 == 0o644
     finally:
         os.umask(mask)
@@ -540,7 +540,7 @@ def test_what_is_no_lock_of_ours_is_made_readable_to_nobody(series: Path, tmp_pa
     secret.write_text("")
     secret.chmod(0o600)
     (series / LOCK).hardlink_to(secret)
-    with locked(str(series)):
+    with lock_directory(str(series)):
         assert secret.stat().st_mode & 0o777 == 0o600
 
 
@@ -564,7 +564,7 @@ def test_a_lock_that_another_user_left_is_used(series: Path, monkeypatch: pytest
 
 
 def test_a_lock_that_another_user_holds(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with locked(str(series)):
+    with lock_directory(str(series)):
         _unwritable(monkeypatch, series / LOCK, readable=True)
         with pytest.raises(AccessDenied, match="another ckpttool is changing this directory"):
             _prune(series)
@@ -623,7 +623,7 @@ def _interrupted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "unlink", die)
+        patch.setattr(RemovalStage, "unlink", die)
         with pytest.raises(Killed):
             _prune(directory)
     (name,) = stages(str(directory))

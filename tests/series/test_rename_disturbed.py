@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.files import contents
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
@@ -212,7 +212,7 @@ def test_a_fault_at_any_call_loses_nothing(
             is_done = False
         fault.none()
         assert _sums(run) == whole, number
-        settle_all(str(run))
+        recover_directory(str(run))
         assert _sums(run) == whole, number
         stem = "model-e0010.pth" if (run / "model-e0010.pth").exists() else "model_epoch_10.pth"
         assert os.readlink(run / "last") == stem, number
@@ -271,14 +271,14 @@ def test_a_pointer_elsewhere_that_changed_is_told(
 
     shutil.copytree(files / "series", tmp_path / "runs" / "a")
     (tmp_path / "runs" / "latest").write_text("a/model_epoch_10.pth\n")
-    real = module.carry_out
+    real = module.apply_moves
 
     def meddled(directory: str, moves: object) -> object:
         if directory == str(tmp_path / "runs"):
             (tmp_path / "runs" / "latest").write_text("a/model_epoch_9.pth\n")
         return real(directory, moves)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "carry_out", meddled)
+    monkeypatch.setattr(module, "apply_moves", meddled)
     done = renamed(tmp_path / "runs", recursive=True)
     assert len(done.renames) == 10
     assert done.problems[0].message.startswith("what names checkpoints here has old names")

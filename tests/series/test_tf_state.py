@@ -21,7 +21,7 @@ from ckpttool.formats.tensorflow.state import (
     state_text,
     unescaped,
 )
-from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
@@ -103,7 +103,7 @@ def test_the_shards_of_the_first_version_are_one_in_the_list(tmp_path: Path) -> 
             (tmp_path / f"m-{step}-{shard:05d}-of-00002").write_bytes(b"")
     paths = ("m-1-?????-of-00002", "m-2-?????-of-00002")
     (tmp_path / "checkpoint").write_text(state_text(CheckpointState(paths[1], paths)))
-    rewrite = rewritten(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
+    rewrite = state_without(str(tmp_path), {"m-1-00000-of-00002", "m-1-00001-of-00002"})
     assert rewrite is not None
     assert parse_state(rewrite.text) == CheckpointState(paths[1], paths[1:])
 
@@ -226,7 +226,7 @@ def test_a_file_of_that_name_that_is_something_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(b"\x80\x02 model_checkpoint_path \0")
     found = [one for read in READERS for one in read(str(tmp_path), names_in(str(tmp_path)))]
     assert [(one.target, one.formats) for one in found] == [(None, {"tensorflow"})]
-    assert rewritten(str(tmp_path), {"ckpt-1"}) is None
+    assert state_without(str(tmp_path), {"ckpt-1"}) is None
 
 
 def test_a_kill_between_the_steps_leaves_a_state_that_works(
@@ -254,7 +254,7 @@ def test_namesake_in_another_directory_stays_listed(managed: Path) -> None:
     shutil.copytree(managed, elsewhere)
     state = CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "ckpt-9", "../elsewhere/ckpt-10"))
     (managed / "checkpoint").write_text(state_text(state))
-    rewrite = rewritten(str(managed), {"ckpt-9"})
+    rewrite = state_without(str(managed), {"ckpt-9"})
     assert rewrite is not None
     left = parse_state(rewrite.text)
     assert left == CheckpointState("../elsewhere/ckpt-10", ("../elsewhere/ckpt-9", "../elsewhere/ckpt-10"))

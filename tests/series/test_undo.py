@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.errors import AccessDenied
 from ckpttool.formats.tensorflow.state import parse_state
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import Rewrite
 from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.pruning.planning import Request
@@ -142,7 +142,10 @@ def test_a_tree_is_taken_back_as_one_command(short: Path, tmp_path: Path) -> Non
 
 def test_who_works_there_is_waited_for_by_nobody(short: Path) -> None:
     put_aside(short)
-    with locked(str(short)), pytest.raises(AccessDenied, match="another ckpttool is changing this directory"):
+    with (
+        lock_directory(str(short)),
+        pytest.raises(AccessDenied, match="another ckpttool is changing this directory"),
+    ):
         undo(str(short))
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckpttool.series.changing.journal import Journal, Removal
-from ckpttool.series.changing.moves import Chain, Move, Moves, arrived
-from ckpttool.series.changing.placing import open_move_dirs
+from ckpttool.series.changing.move_steps import open_move_dirs
+from ckpttool.series.changing.moves import Chain, Move, Moves, contents_at_target
 from ckpttool.series.changing.stage import status_of
 from ckpttool.series.files import Contents, Fingerprint, fingerprint, opened
 from ckpttool.series.paths import shown
@@ -22,7 +22,7 @@ _Known = Sequence[tuple[Fingerprint, Sequence[Fingerprint]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Inodes:
+class InodeMap:
     """Which files are meant here.
 
     Attributes:
@@ -42,43 +42,46 @@ class Inodes:
         )
 
 
-def inodes_of_moves(directory: str, moves: Moves) -> Inodes:
+def inodes_of_moves(directory: str, moves: Moves) -> InodeMap:
     """Return which files some moves mean, that may have been made already, or not."""
     try:
-        with open_move_dirs(directory, moves) as ground:
+        with open_move_dirs(directory, moves) as dirs:
             pairs = (
                 (file, there)
                 for move in moves.moves
-                for file, there in zip(move.contents.files, arrived(move).files, strict=True)
-                if there.path not in ground.rewritten
+                for file, there in zip(move.contents.files, contents_at_target(move).files, strict=True)
+                if there.path not in dirs.rewritten
             )
-            return _inodes(
+            return _inode_map(
                 [
-                    (file, _found((ground.source, file.path), (ground.target, there.path)))
+                    (file, _fingerprints_at((dirs.source, file.path), (dirs.target, there.path)))
                     for file, there in pairs
                 ]
             )
     except OSError:  # whoever makes the moves is told the same
-        return Inodes(is_copy=False, now={})
+        return InodeMap(is_copy=False, now={})
 
 
-def inodes_of_removal(removal: Removal, *places: int) -> Inodes:
+def inodes_of_removal(removal: Removal, *places: int) -> InodeMap:
     """Return which files a removal means, in open directories in one of which each lies, or has lain."""
-    return _inodes(
-        [(file, _found(*((place, file.path) for place in places))) for file in removal.contents.files]
+    return _inode_map(
+        [
+            (file, _fingerprints_at(*((place, file.path) for place in places)))
+            for file in removal.contents.files
+        ]
     )
 
 
-def moves_here(moves: Moves, inodes: Inodes) -> Moves:
+def moves_with_inodes(moves: Moves, inodes: InodeMap) -> Moves:
     """Return moves of the files that are meant here."""
     chain = moves.chain
     if chain is not None:
-        chain = Chain(tuple(moves_here(one, inodes) for one in chain.before), chain.has_more)
+        chain = Chain(tuple(moves_with_inodes(one, inodes) for one in chain.before), chain.has_more)
     made = tuple(replace(move, contents=inodes.of(move.contents)) for move in moves.moves)
     return replace(moves, moves=made, chain=chain)
 
 
-def left_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
+def leftover_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
     """Return what has the new names of what hasn't moved."""
     made = set(done)
     names = [new for move in moves.moves if move.path not in made for _, new in move.members]
@@ -90,7 +93,7 @@ def left_names(directory: str, moves: Moves, done: Iterable[str]) -> list[str]:
     ]
 
 
-def called_here(directory: str, found: Journal | Moves) -> Journal | Moves:
+def with_current_paths(directory: str, found: Journal | Moves) -> Journal | Moves:
     """Return a journal with the paths that its checkpoints have in the directory as it is called now."""
 
     def path(one: Move | Removal) -> str:
@@ -100,12 +103,12 @@ def called_here(directory: str, found: Journal | Moves) -> Journal | Moves:
         return replace(found, removals=tuple(replace(one, path=path(one)) for one in found.removals))
     chain = found.chain
     if chain is not None:
-        before = (called_here(directory, one) for one in chain.before)
+        before = (with_current_paths(directory, one) for one in chain.before)
         chain = Chain(tuple(one for one in before if isinstance(one, Moves)), chain.has_more)
     return replace(found, moves=tuple(replace(one, path=path(one)) for one in found.moves), chain=chain)
 
 
-def found_at(place: int, path: str) -> Fingerprint | None:
+def fingerprint_at(place: int, path: str) -> Fingerprint | None:
     """Return what lies at a path below an open directory, or None."""
     above, name = os.path.split(path)
     try:
@@ -116,17 +119,17 @@ def found_at(place: int, path: str) -> Fingerprint | None:
     return None if status is None else fingerprint(path, status)
 
 
-def _found(*where: tuple[int, str]) -> list[Fingerprint]:
-    return [found for place, path in where if (found := found_at(place, path)) is not None]
+def _fingerprints_at(*where: tuple[int, str]) -> list[Fingerprint]:
+    return [found for place, path in where if (found := fingerprint_at(place, path)) is not None]
 
 
-def _inodes(known: _Known) -> Inodes:
+def _inode_map(known: _Known) -> InodeMap:
     pairs = [(file, found) for file, there in known for found in there]
     if not pairs or any(file.inode == found.inode for file, found in pairs):
-        return Inodes(is_copy=False, now={})
+        return InodeMap(is_copy=False, now={})
     if any((file.size, file.mtime_ns) != (found.size, found.mtime_ns) for file, found in pairs):
-        return Inodes(is_copy=True, now=None)
-    return Inodes(is_copy=True, now={file.inode: there[0].inode for file, there in known if there})
+        return InodeMap(is_copy=True, now=None)
+    return InodeMap(is_copy=True, now={file.inode: there[0].inode for file, there in known if there})
 
 
 COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
@@ -146,42 +149,42 @@ def is_of_copy(moves: Moves, noted: Moves) -> bool:
     )
 
 
-def as_copied(directory: str, moves: Moves) -> Moves:
+def moves_of_copy(directory: str, moves: Moves) -> Moves:
     """Return moves of files as they lie in a copy of the directory that the moves were made for.
 
     A copy is meant where every file that is there has the size and the time that were noted, and none of them
     is the file that was noted. Elsewhere the moves are returned as they are; what is missing stays as noted.
     """
-    now = _files_now(directory, moves)
+    now = _current_files(directory, moves)
     if not now or not all(_is_copy(file, found) for file, found in now.items()):
         return moves
-    copies = (replace(move, contents=_with(move.contents, now)) for move in moves.moves)
+    copies = (replace(move, contents=_with_current_files(move.contents, now)) for move in moves.moves)
     return replace(moves, moves=tuple(copies))
 
 
 def has_lost_times(directory: str, moves: Moves) -> bool:
     """Tell whether files have the sizes that were noted, and neither their inodes nor all of their times."""
-    now = _files_now(directory, moves)
+    now = _current_files(directory, moves)
     return bool(now) and all(
         file.size == found.size and file.inode != found.inode for file, found in now.items()
     )
 
 
-def _files_now(directory: str, moves: Moves) -> dict[Fingerprint, Fingerprint]:
+def _current_files(directory: str, moves: Moves) -> dict[Fingerprint, Fingerprint]:
     """Return what lies where files were noted, by what was noted of them."""
     try:
-        with open_move_dirs(directory, moves) as ground:
+        with open_move_dirs(directory, moves) as dirs:
             return {
                 file: found
                 for move in moves.moves
                 for file in move.contents.files
-                if (found := _found_below(ground.source, file)) is not None
+                if (found := _fingerprint_below(dirs.source, file)) is not None
             }
     except OSError:  # whoever makes the moves is told the same
         return {}
 
 
-def _found_below(place: int, file: Fingerprint) -> Fingerprint | None:
+def _fingerprint_below(place: int, file: Fingerprint) -> Fingerprint | None:
     parent, name = os.path.split(file.path)
     try:
         with opened(parent, place) as directory:
@@ -197,5 +200,5 @@ def _is_copy(noted: Fingerprint, found: Fingerprint) -> bool:
     return is_alike and (noted.device, noted.inode) != (found.device, found.inode)
 
 
-def _with(noted: Contents, now: Mapping[Fingerprint, Fingerprint]) -> Contents:
+def _with_current_files(noted: Contents, now: Mapping[Fingerprint, Fingerprint]) -> Contents:
     return replace(noted, files=tuple(now.get(file, file) for file in noted.files))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.errors import DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.home import Home, beside
+from ckpttool.series.changing.journal_schema import count_of, text_of
 from ckpttool.series.changing.moves import (
     IDENTITY,
     TRASH,
@@ -23,17 +23,17 @@ from ckpttool.series.changing.moves import (
     Moves,
     Relink,
     Rewrite,
-    arrived,
+    contents_at_target,
     document,
     identity_of,
     moves_of,
     old_name,
     reversed_move,
-    trash_at,
+    trash_path,
 )
-from ckpttool.series.changing.owned import not_ours, opened_own, own_data
-from ckpttool.series.changing.strictly import count_of, text_of
-from ckpttool.series.changing.trash_places import make_place, require_own_trash, tidy
+from ckpttool.series.changing.ownership import foreign_text, open_own, read_own
+from ckpttool.series.changing.state_dir import StateDir, state_dir_beside
+from ckpttool.series.changing.trash_directories import make_place, require_own_trash, tidy
 from ckpttool.series.files import Contents, Fingerprint, contents
 from ckpttool.wire.atomic import write_within
 from ckpttool.wire.directories import OpenDirectory
@@ -44,7 +44,7 @@ MAX_RECORD = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UndoStep:
     """What takes one journal back, with the name of the directory that the journal lay in."""
 
     journal: str
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CommandRecord:
     """What one command did to a directory, in the order in which it did it.
 
     Attributes:
@@ -67,10 +67,10 @@ class Record:
     """
 
     directory: str
-    home: Home
+    home: StateDir
     identity: str
     kind: Kind
-    steps: tuple[Step, ...] = ()
+    steps: tuple[UndoStep, ...] = ()
     is_told: bool = False
     root: int | None = None
 
@@ -82,7 +82,7 @@ class Record:
     @property
     def place(self) -> str:
         """Return the directory that it lies in, with what was put aside."""
-        return trash_at(self.home, self.identity)
+        return trash_path(self.home, self.identity)
 
     @property
     def path(self) -> str:
@@ -98,9 +98,9 @@ def inode_of(directory: str) -> int | None:
         return None
 
 
-def homes(directory: str) -> tuple[Home, ...]:
+def state_dirs(directory: str) -> tuple[StateDir, ...]:
     """Return where a trash of a directory may lie: in it, or beside it (see ``home``)."""
-    return Home(directory), beside(directory)
+    return StateDir(directory), state_dir_beside(directory)
 
 
 def moment_of(identity: str) -> str:
@@ -109,7 +109,7 @@ def moment_of(identity: str) -> str:
     return f"{when[:4]}-{when[4:6]}-{when[6:8]} {when[9:11]}:{when[11:13]}:{when[13:15]} UTC"
 
 
-def identities(directory: str, home: Home) -> list[str]:
+def identities(directory: str, home: StateDir) -> list[str]:
     """Return the identities of the commands that have a place in a trash, the oldest first."""
     trash = os.path.join(home.path, TRASH + home.suffix)
     require_own_trash(home)
@@ -126,15 +126,15 @@ def identities(directory: str, home: Home) -> list[str]:
         raise from_os_error(error, trash) from error
 
 
-def read_record(directory: str, home: Home, identity: str) -> Record | None:
+def read_record(directory: str, home: StateDir, identity: str) -> CommandRecord | None:
     """Return the record of a command, or None where there is none."""
-    path = os.path.join(trash_at(home, identity), RECORD)
+    path = os.path.join(trash_path(home, identity), RECORD)
     require_own_trash(home)
     if not os.path.lexists(os.path.dirname(path)):
         return None
     try:
-        with opened_own(directory, home.path, TRASH + home.suffix, identity) as place:
-            text = own_data(place, RECORD, directory, "a record", MAX_RECORD)
+        with open_own(directory, home.path, TRASH + home.suffix, identity) as place:
+            text = read_own(place, RECORD, directory, "a record", MAX_RECORD)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -143,11 +143,11 @@ def read_record(directory: str, home: Home, identity: str) -> Record | None:
         return _record(json.loads(text), directory, home, identity)
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(
-            path, not_ours(error, "a record"), expected="move it away to go on"
+            path, foreign_text(error, "a record"), expected="move it away to go on"
         ) from error
 
 
-def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) -> Record:
+def _record(told: Mapping[str, Any], directory: str, home: StateDir, identity: str) -> CommandRecord:
     if told["schema"] != SCHEMA:
         raise ValueError(f"schema {told['schema']!r}")
     if identity_of(told["identity"]) != identity:
@@ -155,16 +155,16 @@ def _record(told: Mapping[str, Any], directory: str, home: Home, identity: str) 
     if told["kind"] not in ("trash", "rename"):
         raise ValueError(f"kind {told['kind']!r}")
     steps = tuple(
-        Step(text_of(one["journal"]), moves_of(one["undoing"], directory, home)) for one in told["steps"]
+        UndoStep(text_of(one["journal"]), moves_of(one["undoing"], directory, home)) for one in told["steps"]
     )
     undoing = [step.undoing for step in steps]
     if any(one.identity != identity or one.kind != "restore" or one.chain is not None for one in undoing):
         raise ValueError("a step of another command")
     root = None if told.get("root") is None else count_of(told["root"])
-    return Record(directory, home, identity, told["kind"], steps, told.get("told") is True, root)
+    return CommandRecord(directory, home, identity, told["kind"], steps, told.get("told") is True, root)
 
 
-def write_record(record: Record) -> None:
+def write_record(record: CommandRecord) -> None:
     """Write a record down, synced to disk; one without a step goes."""
     if not record.steps:
         if os.path.lexists(record.path):
@@ -187,11 +187,11 @@ def write_record(record: Record) -> None:
         write_within(place, RECORD, json.dumps(told).encode())
 
 
-def _opened_place(record: Record) -> AbstractContextManager[OpenDirectory]:
-    return opened_own(record.directory, record.home.path, TRASH + record.home.suffix, record.identity)
+def _opened_place(record: CommandRecord) -> AbstractContextManager[OpenDirectory]:
+    return open_own(record.directory, record.home.path, TRASH + record.home.suffix, record.identity)
 
 
-def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> None:
+def add_to_record(directory: str, home: StateDir, done: Moves, stage: str, target: int) -> None:
     """Record what was done; doing it twice is allowed. What was taken back is in no record any more.
 
     Args:
@@ -202,24 +202,24 @@ def note(directory: str, home: Home, done: Moves, stage: str, target: int) -> No
         target: Descriptor of the directory that the checkpoints came to.
     """
     if done.kind == "restore":
-        _drop(directory, home, done, target)
+        _drop_restored(directory, home, done, target)
         return
     if not (done.moves or done.rewrites or done.relinks):
         return
     found = read_record(directory, home, done.identity)
     record = found or _new_record(directory, home, done.identity, done.kind)
-    step = Step(os.path.basename(stage), undoing_of(done, target))
+    step = UndoStep(os.path.basename(stage), inverse(done, target))
     others = tuple(one for one in record.steps if one.journal != step.journal)
     write_record(replace(record, steps=(*others, step)))
 
 
-def undoing_of(done: Moves, target: int) -> Moves:
+def inverse(done: Moves, target: int) -> Moves:
     """Return what takes moves back that were made."""
     rewritten = {one.name for one in done.rewrites}
     return Moves(
         kind="restore",
         identity=done.identity,
-        moves=tuple(reversed_move(one, _there(one, rewritten, target)) for one in done.moves),
+        moves=tuple(reversed_move(one, _contents_at_target(one, rewritten, target)) for one in done.moves),
         rewrites=tuple(Rewrite(old_name(done, one.name), one.after, one.before) for one in done.rewrites),
         relinks=tuple(Relink(old_name(done, one.name), one.after, one.before) for one in done.relinks),
         source=done.target,
@@ -227,47 +227,47 @@ def undoing_of(done: Moves, target: int) -> Moves:
     )
 
 
-def _there(move: Move, rewritten: Collection[str], target: int) -> Contents:
+def _contents_at_target(move: Move, rewritten: Collection[str], target: int) -> Contents:
     """Return the contents of what has moved, as they are now where a pointer in it was rewritten."""
-    found = arrived(move)
+    found = contents_at_target(move)
     if any(file.path in rewritten for file in found.files):
         return contents(target, [new for _, new in move.members])
     return found
 
 
-def _drop(directory: str, home: Home, done: Moves, target: int) -> None:
+def _drop_restored(directory: str, home: StateDir, done: Moves, target: int) -> None:
     """Take what is back in its place out of the record, with what pointers said once nothing is left."""
     record = read_record(directory, home, done.identity)
     if record is None:
         return
     back = {one.members for one in done.moves}
-    now = as_they_are(done, target)
-    steps: list[Step] = []
+    now = current_files(done, target)
+    steps: list[UndoStep] = []
     for step in record.steps:
-        left = tuple(with_files(one, now) for one in step.undoing.moves if one.members not in back)
+        left = tuple(move_with_files(one, now) for one in step.undoing.moves if one.members not in back)
         if left or not (step.undoing.moves or _says_the_same(step.undoing, done)):
             steps.append(replace(step, undoing=replace(step.undoing, moves=left)))
     write_record(replace(record, steps=tuple(steps)))
 
 
-def as_they_are(done: Moves, target: int) -> dict[str, Fingerprint]:
+def current_files(done: Moves, target: int) -> dict[str, Fingerprint]:
     """Return the files of what has moved, and those that were written anew, as they are now, by path."""
     if done.target != done.source:  # in a trash, no name is one of two files
         return {}
-    found = {file.path: file for move in done.moves for file in arrived(move).files}
+    found = {file.path: file for move in done.moves for file in contents_at_target(move).files}
     for one in done.rewrites:
         with suppress(OSError):  # it has gone since, and who needs it is told
             found |= {file.path: file for file in contents(target, [one.name]).files}
     return found
 
 
-def with_files(move: Move, now: Mapping[str, Fingerprint]) -> Move:
+def move_with_files(move: Move, now: Mapping[str, Fingerprint]) -> Move:
     """Return a move of files as they are now, as far as that is told."""
     files = tuple(now.get(file.path, file) for file in move.contents.files)
     return replace(move, contents=replace(move.contents, files=files))
 
 
-def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
+def remove_from_record(directory: str, home: StateDir, moves: Moves, stage: str, source: int) -> None:
     """Make a record say what it said before some moves, which were taken back.
 
     Args:
@@ -279,17 +279,19 @@ def forget(directory: str, home: Home, moves: Moves, stage: str, source: int) ->
     """
     record = read_record(directory, home, moves.identity)
     if moves.kind == "restore":
-        _recall(record, directory, home, moves, stage, source)
+        _restore_steps(record, directory, home, moves, stage, source)
     elif record is not None:
         steps = tuple(one for one in record.steps if one.journal != os.path.basename(stage))
         if steps != record.steps:
             write_record(replace(record, steps=steps))
 
 
-def _recall(record: Record | None, directory: str, home: Home, moves: Moves, stage: str, source: int) -> None:
+def _restore_steps(
+    record: CommandRecord | None, directory: str, home: StateDir, moves: Moves, stage: str, source: int
+) -> None:
     """Record again what was not taken back after all, with its files as they are now."""
     rewritten = {old_name(moves, one.name) for one in moves.rewrites}
-    now = {one.members: measured(one, rewritten, source) for one in moves.moves}
+    now = {one.members: remeasured_move(one, rewritten, source) for one in moves.moves}
     kind: Kind = "rename" if moves.source == directory else "trash"
     known = record or _new_record(directory, home, moves.identity, kind)
     steps = [
@@ -303,12 +305,12 @@ def _recall(record: Record | None, directory: str, home: Home, moves: Moves, sta
     ]
     is_noted = any(_says_the_same(step.undoing, moves) for step in steps)
     if now or not (moves.moves or is_noted):
-        steps.append(Step(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
+        steps.append(UndoStep(os.path.basename(stage), replace(moves, moves=tuple(now.values()))))
     if tuple(steps) != known.steps:
         write_record(replace(known, steps=tuple(steps)))
 
 
-def measured(move: Move, rewritten: Collection[str], place: int) -> Move:
+def remeasured_move(move: Move, rewritten: Collection[str], place: int) -> Move:
     """Return a move with its files as they are in an open directory, if one of them was written anew."""
     if not any(file.path in rewritten for file in move.contents.files):
         return move
@@ -320,11 +322,11 @@ def _says_the_same(undoing: Moves, done: Moves) -> bool:
     return (undoing.rewrites, undoing.relinks) == (done.rewrites, done.relinks)
 
 
-def _new_record(directory: str, home: Home, identity: str, kind: Kind) -> Record:
-    return Record(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
+def _new_record(directory: str, home: StateDir, identity: str, kind: Kind) -> CommandRecord:
+    return CommandRecord(directory, home, identity, kind, root=inode_of(directory) if home.suffix else None)
 
 
-def without(record: Record, step: Step) -> None:
+def drop_step(record: CommandRecord, step: UndoStep) -> None:
     """Take a step out of a record, as that is now; without any, it goes."""
     found = read_record(record.directory, record.home, record.identity)
     if found is not None:

@@ -15,12 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
-from ckpttool.series.changing.home import Home, beside, home_around, may_be_strict, owner_of
+from ckpttool.series.changing.journal_schema import contents_document, contents_of, name_of, names_of, text_of
 from ckpttool.series.changing.lock import FULL
 from ckpttool.series.changing.moves import SCHEMAS as MOVES_SCHEMAS
 from ckpttool.series.changing.moves import Moves, moves_of
-from ckpttool.series.changing.owned import MAX_BYTES, not_ours, opened_own, own_data, user_named
-from ckpttool.series.changing.strictly import contents_of, contents_told, name_of, names_of, text_of
+from ckpttool.series.changing.ownership import MAX_BYTES, foreign_text, open_own, read_own, user_name
+from ckpttool.series.changing.state_dir import (
+    StateDir,
+    may_keep_state_beside,
+    owner_of_stage,
+    state_dir_beside,
+    state_dir_of_stage,
+)
 from ckpttool.series.files import Contents
 from ckpttool.wire.atomic import write_within
 from ckpttool.wire.directories import IS_SUPPORTED, OpenDirectory
@@ -79,7 +85,7 @@ def require_system(directory: str, done: str) -> None:
         raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
 
 
-def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
+def begin_journal(directory: str, home: StateDir, journal: bytes, done: str) -> str:
     """Write a journal, synced to disk, and return the directory of ours that it lies in.
 
     Args:
@@ -99,7 +105,7 @@ def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
                 write_within(stage, JOURNAL, journal)
                 place.sync()
             except BaseException:
-                _clear(place, stage)
+                _remove_stage(place, stage)
                 raise
     except OSError as error:
         reason = from_os_error(error, directory).reason
@@ -110,14 +116,14 @@ def begin(directory: str, home: Home, journal: bytes, done: str) -> str:
     return os.path.join(around, name)
 
 
-def clear(path: str) -> bool:
+def remove_stage(path: str) -> bool:
     """Remove an owned directory with its journal; tell whether nothing else was left in it."""
     around, name = os.path.split(path)
     with OpenDirectory(around) as place, place.open(name) as stage:
-        return _clear(place, stage)
+        return _remove_stage(place, stage)
 
 
-def _clear(place: OpenDirectory, stage: OpenDirectory) -> bool:
+def _remove_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
     names = stage.names()
     ours = [name for name in names if name == JOURNAL or is_temporary(name)]
     if len(ours) < len(names):
@@ -133,7 +139,7 @@ def is_temporary(name: str) -> bool:
     return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
 
 
-def dumps(journal: Journal) -> bytes:
+def journal_bytes(journal: Journal) -> bytes:
     """Return a journal as it is written."""
     document = {
         "schema": SCHEMA,
@@ -142,7 +148,7 @@ def dumps(journal: Journal) -> bytes:
             {
                 "path": one.path,
                 "members": one.members,
-                **contents_told(one.contents),
+                **contents_document(one.contents),
                 "survivors": one.survivors,
             }
             for one in journal.removals
@@ -151,7 +157,7 @@ def dumps(journal: Journal) -> bytes:
     return json.dumps(document).encode()
 
 
-def read(path: str, directory: str) -> Journal | Moves:
+def read_journal(path: str, directory: str) -> Journal | Moves:
     """Return a journal; every name in it was checked to stay inside its directory.
 
     Args:
@@ -160,20 +166,20 @@ def read(path: str, directory: str) -> Journal | Moves:
     """
     stage = os.path.dirname(path)
     try:
-        with opened_own(directory, *os.path.split(stage)) as place:
-            text = own_data(place, JOURNAL, directory, "a journal")
+        with open_own(directory, *os.path.split(stage)) as place:
+            text = read_own(place, JOURNAL, directory, "a journal")
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
         told = json.loads(text)
         return (
-            moves_of(told, directory, home_around(stage))
+            moves_of(told, directory, state_dir_of_stage(stage))
             if told["schema"] in MOVES_SCHEMAS
             else _journal(told)
         )
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise DamagedCheckpoint(
-            path, not_ours(error, "a journal"), expected="move it away to go on"
+            path, foreign_text(error, "a journal"), expected="move it away to go on"
         ) from error
 
 
@@ -199,7 +205,7 @@ def stages(directory: str) -> list[str]:
 
 def stages_beside(directory: str) -> list[str]:
     """Return the paths of what removals in a directory left in the one around it."""
-    around, suffix = beside(directory)
+    around, suffix = state_dir_beside(directory)
     return [os.path.join(around, name) for name in _stages(around, suffix)]
 
 
@@ -223,11 +229,11 @@ def _is_stage(name: str) -> bool:
     return len(identity) == 8 and all(digit in "0123456789abcdef" for digit in identity)
 
 
-def waiting(directory: str) -> list[str]:
+def pending_journals(directory: str) -> list[str]:
     """Return the paths of the journals of a directory that the next prune has to settle."""
     try:
         paths = [os.path.join(directory, name, JOURNAL) for name in stages(directory)]
-        if may_be_strict(directory):
+        if may_keep_state_beside(directory):
             paths += [os.path.join(stage, JOURNAL) for stage in stages_beside(directory)]
     except CheckpointError:  # what can't be read holds nothing that we could settle
         return []
@@ -249,28 +255,28 @@ def owner_of_journal(path: str) -> str | None:
     """Return which other user a journal is of, so that this one can't settle it; None where it is his."""
     stage = os.path.dirname(path)
     try:
-        user, owner = os.lstat(stage).st_uid, os.stat(owner_of(stage)).st_uid
+        user, owner = os.lstat(stage).st_uid, os.stat(owner_of_stage(stage)).st_uid
     except OSError:  # it has just gone
         return None
     is_ours = not hasattr(os, "geteuid") or user in (os.geteuid(), owner)
-    return None if is_ours else user_named(user)
+    return None if is_ours else user_name(user)
 
 
-def half_removed(directory: str) -> frozenset[str]:
+def incomplete_names(directory: str) -> frozenset[str]:
     """Return the names that belong to no whole checkpoint: some part is gone already, or on its way.
 
     A journal that can't be understood tells nothing here; the next command that changes something refuses to
     go on.
     """
     names: set[str] = set()
-    for path in waiting(directory):
+    for path in pending_journals(directory):
         stage = os.path.dirname(path)
         try:
-            found = read(path, directory)
+            found = read_journal(path, directory)
         except CheckpointError:
             continue
         if isinstance(found, Moves):
-            from ckpttool.series.changing.moving import partially_moved_names
+            from ckpttool.series.changing.move_transaction import partially_moved_names
 
             names |= partially_moved_names(directory, found)
             continue

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.home import beside, home_of
-from ckpttool.series.changing.owned import user_named
+from ckpttool.series.changing.ownership import user_name
+from ckpttool.series.changing.state_dir import state_dir_beside, state_dir_of
 from ckpttool.wire.directories import FOLLOWS_NOTHING, OpenDirectory
 
 LOCK = ".ckpttool.lock"
@@ -26,14 +26,14 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextmanager
-def locked(directory: str) -> Iterator[None]:
+def lock_directory(directory: str) -> Iterator[None]:
     """Hold the lock of a directory; its file is gone afterwards.
 
     A file system without locks is used without: every step checks each file again anyway.
     """
-    around, suffix = home_of(directory)
+    around, suffix = state_dir_of(directory)
     name = LOCK + suffix
-    with _held(around, name) as place:
+    with _open_state_dir(around, name) as place:
         descriptor = _acquire(place, name)
         try:
             yield
@@ -47,15 +47,15 @@ def clear_stale(directories: Iterable[str]) -> None:
     One that somebody holds stays, and so does one that can't be opened or removed.
     """
     for directory in directories:
-        around, suffix = beside(directory)
+        around, suffix = state_dir_beside(directory)
         if os.path.lexists(os.path.join(directory, LOCK)) or os.path.lexists(
             os.path.join(around, LOCK + suffix)
         ):
-            with suppress(CheckpointError), locked(directory):
+            with suppress(CheckpointError), lock_directory(directory):
                 pass
 
 
-def _held(around: str, name: str) -> OpenDirectory:
+def _open_state_dir(around: str, name: str) -> OpenDirectory:
     try:
         return OpenDirectory(around)
     except OSError as error:
@@ -66,13 +66,13 @@ def _acquire(place: OpenDirectory, name: str) -> int:
     path = place.join(name)
     while True:
         try:
-            descriptor = _opened(place, name)
+            descriptor = _open_lock(place, name)
         except OSError as error:
             if error.errno in FULL and not place.has(name):
                 return _acquire_directory(place, path)
             status = place.status(name) if isinstance(error, PermissionError) else None
             if status is not None:
-                raise _left_by_another(path, status) from error
+                raise _foreign_lock(path, status) from error
             raise from_os_error(error, path) from error
         try:
             _lock(path, descriptor)
@@ -85,7 +85,7 @@ def _acquire(place: OpenDirectory, name: str) -> int:
         os.close(descriptor)
 
 
-def _opened(place: OpenDirectory, name: str) -> int:
+def _open_lock(place: OpenDirectory, name: str) -> int:
     """Open a lock file, made if it isn't there; another user's is opened to be read alone."""
     path, directory = place.at(name), place.descriptor
     try:
@@ -101,8 +101,8 @@ def _opened(place: OpenDirectory, name: str) -> int:
     return descriptor
 
 
-def _left_by_another(path: str, status: os.stat_result) -> AccessDenied:
-    user = user_named(status.st_uid)
+def _foreign_lock(path: str, status: os.stat_result) -> AccessDenied:
+    user = user_name(status.st_uid)
     told = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
     return AccessDenied(path, told, expected="remove it if no ckpttool of that user is at work here")
 
@@ -131,7 +131,7 @@ def _lock(path: str, descriptor: int) -> None:
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY) from error
     except OSError as error:
         if error.errno == errno.EBADF:  # NFS locks only what can be written
-            raise _left_by_another(path, os.fstat(descriptor)) from error
+            raise _foreign_lock(path, os.fstat(descriptor)) from error
         if error.errno not in _UNSUPPORTED:
             raise from_os_error(error, path) from error
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ckpttool.series.changing.home import Home
-from ckpttool.series.changing.strictly import (
+from ckpttool.series.changing.journal_schema import (
+    contents_document,
     contents_of,
-    contents_told,
     name_of,
     path_of,
     text_of,
     text_or_none,
 )
+from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import Contents
 
 TRASH = ".ckpttool-trash"
@@ -124,23 +124,23 @@ def new_identity() -> str:
     return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
 
 
-def trash_at(home: Home, identity: str) -> str:
+def trash_path(home: StateDir, identity: str) -> str:
     """Return where a command puts things aside, in the home of a directory."""
     return os.path.join(home.path, TRASH + home.suffix, identity)
 
 
 def reversed_move(move: Move, contents: Contents | None = None) -> Move:
     """Return a move the other way round, of what came to the target."""
-    there = arrived(move) if contents is None else contents
+    there = contents_at_target(move) if contents is None else contents
     return Move(move.path, tuple((new, old) for old, new in move.members), there)
 
 
-def arrived(move: Move) -> Contents:
+def contents_at_target(move: Move) -> Contents:
     """Return the contents of a move as they are at its target."""
     new = dict(move.members)
     return Contents(
-        tuple(replace(file, path=_mapped(file.path, new)) for file in move.contents.files),
-        tuple(_mapped(path, new) for path in move.contents.directories),
+        tuple(replace(file, path=_map_path(file.path, new)) for file in move.contents.files),
+        tuple(_map_path(path, new) for path in move.contents.directories),
     )
 
 
@@ -151,7 +151,7 @@ def old_name(moves: Moves, name: str) -> str:
     return old + mark + rest if mark else name
 
 
-def _mapped(path: str, new: Mapping[str, str]) -> str:
+def _map_path(path: str, new: Mapping[str, str]) -> str:
     parts = path.split(os.sep)
     for count in range(1, len(parts) + 1):
         above = os.sep.join(parts[:count])
@@ -174,7 +174,8 @@ def document(moves: Moves, directory: str) -> dict[str, Any]:
         "source": "directory" if moves.source == directory else "trash",
         "target": "directory" if moves.target == directory else "trash",
         "moves": [
-            {"path": one.path, "members": one.members, **contents_told(one.contents)} for one in moves.moves
+            {"path": one.path, "members": one.members, **contents_document(one.contents)}
+            for one in moves.moves
         ],
         "rewrites": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.rewrites],
         "relinks": [{"name": one.name, "before": one.before, "after": one.after} for one in moves.relinks],
@@ -185,7 +186,7 @@ def document(moves: Moves, directory: str) -> dict[str, Any]:
     return told
 
 
-def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
+def moves_of(told: Mapping[str, Any], directory: str, home: StateDir) -> Moves:
     """Return moves from what ``document`` returned; every name was checked to stay inside.
 
     Args:
@@ -196,7 +197,7 @@ def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
     if told["schema"] not in SCHEMAS:
         raise ValueError(f"schema {told['schema']!r}")
     identity = identity_of(told["identity"])
-    places = {"directory": directory, "trash": trash_at(home, identity)}
+    places = {"directory": directory, "trash": trash_path(home, identity)}
     source, target = told["source"], told["target"]
     return Moves(
         kind=_kind(told["kind"]),
@@ -213,7 +214,7 @@ def moves_of(told: Mapping[str, Any], directory: str, home: Home) -> Moves:
     )
 
 
-def _chain(told: Mapping[str, Any], directory: str, home: Home) -> Chain:
+def _chain(told: Mapping[str, Any], directory: str, home: StateDir) -> Chain:
     before = tuple(moves_of(one, directory, home) for one in told["before"])
     if any(one.chain is not None or one.identity != told["identity"] for one in before):
         raise ValueError("moves of another journal go before")

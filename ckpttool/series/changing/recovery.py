@@ -8,28 +8,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import moving
+from ckpttool.series.changing import move_transaction
 from ckpttool.series.changing.copies import (
-    called_here,
     inodes_of_moves,
     inodes_of_removal,
-    left_names,
-    moves_here,
+    leftover_names,
+    moves_with_inodes,
+    with_current_paths,
 )
-from ckpttool.series.changing.home import home_around, may_be_strict
-from ckpttool.series.changing.journal import JOURNAL, Journal, Removal, clear, read, stages, stages_beside
+from ckpttool.series.changing.journal import (
+    JOURNAL,
+    Journal,
+    Removal,
+    read_journal,
+    remove_stage,
+    stages,
+    stages_beside,
+)
+from ckpttool.series.changing.move_transaction import MoveTransaction, failure_text
 from ckpttool.series.changing.moves import Chain, Moves
-from ckpttool.series.changing.moving import Course, told
-from ckpttool.series.changing.owned import opened_own, require_own
+from ckpttool.series.changing.ownership import open_own, require_own
 from ckpttool.series.changing.stage import (
-    Changed,
-    Stage,
-    persist,
-    places,
+    RemovalStage,
+    StalePlan,
+    place_numbers,
     remove_directories,
+    retry_while_busy,
     status_of,
     unlink_file,
 )
+from ckpttool.series.changing.state_dir import may_keep_state_beside, state_dir_of_stage
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 
 _DOING = {
@@ -45,7 +53,7 @@ _COPIED = (
 
 
 @dataclass(slots=True)
-class Settled:
+class Recovery:
     """What became of what was interrupted, by path.
 
     Attributes:
@@ -61,12 +69,12 @@ class Settled:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def settle_all(directory: str) -> Settled:
+def recover_directory(directory: str) -> Recovery:
     """Settle all that was interrupted in a directory."""
-    total = Settled()
+    total = Recovery()
     within = [os.path.join(directory, name) for name in stages(directory)]
     for stage in within + _stages_beside(directory):
-        one = settle(directory, stage)
+        one = recover_stage(directory, stage)
         total.finished += one.finished
         total.put_back += one.put_back
         total.moved += one.moved
@@ -79,25 +87,25 @@ def _stages_beside(directory: str) -> list[str]:
     try:
         return stages_beside(directory)
     except AccessDenied:
-        if may_be_strict(directory):
+        if may_keep_state_beside(directory):
             raise
         return []
 
 
-def settle(directory: str, path: str) -> Settled:
+def recover_stage(directory: str, path: str) -> Recovery:
     """Settle what left a stage when it was interrupted. What it had not begun is left to the next plan."""
-    settled = Settled()
+    settled = Recovery()
     journal_path = os.path.join(path, JOURNAL)
     require_own(path, directory)
     try:
-        found = read(journal_path, directory) if os.path.lexists(journal_path) else Journal(())
-        found = called_here(directory, found)
+        found = read_journal(journal_path, directory) if os.path.lexists(journal_path) else Journal(())
+        found = with_current_paths(directory, found)
         if isinstance(found, Moves):
-            if not _settle_moves(directory, path, found, settled):
+            if not _recover_moves(directory, path, found, settled):
                 return settled
         else:
-            _settle_removals(path, directory, found, settled)
-        if not clear(path) and not settled.failed:
+            _recover_removals(path, directory, found, settled)
+        if not remove_stage(path) and not settled.failed:
             expected = "move them where they belong"
             raise DamagedCheckpoint(path, "files that no journal tells of", expected=expected)
     except OSError as error:
@@ -106,31 +114,33 @@ def settle(directory: str, path: str) -> Settled:
     return settled
 
 
-def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> bool:
+def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -> bool:
     """Make moves that were interrupted, or else take them back; tell whether their journal may go."""
     inodes = inodes_of_moves(directory, moves)
-    moves = moves_here(moves, inodes)
-    course = Course(directory, home_around(path), path, moves, is_late=True)
+    moves = moves_with_inodes(moves, inodes)
+    transaction = MoveTransaction(directory, state_dir_of_stage(path), path, moves, is_late=True)
     doing = f"a command had begun {_DOING[moves.kind]} when it was interrupted"
     if inodes.is_copy:
         doing += ", and the directory was copied as it was then"
     if inodes.now is None:
-        _leave_copy(directory, moves, doing, settled)
+        _report_copy(directory, moves, doing, settled)
         return True
     if moves.chain is not None:
-        return _settle_row(course, moves.chain, doing, settled)
+        return _recover_chain(transaction, moves.chain, doing, settled)
     try:
         failed: dict[str, str] = {}
         try:
-            done = {move.path for move in course.forward(failed)}
+            done = {move.path for move in transaction.apply(failed)}
             why = ""
-        except (Changed, CheckpointError, OSError) as failure:
-            course.back()
-            done, why = set(), f" ({told(failure)})"
+        except (StalePlan, CheckpointError, OSError) as failure:
+            transaction.undo()
+            done, why = set(), f" ({failure_text(failure)})"
             if not moves.moves:
                 settled.moved.append(f"{directory}: {doing}; nothing was changed{why}")
-    except (Changed, CheckpointError, OSError) as failure:
-        reason = f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {path}"
+    except (StalePlan, CheckpointError, OSError) as failure:
+        reason = (
+            f"{doing}, and it can be neither finished nor taken back: {failure_text(failure)}; see {path}"
+        )
         settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
         return False
     for move in moves.moves:
@@ -138,68 +148,70 @@ def _settle_moves(directory: str, path: str, moves: Moves, settled: Settled) -> 
         what = "that is finished now" if move.path in done else f"it is where it was{reason}"
         settled.moved.append(f"{move.path}: {doing}; {what}")
     if inodes.is_copy:
-        _tell_left(directory, moves, done, doing, settled)
+        _report_leftovers(directory, moves, done, doing, settled)
     return True
 
 
-def _leave_copy(directory: str, moves: Moves, doing: str, settled: Settled) -> None:
+def _report_copy(directory: str, moves: Moves, doing: str, settled: Recovery) -> None:
     """Tell of a copy without the times of its files, in which nothing tells what is to be done."""
     before = len(settled.failed)
     for one in (moves, *(moves.chain.before if moves.chain is not None else ())):
-        _tell_left(directory, one, (), doing, settled)
+        _report_leftovers(directory, one, (), doing, settled)
     if len(settled.failed) == before:
         settled.moved.append(f"{directory}: {doing}; nothing was changed here")
 
 
-def _tell_left(directory: str, moves: Moves, done: Collection[str], doing: str, settled: Settled) -> None:
+def _report_leftovers(
+    directory: str, moves: Moves, done: Collection[str], doing: str, settled: Recovery
+) -> None:
     """Tell what is under new names in a copy beside what hasn't moved: a part, or all of it once more."""
     for move in moves.moves:
-        names = left_names(directory, replace(moves, moves=(move,)), done)
+        names = leftover_names(directory, replace(moves, moves=(move,)), done)
         if names:
             more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             why = f"{doing}; {names[0]}{more} stayed beside it: remove by hand what is there twice"
             settled.failed.setdefault(move.path, why)
 
 
-def _settle_row(course: Course, chain: Chain, doing: str, settled: Settled) -> bool:
+def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, settled: Recovery) -> bool:
     """Finish moves that follow each other, or take all of them back; tell whether their journal may go."""
-    paths = {move.path for one in (course.moves, *chain.before) for move in one.moves} or {course.directory}
+    directory = transaction.directory
+    paths = {move.path for one in (transaction.moves, *chain.before) for move in one.moves} or {directory}
     try:
-        is_done, failed = moving.settled(course)
-    except (Changed, CheckpointError, OSError) as failure:
-        reason = (
-            f"{doing}, and it can be neither finished nor taken back: {told(failure)}; see {course.stage}"
-        )
+        is_done, failed = move_transaction.finish_or_undo(transaction)
+    except (StalePlan, CheckpointError, OSError) as failure:
+        why = failure_text(failure)
+        reason = f"{doing}, and it can be neither finished nor taken back: {why}; see {transaction.stage}"
         settled.failed |= dict.fromkeys(sorted(paths), reason)
         return False
     for path in sorted(paths):
         reason = f" ({failed[path]})" if path in failed else ""
         what = "that is finished now" if is_done else f"it is where it was{reason}"
         settled.moved.append(f"{path}: {doing}; {what}")
-    above = None if is_done else moving.changed_above(course)
+    above = None if is_done else move_transaction.directory_changed_above(transaction)
     if above is not None:
-        why = f"a command was interrupted that changed names in {course.directory}, and is taken back there"
+        why = f"a command was interrupted that changed names in {directory}, and is taken back there"
         settled.failed[above] = f"{why}; what names them here may have other names (undo {above})"
     return True
 
 
-def _settle_removals(path: str, directory: str, journal: Journal, settled: Settled) -> None:
+def _recover_removals(path: str, directory: str, journal: Journal, settled: Recovery) -> None:
     if not journal.removals:
         return
-    with opened(directory) as home, opened_own(directory, *os.path.split(path)) as inner:
+    with opened(directory) as home, open_own(directory, *os.path.split(path)) as inner:
         assert inner.descriptor is not None  # else nothing was begun
-        stage = Stage(path, home, inner.descriptor)
-        shared = places(journal.removals)
+        stage = RemovalStage(path, home, inner.descriptor)
+        shared = place_numbers(journal.removals)
         for number, removal in enumerate(journal.removals):
             # A directory of its own is what ckpttool gave single files, too, before they shared one.
             has_own = status_of(str(number), stage.inner) is not None
-            _settle_one(stage, number if has_own else shared[number], removal, settled)
+            _recover_removal(stage, number if has_own else shared[number], removal, settled)
         singles = [number for number, removal in enumerate(journal.removals) if removal.is_single]
         for number in singles:
             _clear_shared(stage, number, settled)
 
 
-def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -> None:
+def _recover_removal(stage: RemovalStage, number: int, removal: Removal, settled: Recovery) -> None:
     if status_of(str(number), stage.inner) is None:
         return
     try:
@@ -209,25 +221,25 @@ def _settle_one(stage: Stage, number: int, removal: Removal, settled: Settled) -
             inodes = inodes_of_removal(removal, place, stage.home)
             removal = replace(removal, contents=inodes.of(removal.contents))
             try:
-                is_finished = _finished(stage, place, removal)
-            except Changed as change:
-                raise Changed(_COPIED if inodes.now is None else str(change)) from change
+                is_finished = _finish_if_begun(stage, place, removal)
+            except StalePlan as change:
+                raise StalePlan(_COPIED if inodes.now is None else str(change)) from change
         if not is_finished:
             stage.put_back(number, removal)
         elif not removal.is_single:
-            persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+            retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
         (settled.finished if is_finished else settled.put_back).append(removal.path)
-    except Changed as change:
+    except StalePlan as change:
         settled.failed[removal.path] = f"{change}; what is left of it lies in {stage.path}"
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         settled.failed[removal.path] = f"{reason}; what is left of it lies in {stage.path}"
 
 
-def _clear_shared(stage: Stage, number: int, settled: Settled) -> None:
+def _clear_shared(stage: RemovalStage, number: int, settled: Recovery) -> None:
     """Remove a directory that single files were put in."""
     try:
-        persist(partial(os.rmdir, str(number), dir_fd=stage.inner))
+        retry_while_busy(partial(os.rmdir, str(number), dir_fd=stage.inner))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -235,7 +247,7 @@ def _clear_shared(stage: Stage, number: int, settled: Settled) -> None:
             settled.failed[stage.path] = (error.strerror or str(error)).lower()
 
 
-def _finished(stage: Stage, place: int, removal: Removal) -> bool:
+def _finish_if_begun(stage: RemovalStage, place: int, removal: Removal) -> bool:
     """Finish a removal that lost a part in its stage already, or is whole and still wanted.
 
     What is lost while nothing lies in the stage was never removed by us, and says nothing of the rest.
@@ -270,14 +282,14 @@ def _is_there(file: Fingerprint, directory: int) -> bool | None:
     return status and fingerprint(file.path, status).identity == file.identity
 
 
-def _finish(stage: Stage, place: int, removal: Removal) -> None:
+def _finish(stage: RemovalStage, place: int, removal: Removal) -> None:
     """Rename away what is still in its place, unless it is another file by now, and unlink all."""
     for name in removal.members:
         files = [file for file in removal.contents.files if file.path.split(os.sep)[0] == name]
         if files and all(_is_there(file, stage.home) for file in files):
             if status_of(name, place) is not None:
                 os.unlink(name, dir_fd=place)  # put back already, but for this second name
-            persist(partial(os.rename, name, name, src_dir_fd=stage.home, dst_dir_fd=place))
+            retry_while_busy(partial(os.rename, name, name, src_dir_fd=stage.home, dst_dir_fd=place))
     for file in removal.contents.files:
         try:
             unlink_file(place, file)

@@ -17,28 +17,28 @@ from operator import attrgetter
 from threading import Event
 
 from ckpttool.errors import AccessDenied, from_os_error
-from ckpttool.series.changing.home import home_of
 from ckpttool.series.changing.journal import (
     Journal,
     NoRoom,
     Removal,
-    begin,
-    clear,
-    dumps,
+    begin_journal,
+    journal_bytes,
+    remove_stage,
     require_system,
 )
 from ckpttool.series.changing.lock import FULL
-from ckpttool.series.changing.owned import opened_own
+from ckpttool.series.changing.ownership import open_own
 from ckpttool.series.changing.stage import (
-    Changed,
-    Gone,
-    Stage,
-    Stranded,
-    places,
+    AlreadyGone,
+    RemovalStage,
+    StalePlan,
+    StrandedCheckpoint,
+    place_numbers,
     require_removable,
     status_of,
     unlink_all,
 )
+from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import opened
 from ckpttool.series.paths import shown
 from ckpttool.wire.atomic import sync_directory, write_within
@@ -51,7 +51,7 @@ _IS_SINGLE = attrgetter("is_single")
 
 
 @dataclass(slots=True)
-class Outcome:
+class RemovalOutcome:
     """What became of removals: ``failed`` says why, by path; ``freed`` is in bytes.
 
     What was gone already counts as removed, and frees nothing. ``crowded`` are those of the failed for which
@@ -65,15 +65,15 @@ class Outcome:
     freed: int = 0
 
 
-def remove(directory: str, journal: Journal) -> Outcome:
+def remove(directory: str, journal: Journal) -> RemovalOutcome:
     """Remove checkpoints of one directory; what has changed since the plan was made stays."""
     require_system(directory, "removed")
-    outcome = Outcome()
+    outcome = RemovalOutcome()
     while journal.removals or journal.rewrites:
         refusal, so_far = None, len(outcome.removed)
         try:
             _carry_out(directory, journal, outcome)
-            journal = Journal(_crowded(directory, journal, outcome))
+            journal = Journal(_retriable(directory, journal, outcome))
             if len(outcome.removed) > so_far:
                 continue
         except NoRoom as failure:
@@ -87,15 +87,15 @@ def remove(directory: str, journal: Journal) -> Outcome:
     return outcome
 
 
-def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
-    with begun(directory, journal) as stage:
+def _carry_out(directory: str, journal: Journal, outcome: RemovalOutcome) -> None:
+    with journaled_stage(directory, journal) as stage:
         home, scratch = OpenDirectory(directory, stage.home), OpenDirectory(stage.path, stage.inner)
         for rewrite in journal.rewrites:
             write_within(home, rewrite.name, rewrite.text.encode(), scratch)
         staged = [
             (number, removal)
-            for number, removal in zip(places(journal.removals), journal.removals, strict=True)
-            if _tried(outcome, removal, partial(stage.set_aside, number, removal))
+            for number, removal in zip(place_numbers(journal.removals), journal.removals, strict=True)
+            if _succeeds(outcome, removal, partial(stage.set_aside, number, removal))
         ]
         sync_directory(directory)
         _unlink_all(stage, staged, outcome)
@@ -105,7 +105,7 @@ def _carry_out(directory: str, journal: Journal, outcome: Outcome) -> None:
             outcome.failed[stage.path] = (error.strerror or str(error)).lower()
 
 
-def _unlink_all(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Outcome) -> None:
+def _unlink_all(stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outcome: RemovalOutcome) -> None:
     """Unlink what was set aside; of many, two threads do one half each: the disk works meanwhile."""
     if len(staged) < _MANY:
         _unlink_each(stage, staged, outcome, Event())
@@ -114,7 +114,7 @@ def _unlink_all(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Ou
     linked = [one for one in staged if any(file.links > 1 for file in one[1].contents.files)]
     single = [one for one in staged if all(file.links == 1 for file in one[1].contents.files)]
     halves = ([*linked, *single[::2]], single[1::2])
-    outcomes, stop = [Outcome() for _ in halves], Event()
+    outcomes, stop = [RemovalOutcome() for _ in halves], Event()
     with ThreadPoolExecutor(len(halves)) as pool:
         try:
             working = [
@@ -133,15 +133,17 @@ def _unlink_all(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Ou
         outcome.freed += one.freed
 
 
-def _unlink_each(stage: Stage, staged: Sequence[tuple[int, Removal]], outcome: Outcome, stop: Event) -> None:
+def _unlink_each(
+    stage: RemovalStage, staged: Sequence[tuple[int, Removal]], outcome: RemovalOutcome, stop: Event
+) -> None:
     for number, removal in staged:
         if stop.is_set():
             return
-        if _tried(outcome, removal, partial(_unlink, stage, number, removal, outcome)):
+        if _succeeds(outcome, removal, partial(_unlink, stage, number, removal, outcome)):
             outcome.removed.append(removal.path)
 
 
-def _crowded(directory: str, journal: Journal, outcome: Outcome) -> tuple[Removal, ...]:
+def _retriable(directory: str, journal: Journal, outcome: RemovalOutcome) -> tuple[Removal, ...]:
     """Return what failed on a full disk and lies where it lay; it counts as failed no more."""
     crowded = tuple(
         one
@@ -155,7 +157,7 @@ def _crowded(directory: str, journal: Journal, outcome: Outcome) -> tuple[Remova
     return crowded
 
 
-def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
+def _unlink_at_once(directory: str, removal: Removal, outcome: RemovalOutcome) -> None:
     """Unlink a checkpoint without a journal, so that there is room for one.
 
     A kill leaves nothing half-done of a single file; of others it leaves a part.
@@ -164,30 +166,30 @@ def _unlink_at_once(directory: str, removal: Removal, outcome: Outcome) -> None:
     def unlink() -> None:
         with opened(directory) as home:
             if not any(status_of(name, home) for name in removal.members):
-                raise Gone
+                raise AlreadyGone
             require_removable(home, removal.contents)
             for freed in unlink_all(home, removal, shown(directory)):
                 outcome.freed += freed
 
-    if _tried(outcome, removal, unlink):
+    if _succeeds(outcome, removal, unlink):
         outcome.removed.append(removal.path)
 
 
-def _give_up(journal: Journal, outcome: Outcome, refusal: NoRoom | None) -> None:
+def _give_up(journal: Journal, outcome: RemovalOutcome, refusal: NoRoom | None) -> None:
     """Note what stays for want of room; ``refusal`` is why there is no journal."""
     if refusal is not None and not outcome.removed:
         raise refusal
     outcome.failed |= {one.path: "no space left for a journal" for one in journal.removals}
 
 
-def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bool:
+def _succeeds(outcome: RemovalOutcome, removal: Removal, step: Callable[[], object]) -> bool:
     try:
         step()
-    except Gone:
+    except AlreadyGone:
         outcome.removed.append(removal.path)
-    except Changed as change:
+    except StalePlan as change:
         outcome.failed[removal.path] = str(change)
-    except Stranded as rest:
+    except StrandedCheckpoint as rest:
         outcome.failed[removal.path] = str(rest)
         outcome.stranded.add(removal.path)
     except OSError as error:
@@ -199,32 +201,32 @@ def _tried(outcome: Outcome, removal: Removal, step: Callable[[], object]) -> bo
     return False
 
 
-def _unlink(stage: Stage, number: int, removal: Removal, outcome: Outcome) -> None:
+def _unlink(stage: RemovalStage, number: int, removal: Removal, outcome: RemovalOutcome) -> None:
     try:
         for nbytes in stage.unlink(number, removal):
             outcome.freed += nbytes
-    except (Changed, OSError):
+    except (StalePlan, OSError):
         stage.restore(number, removal)
         raise
 
 
 @contextmanager
-def begun(directory: str, journal: Journal) -> Iterator[Stage]:
+def journaled_stage(directory: str, journal: Journal) -> Iterator[RemovalStage]:
     """Write a journal, yield the stage to work on, and take both away if all went well."""
-    path = begin(directory, home_of(directory), dumps(journal), "removed")
+    path = begin_journal(directory, state_dir_of(directory), journal_bytes(journal), "removed")
     try:
-        with opened(directory) as home, opened_own(directory, *os.path.split(path)) as inner:
+        with opened(directory) as home, open_own(directory, *os.path.split(path)) as inner:
             assert inner.descriptor is not None  # the system was asked
-            stage = Stage(path, home, inner.descriptor)
+            stage = RemovalStage(path, home, inner.descriptor)
             try:
                 yield stage
             finally:
                 stage.abandon()
-        clear(path)
+        remove_stage(path)
     except KeyboardInterrupt:
-        from ckpttool.series.changing.recovery import settle
+        from ckpttool.series.changing.recovery import recover_stage
 
-        settle(directory, path)
+        recover_stage(directory, path)
         raise
     except OSError as error:
         reason = from_os_error(error, directory).reason

@@ -28,26 +28,26 @@ RETRY_SECONDS = 0.2
 _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 
 
-class Changed(Exception):
+class StalePlan(Exception):
     """What is on the disk isn't what the plan was made for."""
 
 
-class Gone(Exception):
+class AlreadyGone(Exception):
     """Somebody else has removed it already."""
 
 
-class Stranded(Exception):
+class StrandedCheckpoint(Exception):
     """A checkpoint, or what is left of it, lies where it was set aside; the message says where."""
 
 
-def places(removals: Sequence[Removal]) -> list[int]:
+def place_numbers(removals: Sequence[Removal]) -> list[int]:
     """Return the number of the directory that each checkpoint is put in: single files share one."""
     shared = next((number for number, removal in enumerate(removals) if removal.is_single), 0)
     return [shared if removal.is_single else number for number, removal in enumerate(removals)]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RemovalStage:
     """An owned directory: where checkpoints are put before they are unlinked.
 
     Attributes:
@@ -66,7 +66,7 @@ class Stage:
         """Remove the directory of single files, and close it."""
         for number in list(self.shared):
             os.close(self.shared.pop(number))
-            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
 
     def abandon(self) -> None:
         """Close what is open, and leave what lies there."""
@@ -84,16 +84,16 @@ class Stage:
             self._set_file_aside(number, removal)
             return
         if not any(status_of(name, self.home) for name in removal.members):
-            raise Gone
+            raise AlreadyGone
         _require_unchanged(self.home, removal)
         require_removable(self.home, removal.contents)
         place = make_directory(str(number), 0o700, self.inner)
         try:
             for name in removal.members:
-                persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+                retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
             # Only what was renamed is known to be what was checked: another could have come between.
             _require_unchanged(place, removal)
-        except (OSError, Changed):
+        except (OSError, StalePlan):
             self.restore(number, removal)
             raise
         finally:
@@ -103,13 +103,13 @@ class Stage:
         (name,), (file,) = removal.members, removal.contents.files
         status = status_of(name, self.home)
         if status is None:
-            raise Gone
+            raise AlreadyGone
         _require_same(file, status)
         place = self._shared(number)
-        persist(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
+        retry_while_busy(partial(os.rename, name, name, src_dir_fd=self.home, dst_dir_fd=place))
         try:
             _require_same(file, status_of(name, place))
-        except (OSError, Changed):
+        except (OSError, StalePlan):
             _move_back(name, place, self.home)
             raise
 
@@ -126,14 +126,16 @@ class Stage:
                 if status_of(name, place) is not None:
                     _move_back(name, place, self.home)
         if not removal.is_single:
-            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
 
     def restore(self, number: int, removal: Removal) -> None:
         """Put a checkpoint back of which nothing was removed."""
         try:
             self.put_back(number, removal)
         except OSError as error:
-            raise Stranded(f"not put back: {_reason(error)}; it lies in {self._place(number)}") from error
+            raise StrandedCheckpoint(
+                f"not put back: {_failure_text(error)}; it lies in {self._place(number)}"
+            ) from error
 
     def unlink(self, number: int, removal: Removal) -> Iterator[int]:
         """Unlink a checkpoint that was set aside; yield the bytes that each file frees."""
@@ -143,15 +145,15 @@ class Stage:
         with opened(str(number), self.inner) as place:
             yield from unlink_all(place, removal, self._place(number))
         try:
-            persist(partial(os.rmdir, str(number), dir_fd=self.inner))
+            retry_while_busy(partial(os.rmdir, str(number), dir_fd=self.inner))
         except OSError as failure:
-            raise _left(failure, self._place(number)) from failure
+            raise _stranded(failure, self._place(number)) from failure
 
     def _place(self, number: int) -> str:
         return shown(os.path.join(self.path, str(number)))
 
 
-def _reason(failure: Exception) -> str:
+def _failure_text(failure: Exception) -> str:
     if isinstance(failure, OSError):
         return (failure.strerror or str(failure)).lower()
     return str(failure)
@@ -172,14 +174,14 @@ def unlink_all(place: int, removal: Removal, shown_place: str) -> Iterator[int]:
             has_begun = True
             yield freed
         remove_directories(place, removal.contents)
-    except (Changed, OSError) as failure:
+    except (StalePlan, OSError) as failure:
         if not has_begun:
             raise
-        raise _left(failure, shown_place) from failure
+        raise _stranded(failure, shown_place) from failure
 
 
-def _left(failure: Exception, shown_place: str) -> Stranded:
-    return Stranded(f"partly removed: {_reason(failure)}; the rest lies in {shown_place}")
+def _stranded(failure: Exception, shown_place: str) -> StrandedCheckpoint:
+    return StrandedCheckpoint(f"partly removed: {_failure_text(failure)}; the rest lies in {shown_place}")
 
 
 def _require_unchanged(place: int, removal: Removal) -> None:
@@ -187,16 +189,16 @@ def _require_unchanged(place: int, removal: Removal) -> None:
         found = contents(place, removal.members)
         require_unmounted(place, removal.members, found)
     except FileNotFoundError as error:
-        raise Changed("it has vanished, or a part of it, since the plan was made") from error
+        raise StalePlan("it has vanished, or a part of it, since the plan was made") from error
     if not found.is_same_as(removal.contents):
-        raise Changed("it has changed since the plan was made")
+        raise StalePlan("it has changed since the plan was made")
 
 
 def _require_same(file: Fingerprint, status: os.stat_result | None) -> None:
     if status is None:
-        raise Changed("it has vanished, or a part of it, since the plan was made")
+        raise StalePlan("it has vanished, or a part of it, since the plan was made")
     if not _is_same(file, status) or status.st_dev != file.device:
-        raise Changed("it has changed since the plan was made")
+        raise StalePlan("it has changed since the plan was made")
 
 
 def _is_same(file: Fingerprint, status: os.stat_result) -> bool:
@@ -241,8 +243,8 @@ def unlink_here(directory: int, file: Fingerprint, name: str | None = None) -> i
     if status is None:
         return 0
     if not _is_same(file, status):
-        raise Changed("it has changed while it was being removed")
-    persist(partial(os.unlink, name, dir_fd=directory))
+        raise StalePlan("it has changed while it was being removed")
+    retry_while_busy(partial(os.unlink, name, dir_fd=directory))
     return status.st_size if status.st_nlink == 1 and stat.S_ISREG(status.st_mode) else 0
 
 
@@ -252,7 +254,7 @@ def remove_directories(place: int, found: Contents) -> None:
         parent, name = os.path.split(path)
         try:
             with _opened_within(parent, place) as directory:
-                persist(partial(os.rmdir, name, dir_fd=directory))
+                retry_while_busy(partial(os.rmdir, name, dir_fd=directory))
         except FileNotFoundError:
             continue
 
@@ -286,7 +288,7 @@ def _move_back(name: str, place: int, home: int) -> None:
     os.rename(name, name, src_dir_fd=place, dst_dir_fd=home)
 
 
-def persist(step: Callable[[], None]) -> None:
+def retry_while_busy(step: Callable[[], None]) -> None:
     """Do a step; where it is busy try again for a while."""
     for attempt in range(RETRIES):
         try:

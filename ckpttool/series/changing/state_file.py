@@ -19,7 +19,7 @@ from ckpttool.series.changing.journal import PointerText
 from ckpttool.series.changing.moves import Rewrite
 
 
-def rewritten(directory: str, removed: Collection[str]) -> PointerText | None:
+def state_without(directory: str, removed: Collection[str]) -> PointerText | None:
     """Return the new text of the state file in a directory; None where it has nothing to do with what goes.
 
     Args:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.naming import parse_name
-from ckpttool.series.changing.home import home_of
-from ckpttool.series.changing.owned import user_named
+from ckpttool.series.changing.ownership import user_name
+from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
@@ -324,13 +324,13 @@ def _require_trusted_link(file: str) -> None:
     maker = os.lstat(file).st_uid
     trusted = {os.geteuid(), *((os.stat(file).st_uid,) if os.path.exists(file) else ())}
     if maker not in trusted:
-        reason = f"a symlink that another user made, {user_named(maker)}; no pin was changed"
+        reason = f"a symlink that another user made, {user_name(maker)}; no pin was changed"
         raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
 
 
 def file_for(directory: str) -> str:
     """Return the file that what lies in a directory is pinned in."""
-    home = home_of(directory)
+    home = state_dir_of(directory)
     return os.path.join(home.path if home.suffix else directory, PINS)
 
 

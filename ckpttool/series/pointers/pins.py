@@ -18,9 +18,9 @@ from functools import partial
 from ckpttool.errors import AccessDenied, CheckpointError, Unsupported, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.journal import waiting
-from ckpttool.series.changing.lock import BUSY, locked
-from ckpttool.series.changing.recovery import settle_all
+from ckpttool.series.changing.journal import pending_journals
+from ckpttool.series.changing.lock import BUSY, lock_directory
+from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.paths import bare, shown
 from ckpttool.series.pointers.pin_lists import (
     KEY,
@@ -183,11 +183,11 @@ def _held(file: str, places: Iterable[Place]) -> ExitStack:
 def _settled(paths: Iterable[str]) -> Iterator[str]:
     """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
-        if not waiting(directory):
+        if not pending_journals(directory):
             continue
         with ExitStack() as stack:
             _lock(stack, directory)
-            settled = settle_all(directory)
+            settled = recover_directory(directory)
         yield from (
             f"{path}: an interrupted prune had begun to remove it; that is finished"
             for path in settled.finished
@@ -204,7 +204,7 @@ def _lock(stack: ExitStack, directory: str) -> None:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            stack.enter_context(locked(directory))
+            stack.enter_context(lock_directory(directory))
         except CheckpointError as error:
             if error.code != BUSY:
                 raise AccessDenied(shown(directory), f"{error.reason}; no pin was changed") from error

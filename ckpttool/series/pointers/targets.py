@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.tensorflow.prefix import INDEX
-from ckpttool.series.changing.history import homes, identities, read_record
+from ckpttool.series.changing.history import identities, read_record, state_dirs
 from ckpttool.series.changing.moves import Move
 from ckpttool.series.members.entry import Entry
 
@@ -91,7 +91,7 @@ def renamed_since(target: str, directories: Sequence[str], index: Index) -> list
 def _moves(directory: str) -> Iterator[Move]:
     """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
     try:
-        known = {identity: home for home in homes(directory) for identity in identities(directory, home)}
+        known = {identity: home for home in state_dirs(directory) for identity in identities(directory, home)}
         records = [read_record(directory, known[identity], identity) for identity in sorted(known)]
     except (CheckpointError, OSError):
         return

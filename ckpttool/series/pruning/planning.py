@@ -17,7 +17,7 @@ from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover, is_excluded
 from ckpttool.formats.globs import Globs
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
-from ckpttool.series.changing.home import serial_around
+from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_all
 from ckpttool.series.members.order import Group, order_entries
@@ -171,7 +171,7 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
 
 def _survey_around(root: str, request: Request, known: Survey | None) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
-    if (serial := serial_around(root)) is not None:
+    if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
     found = known or survey(root, request, enters_root=True)
     if not any(entry.unit.path == root for entry in found.entries):

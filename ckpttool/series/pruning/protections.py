@@ -17,7 +17,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.naming import is_named_best
 from ckpttool.report import counted
-from ckpttool.series.changing.strictly import is_name
+from ckpttool.series.changing.journal_schema import is_name
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
 from ckpttool.series.members.series_doubts import (

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from ckpttool.errors import AccessDenied, CheckpointError
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.ops.manifest import SHARED
-from ckpttool.series.changing.home import owner_of
-from ckpttool.series.changing.journal import Journal, Removal, waiting
-from ckpttool.series.changing.lock import BUSY, clear_stale, locked
+from ckpttool.series.changing.journal import Journal, Removal, pending_journals
+from ckpttool.series.changing.lock import BUSY, clear_stale, lock_directory
 from ckpttool.series.changing.moves import new_identity
-from ckpttool.series.changing.recovery import Settled, settle_all
-from ckpttool.series.changing.removal import Outcome, remove
-from ckpttool.series.changing.state_file import rewritten
+from ckpttool.series.changing.recovery import Recovery, recover_directory
+from ckpttool.series.changing.removal import RemovalOutcome, remove
+from ckpttool.series.changing.state_dir import owner_of_stage
+from ckpttool.series.changing.state_file import state_without
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress
@@ -121,7 +121,7 @@ class _Locks:
     def hold(self, directory: str) -> None:
         """Lock a directory, unless it is held already."""
         if directory not in self._held:
-            self._stack.enter_context(locked(directory))
+            self._stack.enter_context(lock_directory(directory))
             self._held.add(directory)
 
     def others(self, directories: Iterable[str]) -> list[str]:
@@ -140,24 +140,24 @@ class _Locks:
         return None
 
 
-def _settled(directory: str, refusal: AccessDenied | None) -> Settled:
+def _settled(directory: str, refusal: AccessDenied | None) -> Recovery:
     """Return what became of interrupted removals in a directory that is held."""
     if refusal is None:
-        return settle_all(directory)
-    if waiting(directory):
+        return recover_directory(directory)
+    if pending_journals(directory):
         raise AccessDenied(directory, f"what was interrupted can't be settled: {refusal.reason}") from refusal
-    return Settled()
+    return Recovery()
 
 
 def _places(planned: Planned) -> list[str]:
     """Return the directories that interrupted prunes wait for."""
-    owners = (owner_of(os.path.dirname(path)) for path in planned.journals)
+    owners = (owner_of_stage(os.path.dirname(path)) for path in planned.journals)
     return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
 
 
 def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
-    total = Outcome()
+    total = RemovalOutcome()
     intended = _by_directory(planned.plan.groups)
     needed = {**named_above(root), **_needed(planned.plan.groups)}
     for directory, parts in intended.items():
@@ -171,7 +171,9 @@ def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | Non
         except CheckpointError as failure:
             if len(intended) == 1:
                 raise
-            outcome = Outcome(failed={entry.path: failure.reason for _, gone in parts for entry in gone})
+            outcome = RemovalOutcome(
+                failed={entry.path: failure.reason for _, gone in parts for entry in gone}
+            )
         total.removed += outcome.removed
         total.failed |= outcome.failed
         total.stranded |= outcome.stranded
@@ -208,7 +210,7 @@ def _removals(
     directory: str,
     parts: Sequence[tuple[GroupPlan, Sequence[Entry]]],
     needed: Mapping[str, str],
-    total: Outcome,
+    total: RemovalOutcome,
 ) -> list[Removal]:
     """Return what is to be removed; a series whose survivors have changed is left alone.
 
@@ -233,7 +235,7 @@ def _removals(
 
 
 def _journal(directory: str, removals: Sequence[Removal]) -> Journal:
-    rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
+    rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
     return Journal(tuple(removals), () if rewrite is None else (rewrite,))
 
 
@@ -277,7 +279,7 @@ def _result(planned: Planned, *, freed: int = 0, dry_run: bool = False) -> Prune
     )
 
 
-def _with_settled(result: Pruned, settled: Sequence[Settled]) -> Pruned:
+def _with_settled(result: Pruned, settled: Sequence[Recovery]) -> Pruned:
     failed = [Problem(path, why) for one in settled for path, why in one.failed.items()]
     return replace(
         result,

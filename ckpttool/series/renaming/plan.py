@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ckpttool.errors import UsageError
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.series.changing.home import serial_around
+from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.protection import follow, unseen_above
@@ -72,7 +72,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     """
     template = parse_template(request.template)
     root = require_directory(request.directory)
-    if (serial := serial_around(root)) is not None:
+    if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
     found = survey(root, request, enters_root=True)
     entries = tuple(entry for entry in found.entries if entry.unit.path != root)

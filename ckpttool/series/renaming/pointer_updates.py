@@ -18,8 +18,8 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.changing.moves import Relink, Rewrite
-from ckpttool.series.changing.pointing import text_at
-from ckpttool.series.changing.stage import Changed
+from ckpttool.series.changing.pointer_files import text_at
+from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.notes import SUMS, is_note, said
 from ckpttool.series.pointers.pins import repinned
@@ -187,7 +187,7 @@ def _reworded(found: Following, directory: str, name: str, reword: Callable[[str
     try:
         before = text_at(path)
         after = None if before is None else reword(before)
-    except (OSError, ValueError, Changed, CheckpointError) as failure:
+    except (OSError, ValueError, StalePlan, CheckpointError) as failure:
         found.faults[path] = getattr(failure, "strerror", None) or str(failure)
         return None
     if before is None or after == before:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import ChainedMoves, apply_moves
 from ckpttool.series.changing.moves import Kind, Moves, new_identity
-from ckpttool.series.changing.moving import Row, carry_out
-from ckpttool.series.changing.recovery import Settled, settle_all
+from ckpttool.series.changing.recovery import Recovery, recover_directory
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
@@ -45,7 +45,7 @@ class Renamed:
     declined: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
     stale: Mapping[str, str] = field(default_factory=dict)
-    settled: tuple[Settled, ...] = ()
+    settled: tuple[Recovery, ...] = ()
 
     @property
     def is_refused(self) -> bool:
@@ -118,7 +118,7 @@ class _Held(NamedTuple):
     """A directory that is locked, and what was interrupted in it."""
 
     directory: str
-    settled: Settled
+    settled: Recovery
 
 
 def _hold(stack: ExitStack, held: dict[tuple[int, int], _Held], directory: str) -> None:
@@ -126,8 +126,8 @@ def _hold(stack: ExitStack, held: dict[tuple[int, int], _Held], directory: str) 
     status = os.stat(directory)
     identity = status.st_dev, status.st_ino
     if identity not in held:
-        stack.enter_context(locked(directory))
-        held[identity] = _Held(directory, settle_all(directory))
+        stack.enter_context(lock_directory(directory))
+        held[identity] = _Held(directory, recover_directory(directory))
 
 
 class _Course:
@@ -145,7 +145,7 @@ class _Course:
             self._waiting[step.entry.directory].append(step)
         self._all = {directory: tuple(found) for directory, found in self._waiting.items()}
         self._first = planned.scene.entries
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, ChainedMoves] = {}
         self._is_alone = len(self._waiting) == 1
         self._renames: list[tuple[str, str]] = []
         self._failed: dict[str, str] = {}
@@ -154,7 +154,9 @@ class _Course:
     def carried_out(self, result: Renamed) -> Renamed:
         """Return what became of it."""
         with ExitStack() as stack:
-            self._rows = {directory: stack.enter_context(Row(directory)) for directory in self._waiting}
+            self._rows = {
+                directory: stack.enter_context(ChainedMoves(directory)) for directory in self._waiting
+            }
             while any(self._waiting.values()):
                 done: list[Step] = []
                 before = self._scene
@@ -262,7 +264,7 @@ class _Course:
                 target=home,
             )
             try:
-                carry_out(home, moves)
+                apply_moves(home, moves)
             except CheckpointError as failure:
                 self._stale[home] = failure.reason
         if not follows.homes:

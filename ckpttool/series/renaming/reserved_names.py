@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterator, Sequence
 from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import state as tf_state
-from ckpttool.series.changing.home import ACCELERATES
-from ckpttool.series.changing.strictly import is_name
+from ckpttool.series.changing.journal_schema import is_name
+from ckpttool.series.changing.state_dir import ACCELERATES
 from ckpttool.series.members.entry import Entry
 
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -14,7 +14,7 @@ from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.discovery import Walk, candidates, discover, is_excluded, looked_at, unit_at
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import Unit, scan
-from ckpttool.series.changing.journal import half_removed, waiting
+from ckpttool.series.changing.journal import incomplete_names, pending_journals
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, GroupBy, group
 from ckpttool.series.members.runs import in_named_series
@@ -95,8 +95,8 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_ro
     looked = tour.looked()
     places = {unit.path: os.path.dirname(unit.path) or os.curdir for unit, _ in looked}
     directories = sorted({path, *places.values()})
-    journals = tuple(place for directory in directories for place in waiting(directory))
-    gone = {directory: half_removed(directory) for directory in directories} if journals else {}
+    journals = tuple(place for directory in directories for place in pending_journals(directory))
+    gone = {directory: incomplete_names(directory) for directory in directories} if journals else {}
     entries = [
         entry
         for unit, entry in looked

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ckpttool.formats.discovery import Walk, discover
 from ckpttool.formats.interface import Unit
-from ckpttool.series.changing.journal import half_removed, waiting
+from ckpttool.series.changing.journal import incomplete_names, pending_journals
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Found:
 def apart(units: Sequence[Unit], directories: Iterable[str] = ()) -> Found:
     """Return checkpoints without those that a journal has on their way: they are whole elsewhere, or go."""
     places = sorted({*directories, *map(_directory, units)})
-    journals = tuple(path for place in places for path in waiting(place))
-    gone = {place: half_removed(place) for place in places} if journals else {}
+    journals = tuple(path for place in places for path in pending_journals(place))
+    gone = {place: incomplete_names(place) for place in places} if journals else {}
     whole = (one for one in units if gone.get(_directory(one), frozenset()).isdisjoint(one.members))
     return Found(tuple(whole), journals)
 

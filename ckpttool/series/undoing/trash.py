@@ -11,40 +11,40 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from ckpttool.errors import CheckpointError, from_os_error
-from ckpttool.series.changing.copies import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
+from ckpttool.series.changing.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
 from ckpttool.series.changing.history import (
     RECORD,
-    Record,
-    Step,
-    homes,
+    CommandRecord,
+    UndoStep,
     identities,
     read_record,
+    state_dirs,
     write_record,
 )
-from ckpttool.series.changing.home import Home, home_of
 from ckpttool.series.changing.journal import Removal, is_temporary
-from ckpttool.series.changing.lock import locked
-from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_at
-from ckpttool.series.changing.moving import carry_out, told
-from ckpttool.series.changing.pointing import text_at
-from ckpttool.series.changing.recovery import settle_all
-from ckpttool.series.changing.removal import Outcome
-from ckpttool.series.changing.roots import (
-    follow,
-    is_anothers,
-    is_of,
-    left_to_another,
-    trashes_under_other_names,
-)
+from ckpttool.series.changing.lock import lock_directory
+from ckpttool.series.changing.move_transaction import apply_moves, failure_text
+from ckpttool.series.changing.moves import TRASH, Move, Moves, Rewrite, trash_path
+from ckpttool.series.changing.pointer_files import text_at
+from ckpttool.series.changing.recovery import recover_directory
+from ckpttool.series.changing.removal import RemovalOutcome
 from ckpttool.series.changing.stage import (
-    Changed,
+    StalePlan,
     remove_directories,
     require_removable,
     status_of,
     unlink_file,
 )
-from ckpttool.series.changing.state_file import rewritten
-from ckpttool.series.changing.trash_places import opened_trash, tidy
+from ckpttool.series.changing.state_dir import StateDir, state_dir_of
+from ckpttool.series.changing.state_file import state_without
+from ckpttool.series.changing.trash_directories import open_trash, tidy
+from ckpttool.series.changing.trash_ownership import (
+    belongs_to_directory,
+    follow_renamed,
+    is_of_other_directory,
+    other_directory_problem,
+    trashes_under_other_names,
+)
 from ckpttool.series.files import Fingerprint, fingerprint, opened
 from ckpttool.series.mounts import require_unmounted
 from ckpttool.series.paths import shown
@@ -55,12 +55,12 @@ PLACE = "0"
 """The directory in a command's place that its files lie in: their names are those of one directory."""
 
 
-def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Outcome:
+def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> RemovalOutcome:
     """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
-    outcome = Outcome()
+    outcome = RemovalOutcome()
     left = list(removals)
     while left:
-        done = carry_out(directory, _aside(directory, left, identity))
+        done = apply_moves(directory, _aside(directory, left, identity))
         outcome.removed += done.moved + done.gone
         outcome.failed |= done.failed
         outcome.freed += sum(one.contents.nbytes for one in left if one.path in done.moved)
@@ -72,7 +72,7 @@ def put_aside(directory: str, removals: Sequence[Removal], identity: str) -> Out
 
 
 def _aside(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
-    rewrite = rewritten(directory, {os.path.basename(removal.path) for removal in removals})
+    rewrite = state_without(directory, {os.path.basename(removal.path) for removal in removals})
     return Moves(
         kind="trash",
         identity=identity,
@@ -82,7 +82,7 @@ def _aside(directory: str, removals: Sequence[Removal], identity: str) -> Moves:
         ),
         rewrites=() if rewrite is None else (_rewrite(directory, rewrite.name, rewrite.text),),
         source=directory,
-        target=trash_at(home_of(directory), identity),
+        target=trash_path(state_dir_of(directory), identity),
     )
 
 
@@ -91,7 +91,7 @@ def _rewrite(directory: str, name: str, text: str) -> Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Emptied:
+class EmptiedTrash:
     """What was removed from a trash, or would be.
 
     Attributes:
@@ -127,7 +127,7 @@ def empty(
     directory: str,
     older_than: int | None = None,
     dry_run: bool = False,
-) -> Emptied:
+) -> EmptiedTrash:
     """Remove what the records of a directory's trash list, and nothing else. It can't be taken back then.
 
     Args:
@@ -140,30 +140,30 @@ def empty(
     """
     directory = directory.rstrip(os.sep) or directory[:1]
     if not any(_exists(home) for home in _homes(directory)):
-        return Emptied(dry_run=dry_run)
+        return EmptiedTrash(dry_run=dry_run)
     emptying = _Emptying(dry_run)
     if dry_run:
         _empty(directory, older_than, emptying)
         return _emptied(emptying)
-    with locked(directory):
-        settled = settle_all(directory)
+    with lock_directory(directory):
+        settled = recover_directory(directory)
         emptying.problems += [Problem(path, why) for path, why in settled.failed.items()]
         emptying.warnings += settled.moved
-        follow(directory)
+        follow_renamed(directory)
         _empty(directory, older_than, emptying)
     return _emptied(emptying)
 
 
-def _homes(directory: str) -> tuple[Home, ...]:
-    return *homes(directory), *trashes_under_other_names(directory)
+def _homes(directory: str) -> tuple[StateDir, ...]:
+    return *state_dirs(directory), *trashes_under_other_names(directory)
 
 
-def _exists(home: Home) -> bool:
+def _exists(home: StateDir) -> bool:
     return os.path.isdir(os.path.join(home.path, TRASH + home.suffix))
 
 
-def _emptied(emptying: _Emptying) -> Emptied:
-    return Emptied(
+def _emptied(emptying: _Emptying) -> EmptiedTrash:
+    return EmptiedTrash(
         tuple(emptying.removed),
         emptying.freed,
         emptying.dry_run,
@@ -186,13 +186,13 @@ def _age(identity: str) -> float:
     return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
 
-def _empty_one(directory: str, home: Home, identity: str, emptying: _Emptying) -> None:
+def _empty_one(directory: str, home: StateDir, identity: str, emptying: _Emptying) -> None:
     try:
         record = read_record(directory, home, identity)
-        if home not in homes(directory) and not (record and is_of(record)):
+        if home not in state_dirs(directory) and not (record and belongs_to_directory(record)):
             return
-        if record is not None and is_anothers(record):
-            emptying.problems.append(left_to_another(record))
+        if record is not None and is_of_other_directory(record):
+            emptying.problems.append(other_directory_problem(record))
             return
         steps = (
             () if record is None else tuple(_emptied_step(record, step, emptying) for step in record.steps)
@@ -203,18 +203,18 @@ def _empty_one(directory: str, home: Home, identity: str, emptying: _Emptying) -
         if not emptying.dry_run:
             _clear_temporaries(home, identity)
             tidy(home, identity)
-        emptying.problems += _foreign(trash_at(home, identity), listed)
+        emptying.problems += _foreign(trash_path(home, identity), listed)
     except OSError as error:
-        raise from_os_error(error, trash_at(home, identity)) from error
+        raise from_os_error(error, trash_path(home, identity)) from error
     except CheckpointError as failure:
-        emptying.problems.append(Problem(trash_at(home, identity), f"left as it is: {failure.reason}"))
+        emptying.problems.append(Problem(trash_path(home, identity), f"left as it is: {failure.reason}"))
 
 
-def _emptied_step(record: Record, step: Step, emptying: _Emptying) -> Step:
+def _emptied_step(record: CommandRecord, step: UndoStep, emptying: _Emptying) -> UndoStep:
     """Remove what a step would put back; return it with what could not be removed."""
     if step.undoing.source == record.directory:  # a renaming: nothing of it lies here
         return replace(step, undoing=replace(step.undoing, moves=()))
-    moves = as_copied(record.directory, step.undoing)
+    moves = moves_of_copy(record.directory, step.undoing)
     if is_of_copy(moves, step.undoing):
         emptying.warnings.append(f"{shown(record.directory)}: {COPIED}")
     elif has_lost_times(record.directory, moves):
@@ -225,8 +225,10 @@ def _emptied_step(record: Record, step: Step, emptying: _Emptying) -> Step:
             path = shown(os.path.join(record.directory, os.path.basename(move.path)))
             try:
                 freed = _removed(place, move, dry_run=emptying.dry_run)
-            except (Changed, OSError) as failure:
-                emptying.problems.append(Problem(path, f"left in {shown(record.place)}: {told(failure)}"))
+            except (StalePlan, OSError) as failure:
+                emptying.problems.append(
+                    Problem(path, f"left in {shown(record.place)}: {failure_text(failure)}")
+                )
                 emptying.left += move.contents.nbytes
                 left.append(move)
             else:
@@ -264,11 +266,11 @@ def _freed_by(place: int, file: Fingerprint) -> int:
     if status is None:
         return 0
     if fingerprint(file.path, status).identity != file.identity:
-        raise Changed(f"{file.path} has changed since it was put there")
+        raise StalePlan(f"{file.path} has changed since it was put there")
     return status.st_size if status.st_nlink == 1 else 0
 
 
-def _listed(steps: Iterable[Step]) -> set[str]:
+def _listed(steps: Iterable[UndoStep]) -> set[str]:
     """Return all that a record lists, with the directories above it."""
     found: set[str] = {RECORD}
     for step in steps:
@@ -279,8 +281,8 @@ def _listed(steps: Iterable[Step]) -> set[str]:
     return found
 
 
-def _clear_temporaries(home: Home, identity: str) -> None:
-    with opened(home.path) as around, opened_trash(home, around) as trash, opened(identity, trash) as place:
+def _clear_temporaries(home: StateDir, identity: str) -> None:
+    with opened(home.path) as around, open_trash(home, around) as trash, opened(identity, trash) as place:
         for name in os.listdir(place):
             if is_temporary(name):
                 os.unlink(name, dir_fd=place)

@@ -12,19 +12,26 @@ from typing import NamedTuple
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.formats.discovery import OWN_PREFIX
-from ckpttool.series.changing.history import Record, homes, identities, moment_of, read_record, write_record
-from ckpttool.series.changing.home import OWNER
-from ckpttool.series.changing.lock import locked
+from ckpttool.series.changing.history import (
+    CommandRecord,
+    identities,
+    moment_of,
+    read_record,
+    state_dirs,
+    write_record,
+)
+from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.changing.moves import TRASH, Kind
-from ckpttool.series.changing.recovery import settle_all
-from ckpttool.series.changing.roots import (
-    as_given,
-    follow,
-    is_anothers,
-    is_of,
-    left_to_another,
-    now_called,
-    owners,
+from ckpttool.series.changing.recovery import recover_directory
+from ckpttool.series.changing.state_dir import OWNER
+from ckpttool.series.changing.trash_ownership import (
+    belongs_to_directory,
+    follow_renamed,
+    is_of_other_directory,
+    other_directory_problem,
+    path_as_given,
+    renamed_directory,
+    trash_owners,
     trashes_under_other_names,
 )
 from ckpttool.series.paths import require_directory, shown
@@ -32,7 +39,7 @@ from ckpttool.series.pointers.notes import is_note, said, words
 from ckpttool.series.pointers.pin_lists import files_for, pins_in, read
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.reasons import Problem
-from ckpttool.series.undoing.taking_back import TakenBack, taken_back
+from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
 from ckpttool.wire.walk import walk
 
 LEVELS_BELOW = 3
@@ -40,7 +47,7 @@ LEVELS_BELOW = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredCheckpoint:
     """One checkpoint that has its old name again: by that, and by the path it had until now."""
 
     path: str
@@ -64,7 +71,7 @@ class Undone:
 
     identity: str | None = None
     kind: Kind | None = None
-    restored: tuple[Restored, ...] = ()
+    restored: tuple[RestoredCheckpoint, ...] = ()
     pointers: tuple[str, ...] = ()
     dry_run: bool = False
     problems: tuple[Problem, ...] = ()
@@ -87,14 +94,16 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
         CheckpointError: It can't be looked at, locked or changed.
     """
     root = require_directory(directory)
-    places = list(with_trash(root)) if recursive else [root]
+    places = list(directories_with_trash(root)) if recursive else [root]
     with ExitStack() as stack:
         result, is_held = Undone(dry_run=dry_run), False
         for place in places if not dry_run else ():
             result = _held(stack, place, result)
         result = replace(result, warnings=(*result.warnings, *_followed(places, dry_run=dry_run)))
         others = [record for place in places for record in _anothers(place)]
-        left = [left_to_another(one) for one in others if not recursive or now_called(one) is None]
+        left = [
+            other_directory_problem(one) for one in others if not recursive or renamed_directory(one) is None
+        ]
         found = sorted({identity for place in places for identity in _recorded(place)}, reverse=True)
         if found:
             left_told = (f"{one.path}: {one.message}" for one in left)
@@ -121,9 +130,9 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
         if not found and not recursive:
             return replace(result, below=_count_below(root))
     if result.kind == "rename":
-        taken = (Taken(one.path, one.was) for one in result.restored)
+        taken = (RenamedBack(one.path, one.was) for one in result.restored)
         waits = result.identity is not None and above_of(root, result.identity) is not None
-        stale = still_named(taken, result.pointers, above=not waits)
+        stale = stale_names(taken, result.pointers, above=not waits)
         result = replace(result, problems=(*result.problems, *stale))
     return result
 
@@ -131,7 +140,7 @@ def undo(directory: str, *, recursive: bool = False, dry_run: bool = False) -> U
 def _count_below(root: str) -> int:
     """Return in how many directories not far below something can be taken back."""
     count = 0
-    for place in with_trash(root, levels=LEVELS_BELOW):
+    for place in directories_with_trash(root, levels=LEVELS_BELOW):
         with suppress(CheckpointError):  # whoever asks for it is told
             count += any(_recorded(place))
     return count
@@ -139,8 +148,8 @@ def _count_below(root: str) -> int:
 
 def _held(stack: ExitStack, place: str, result: Undone) -> Undone:
     """Lock a directory, and settle what was interrupted there."""
-    stack.enter_context(locked(place))
-    settled = settle_all(place)
+    stack.enter_context(lock_directory(place))
+    settled = recover_directory(place)
     problems = (Problem(path, why) for path, why in settled.failed.items())
     return replace(
         result,
@@ -154,7 +163,9 @@ def _with_hint(result: Undone, older: str) -> Undone:
     return replace(result, warnings=(*result.warnings, hint))
 
 
-def _undone(result: Undone, records: Sequence[Record], above: Record | None, *, is_tree: bool) -> Undone:
+def _undone(
+    result: Undone, records: Sequence[CommandRecord], above: CommandRecord | None, *, is_tree: bool
+) -> Undone:
     """Take back what some records of one command tell of; ``above`` has what points there from above."""
     restored: list[str] = []
     is_whole = True
@@ -164,17 +175,17 @@ def _undone(result: Undone, records: Sequence[Record], above: Record | None, *, 
             why = f"not taken back: it goes with what the same rename changed in {others[0]} (undo -r)"
             result = replace(result, problems=(*result.problems, Problem(shown(record.directory), why)))
             continue
-        done = taken_back(record, result.dry_run)
+        done = undo_record(record, result.dry_run)
         result = _with(result, done)
         is_whole &= not done.problems
         if done.restored:
             restored.append(record.directory)
     if above is not None and restored:
-        result = _with(result, taken_back_above(above, restored, is_whole, result.dry_run))
+        result = _with(result, undo_record_above(above, restored, is_whole, result.dry_run))
     return result
 
 
-def _mark(records: Sequence[Record]) -> None:
+def _mark(records: Sequence[CommandRecord]) -> None:
     """Note of what is left that it was told: it is in the way of no older command any more."""
     for record in records:
         left = read_record(record.directory, record.home, record.identity)
@@ -186,18 +197,18 @@ def _mark(records: Sequence[Record]) -> None:
             raise from_os_error(error, left.path) from error
 
 
-def _others(record: Record) -> list[str]:
+def _others(record: CommandRecord) -> list[str]:
     """Return the directories below in which a command renamed what a record alone has the pointers of."""
     if record.has_moves or not record.steps:
         return []
     return [
         shown(place)
-        for place in with_trash(record.directory)
+        for place in directories_with_trash(record.directory)
         if place != record.directory and any(one.has_moves for one in _records(place, record.identity))
     ]
 
 
-def above_of(root: str, identity: str) -> Record | None:
+def above_of(root: str, identity: str) -> CommandRecord | None:
     """Return the record that a command left in the directory above of pointers alone, if it did."""
     above = os.path.dirname(root) or os.curdir
     real = os.path.dirname(os.path.realpath(root))
@@ -211,7 +222,9 @@ def above_of(root: str, identity: str) -> Record | None:
         return None
 
 
-def taken_back_above(above: Record, restored: Sequence[str], is_whole: bool, dry_run: bool) -> TakenBack:
+def undo_record_above(
+    above: CommandRecord, restored: Sequence[str], is_whole: bool, dry_run: bool
+) -> RecordUndo:
     """Take back what points at checkpoints from the directory above, unless others wait for it, too.
 
     Args:
@@ -220,18 +233,22 @@ def taken_back_above(above: Record, restored: Sequence[str], is_whole: bool, dry
         is_whole: Whether all of that is back, or would be.
         dry_run: Whether to change nothing.
     """
-    places = [place for place in with_trash(above.directory) if not os.path.samefile(place, above.directory)]
+    places = [
+        place
+        for place in directories_with_trash(above.directory)
+        if not os.path.samefile(place, above.directory)
+    ]
     waiting = [place for place in places if any(_records(place, above.identity))]
     if dry_run and is_whole:
         back = set(map(os.path.realpath, restored))
         waiting = [place for place in waiting if os.path.realpath(place) not in back]
     if not waiting and not above.has_moves:
-        return taken_back(above, dry_run)
+        return undo_record(above, dry_run)
     why = f"what points from here to what is back may still have its other names (undo -r {above.directory})"
-    return TakenBack(warnings=[f"{shown(above.directory)}: {why}"])
+    return RecordUndo(warnings=[f"{shown(above.directory)}: {why}"])
 
 
-def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
+def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
     """Yield the directories in a tree that have a trash, in them or beside them.
 
     Args:
@@ -242,55 +259,55 @@ def with_trash(root: str, *, levels: int | None = None) -> Iterator[str]:
     for directory, names, _ in walk(root):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
-                for place in [directory] if name == TRASH else owners(directory, name):
+                for place in [directory] if name == TRASH else trash_owners(directory, name):
                     if place not in seen:
                         seen.add(place)
                         yield place
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         if levels is not None and directory.removeprefix(root).count(os.sep) >= levels:
             names.clear()
-    if root not in seen and any(identities(root, home) for home in homes(root)):
+    if root not in seen and any(identities(root, home) for home in state_dirs(root)):
         yield root
 
 
 def _recorded(directory: str) -> Iterator[str]:
     """Yield the identities of what can be taken back in a directory."""
-    yield from (record.identity for record in _all_records(directory) if not is_anothers(record))
+    yield from (record.identity for record in _all_records(directory) if not is_of_other_directory(record))
 
 
 def _followed(places: Sequence[str], *, dry_run: bool) -> Iterator[str]:
     """Have the trashes of directories that got other names follow them; yield where they lay."""
     for place in places:
-        for home in trashes_under_other_names(place) if dry_run else follow(place):
-            path = as_given(place, os.path.join(home.path, TRASH + home.suffix))
+        for home in trashes_under_other_names(place) if dry_run else follow_renamed(place):
+            path = path_as_given(place, os.path.join(home.path, TRASH + home.suffix))
             yield f"{shown(place)}: its trash bears the name that it had before: {shown(path)}"
 
 
-def _anothers(directory: str) -> Iterator[Record]:
+def _anothers(directory: str) -> Iterator[CommandRecord]:
     """Yield what was recorded beside a directory of another one that had its name."""
-    yield from filter(is_anothers, _all_records(directory))
+    yield from filter(is_of_other_directory, _all_records(directory))
 
 
-def _all_records(directory: str) -> Iterator[Record]:
-    for home in (*homes(directory), *trashes_under_other_names(directory)):
+def _all_records(directory: str) -> Iterator[CommandRecord]:
+    for home in (*state_dirs(directory), *trashes_under_other_names(directory)):
         for identity in identities(directory, home):
             record = read_record(directory, home, identity)
-            if record is not None and is_of(record):
+            if record is not None and belongs_to_directory(record):
                 yield record
 
 
-def _records(directory: str, identity: str) -> Iterator[Record]:
+def _records(directory: str, identity: str) -> Iterator[CommandRecord]:
     """Yield what a directory has recorded of one command."""
-    for home in (*homes(directory), *trashes_under_other_names(directory)):
+    for home in (*state_dirs(directory), *trashes_under_other_names(directory)):
         record = read_record(directory, home, identity) if identity in identities(directory, home) else None
-        if record is not None and is_of(record) and not is_anothers(record):
+        if record is not None and belongs_to_directory(record) and not is_of_other_directory(record):
             yield record
 
 
-def _with(result: Undone, done: TakenBack) -> Undone:
+def _with(result: Undone, done: RecordUndo) -> Undone:
     return replace(
         result,
-        restored=(*result.restored, *(Restored(path, was) for path, was in done.restored.items())),
+        restored=(*result.restored, *(RestoredCheckpoint(path, was) for path, was in done.restored.items())),
         pointers=(*result.pointers, *done.pointers),
         problems=(*result.problems, *done.problems),
         warnings=(*result.warnings, *done.warnings),
@@ -300,14 +317,14 @@ def _with(result: Undone, done: TakenBack) -> Undone:
 _SLASHES = re.compile(r"[/\\]+")
 
 
-class Taken(NamedTuple):
+class RenamedBack(NamedTuple):
     """A checkpoint that has its old name again, or would: its path, and the one that it had until then."""
 
     path: str
     was: str
 
 
-def still_named(taken: Iterable[Taken], turned: Iterable[str], *, above: bool) -> Iterator[Problem]:
+def stale_names(taken: Iterable[RenamedBack], turned: Iterable[str], *, above: bool) -> Iterator[Problem]:
     """Yield the pointers and notes that name checkpoints as these were called until now.
 
     Args:
@@ -316,12 +333,12 @@ def still_named(taken: Iterable[Taken], turned: Iterable[str], *, above: bool) -
         above: Whether notes in the directory above count, too.
     """
     passed = set(map(os.path.abspath, turned))
-    by_directory: dict[str, dict[str, Taken]] = defaultdict(dict)
+    by_directory: dict[str, dict[str, RenamedBack]] = defaultdict(dict)
     for one in taken:
         name = os.path.basename(one.was)
         by_directory[os.path.dirname(one.path) or os.curdir][name] = one
     for directory, known in by_directory.items():
-        told: dict[str, Taken] = {}
+        told: dict[str, RenamedBack] = {}
         for path, target in _pointers(directory):
             found = known.get("".join(_parts(target)[-1:]))
             if found is not None:
@@ -339,7 +356,7 @@ def still_named(taken: Iterable[Taken], turned: Iterable[str], *, above: bool) -
 
 
 def _pinned(
-    directory: str, moved: Mapping[str, str], passed: Collection[str], known: Mapping[str, Taken]
+    directory: str, moved: Mapping[str, str], passed: Collection[str], known: Mapping[str, RenamedBack]
 ) -> Iterator[Problem]:
     """Yield the pins of checkpoints that were set since these got the names that they lose."""
     for file in files_for(directory):
@@ -353,7 +370,7 @@ def _pinned(
                 yield Problem(shown(os.path.normpath(file)), _message(known[os.path.basename(path)]))
 
 
-def _message(one: Taken) -> str:
+def _message(one: RenamedBack) -> str:
     old, new = os.path.basename(one.path), os.path.basename(one.was)
     return f"it names {new}, which is called {old} again, and isn't changed: pin that if it is to stay"
 
@@ -375,7 +392,7 @@ def _pointers(directory: str) -> Iterator[tuple[str, str]]:
                     yield pointer.holder, pointer.target
 
 
-def _noted(directory: str, known: Mapping[str, Taken]) -> Iterator[tuple[str, Taken]]:
+def _noted(directory: str, known: Mapping[str, RenamedBack]) -> Iterator[tuple[str, RenamedBack]]:
     for name, file in names_in(directory).items():
         text = said(file) if is_note(name) else None
         if text is not None:

@@ -60,7 +60,7 @@ def path_of(value: object) -> str:
     return path
 
 
-def below(value: object, members: Collection[str]) -> str:
+def path_below(value: object, members: Collection[str]) -> str:
     """Return a path that is one of some others, or lies below one."""
     path = path_of(value)
     parts = path.split(os.sep)
@@ -72,13 +72,13 @@ def below(value: object, members: Collection[str]) -> str:
 def contents_of(told: Mapping[str, Any], members: Collection[str]) -> Contents:
     """Return the files and directories that lie at some members."""
     files = tuple(
-        Fingerprint(below(path, members), *(count_of(number) for number in numbers))
+        Fingerprint(path_below(path, members), *(count_of(number) for number in numbers))
         for path, *numbers in told["files"]
     )
-    return Contents(files, tuple(below(path, members) for path in told["directories"]))
+    return Contents(files, tuple(path_below(path, members) for path in told["directories"]))
 
 
-def contents_told(contents: Contents) -> dict[str, Any]:
+def contents_document(contents: Contents) -> dict[str, Any]:
     """Return what ``contents_of`` reads."""
     return {
         "directories": contents.directories,

@@ -14,28 +14,33 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from ckpttool.errors import AccessDenied, CheckpointError, from_os_error
-from ckpttool.series.changing.copies import inodes_of_moves, moves_here
-from ckpttool.series.changing.history import forget, homes, note, read_record
-from ckpttool.series.changing.home import Home, home_of
-from ckpttool.series.changing.journal import JOURNAL, begin, clear, require_system
-from ckpttool.series.changing.moves import Chain, Move, Moves, dumps, trash_at
-from ckpttool.series.changing.owned import MAX_BYTES, opened_own
-from ckpttool.series.changing.placing import (
-    Ground,
-    bring,
-    check,
+from ckpttool.series.changing.copies import inodes_of_moves, moves_with_inodes
+from ckpttool.series.changing.history import add_to_record, read_record, remove_from_record, state_dirs
+from ckpttool.series.changing.journal import JOURNAL, begin_journal, remove_stage, require_system
+from ckpttool.series.changing.move_steps import (
+    MoveDirs,
     has_vanished,
     is_at_source,
     is_at_target,
-    leave,
+    link_new,
     open_move_dirs,
-    parts_at,
-    restore,
-    withdraw,
+    part_names,
+    relink_old,
+    require_movable,
+    unlink_new,
+    unlink_old,
 )
-from ckpttool.series.changing.pointing import is_turned, point, point_back, require_pointers
-from ckpttool.series.changing.stage import Changed
-from ckpttool.series.changing.trash_places import make_room, require_own_trash, tidy
+from ckpttool.series.changing.moves import Chain, Move, Moves, dumps, trash_path
+from ckpttool.series.changing.ownership import MAX_BYTES, open_own
+from ckpttool.series.changing.pointer_files import (
+    are_pointers_rewritten,
+    require_pointers,
+    restore_pointers,
+    rewrite_pointers,
+)
+from ckpttool.series.changing.stage import StalePlan
+from ckpttool.series.changing.state_dir import StateDir, state_dir_of
+from ckpttool.series.changing.trash_directories import make_room, require_own_trash, tidy
 from ckpttool.wire.atomic import sync_directory, write_within
 
 
@@ -54,7 +59,7 @@ class MoveOutcome:
     gone: list[str] = field(default_factory=list)
 
 
-def carry_out(directory: str, moves: Moves, home: Home | None = None) -> MoveOutcome:
+def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> MoveOutcome:
     """Move checkpoints; one that has changed since the plan was made, or has something in its way, stays.
 
     Where pointers go with them, all are moved or none.
@@ -65,25 +70,25 @@ def carry_out(directory: str, moves: Moves, home: Home | None = None) -> MoveOut
         home: Where its trash lies, if that is not where one would be made now.
     """
     outcome = MoveOutcome()
-    home = home_of(directory) if home is None else home
-    fit = fitting(directory, moves, home, outcome)
+    home = state_dir_of(directory) if home is None else home
+    fit = feasible_moves(directory, moves, home, outcome)
     if not (fit.moves or fit.rewrites or fit.relinks):
         return outcome
-    stage = begin(directory, home, dumps(fit, directory), "moved")
+    stage = begin_journal(directory, home, dumps(fit, directory), "moved")
     try:
-        _carry_out(Course(directory, home, stage, fit), outcome)
+        _apply_or_undo(MoveTransaction(directory, home, stage, fit), outcome)
     except KeyboardInterrupt:
-        from ckpttool.series.changing.recovery import settle
+        from ckpttool.series.changing.recovery import recover_stage
 
-        settle(directory, stage)
+        recover_stage(directory, stage)
         raise
     return outcome
 
 
-def fitting(directory: str, moves: Moves, home: Home, outcome: MoveOutcome) -> Moves:
+def feasible_moves(directory: str, moves: Moves, home: StateDir, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made and undone; the outcome is told why the rest can't."""
     require_system(directory, "moved")
-    if {moves.source, moves.target} - {directory, trash_at(home, moves.identity)}:
+    if {moves.source, moves.target} - {directory, trash_path(home, moves.identity)}:
         raise ValueError(f"{moves.source} -> {moves.target}: neither {directory} nor its trash")
     fit = _fit(directory, moves, outcome)
     if fit.moves or fit.rewrites or fit.relinks:
@@ -92,28 +97,26 @@ def fitting(directory: str, moves: Moves, home: Home, outcome: MoveOutcome) -> M
     return fit
 
 
-def why_not(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
+def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
     """Yield why some checkpoints can't be moved, by path; nothing is changed."""
     try:
-        with open_move_dirs(directory, moves, is_planned=True) as ground:
+        with open_move_dirs(directory, moves, is_planned=True) as dirs:
             for move in moves.moves:
                 try:
-                    check(ground, move)
-                except (Changed, OSError) as failure:
-                    yield move.path, told(failure)
+                    require_movable(dirs, move)
+                except (StalePlan, OSError) as failure:
+                    yield move.path, failure_text(failure)
     except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
         yield from ((move.path, "it has vanished") for move in moves.moves)
 
 
 def _fit(directory: str, moves: Moves, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made; where pointers go with them, all or nothing."""
-    outcome.failed |= dict(why_not(directory, moves))
+    outcome.failed |= dict(move_obstacles(directory, moves))
     if moves.kind == "trash" and outcome.failed:
-        with open_move_dirs(directory, moves, is_planned=True) as ground:
+        with open_move_dirs(directory, moves, is_planned=True) as dirs:
             outcome.gone += [
-                move.path
-                for move in moves.moves
-                if move.path in outcome.failed and has_vanished(ground, move)
+                move.path for move in moves.moves if move.path in outcome.failed and has_vanished(dirs, move)
             ]
         for path in outcome.gone:
             del outcome.failed[path]
@@ -122,36 +125,38 @@ def _fit(directory: str, moves: Moves, outcome: MoveOutcome) -> Moves:
     if moves.is_bound:
         try:
             require_pointers(directory, moves)
-        except (Changed, OSError) as failure:
-            outcome.failed |= {move.path: told(failure) for move in fit}
+        except (StalePlan, OSError) as failure:
+            outcome.failed |= {move.path: failure_text(failure) for move in fit}
             if not moves.moves:
-                outcome.failed[directory] = told(failure)
+                outcome.failed[directory] = failure_text(failure)
         if outcome.failed:
             return replace(moves, moves=(), rewrites=(), relinks=())
     return replace(moves, moves=fit)
 
 
-def _carry_out(course: Course, outcome: MoveOutcome) -> None:
+def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
     try:
         try:
-            done = course.forward(outcome.failed)
-        except (Changed, CheckpointError, OSError) as failure:
-            course.back()
-            outcome.failed |= blamed(course, outcome.failed, failure)
+            done = transaction.apply(outcome.failed)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            transaction.undo()
+            outcome.failed |= failures_by_path(transaction, outcome.failed, failure)
         else:
             outcome.moved += [move.path for move in done]
-        clear(course.stage)
-    except (Changed, CheckpointError, OSError) as failure:
-        reason = f"{told(failure)}; the next command that changes it settles what was begun"
-        raise AccessDenied(course.directory, reason) from failure
+        remove_stage(transaction.stage)
+    except (StalePlan, CheckpointError, OSError) as failure:
+        reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
+        raise AccessDenied(transaction.directory, reason) from failure
 
 
-def blamed(course: Course, failed: Mapping[str, str], failure: Exception) -> dict[str, str]:
+def failures_by_path(
+    transaction: MoveTransaction, failed: Mapping[str, str], failure: Exception
+) -> dict[str, str]:
     """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
-    paths = [move.path for move in course.moves.moves]
+    paths = [move.path for move in transaction.moves.moves]
     culprits = {path: failed[path] for path in paths if path in failed}
     if len(culprits) != 1:
-        return dict.fromkeys(paths or [course.directory], _named(failure))
+        return dict.fromkeys(paths or [transaction.directory], _named(failure))
     [(culprit, why)] = culprits.items()
     others = f"{os.path.basename(culprit)}: {why}; all of them are moved, or none"
     return {culprit: why} | {path: others for path in paths if path != culprit}
@@ -160,11 +165,15 @@ def blamed(course: Course, failed: Mapping[str, str], failure: Exception) -> dic
 def _named(failure: Exception) -> str:
     """Return why something failed, with the file that it failed at."""
     name = failure.filename if isinstance(failure, OSError) else None
-    return f"{told(failure)}: {os.path.basename(name)}" if isinstance(name, str) and name else told(failure)
+    return (
+        f"{failure_text(failure)}: {os.path.basename(name)}"
+        if isinstance(name, str) and name
+        else failure_text(failure)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MoveTransaction:
     """One journal of moves, on its way forward or back; both may be begun anywhere in between.
 
     Attributes:
@@ -176,7 +185,7 @@ class Course:
     """
 
     directory: str
-    home: Home
+    home: StateDir
     stage: str
     moves: Moves
     is_late: bool = False
@@ -187,7 +196,7 @@ class Course:
         before = () if self.moves.chain is None else self.moves.chain.before
         return f"{self.stage}.{len(before)}" if before else self.stage
 
-    def forward(self, failed: dict[str, str]) -> list[Move]:
+    def apply(self, failed: dict[str, str]) -> list[Move]:
         """Make the moves, and note how they are undone; return those that were made.
 
         Args:
@@ -195,43 +204,45 @@ class Course:
         """
         moves = self.moves
         make_room(self.directory, self.home, moves)
-        with open_move_dirs(self.directory, moves) as ground:
-            come = [move for move in moves.moves if self._tried(ground, move, bring, failed)]
+        with open_move_dirs(self.directory, moves) as dirs:
+            come = [move for move in moves.moves if self._tried(dirs, move, link_new, failed)]
             self._sync()
-            point(self.directory, moves, self.stage, is_late=self.is_late)
-            done = [move for move in come if self._tried(ground, move, leave, failed)]
+            rewrite_pointers(self.directory, moves, self.stage, is_late=self.is_late)
+            done = [move for move in come if self._tried(dirs, move, unlink_old, failed)]
             self._sync()
             made = replace(moves, moves=tuple(done), chain=None)
-            note(self.directory, self.home, made, self._step, ground.target)
+            add_to_record(self.directory, self.home, made, self._step, dirs.target)
         tidy(self.home, moves.identity)
         return done
 
     def _tried(
-        self, ground: Ground, move: Move, step: Callable[[Ground, Move], None], failed: dict[str, str]
+        self, dirs: MoveDirs, move: Move, step: Callable[[MoveDirs, Move], None], failed: dict[str, str]
     ) -> bool:
         try:
-            step(ground, move)
-        except (Changed, OSError) as failure:
+            step(dirs, move)
+        except (StalePlan, OSError) as failure:
             if self.moves.is_bound:
                 failed[move.path] = _named(failure)
                 raise
-            _retreat(ground, move)
-            failed[move.path] = told(failure)
+            _retreat(dirs, move)
+            failed[move.path] = failure_text(failure)
             return False
         return True
 
-    def back(self) -> None:
+    def undo(self) -> None:
         """Take the moves back, as far as they were made."""
         make_room(self.directory, self.home, self.moves)
-        with open_move_dirs(self.directory, self.moves) as ground:
+        with open_move_dirs(self.directory, self.moves) as dirs:
             for move in self.moves.moves:
-                restore(ground, move)
+                relink_old(dirs, move)
             self._sync()
-            point_back(self.directory, self.moves, self.stage)
+            restore_pointers(self.directory, self.moves, self.stage)
             for move in self.moves.moves:
-                withdraw(ground, move)
+                unlink_new(dirs, move)
             self._sync()
-            forget(self.directory, self.home, replace(self.moves, chain=None), self._step, ground.source)
+            remove_from_record(
+                self.directory, self.home, replace(self.moves, chain=None), self._step, dirs.source
+            )
         tidy(self.home, self.moves.identity)
 
     def _sync(self) -> None:
@@ -245,12 +256,12 @@ class Course:
             sync_directory(place)
 
 
-def _retreat(ground: Ground, move: Move) -> None:
-    restore(ground, move)
-    withdraw(ground, move)
+def _retreat(dirs: MoveDirs, move: Move) -> None:
+    relink_old(dirs, move)
+    unlink_new(dirs, move)
 
 
-def told(failure: Exception) -> str:
+def failure_text(failure: Exception) -> str:
     """Return why something could not be moved, in a few words."""
     if isinstance(failure, OSError):
         import errno
@@ -264,17 +275,17 @@ def told(failure: Exception) -> str:
 def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     """Return the names in a directory that belong to a checkpoint that is elsewhere, or whole nowhere."""
     names: set[str] = set()
-    moves = moves_here(moves, inodes_of_moves(directory, moves))
+    moves = moves_with_inodes(moves, inodes_of_moves(directory, moves))
     try:
-        with open_move_dirs(directory, moves) as ground:
-            turned = is_turned(directory, moves)
+        with open_move_dirs(directory, moves) as dirs:
+            turned = are_pointers_rewritten(directory, moves)
             for move in moves.moves:
-                here, there = is_at_source(ground, move), is_at_target(ground, move)
+                here, there = is_at_source(dirs, move), is_at_target(dirs, move)
                 is_new = there and (turned or not here)
                 if moves.source == directory and (is_new or not here):
-                    names |= parts_at(ground.source, move, 0)
+                    names |= part_names(dirs.source, move, 0)
                 if moves.target == directory and not is_new:
-                    names |= parts_at(ground.target, move, 1)
+                    names |= part_names(dirs.target, move, 1)
             for one in moves.rewrites:
                 if (one.after if turned else one.before) is None:
                     names.add(one.name)
@@ -283,13 +294,13 @@ def partially_moved_names(directory: str, moves: Moves) -> set[str]:
     return names
 
 
-class Row:
+class ChainedMoves:
     """Moves that follow each other in a directory, which is locked; used as a context.
 
     Whoever leaves it before the last of them were made has all of them taken back.
     """
 
-    def __init__(self, directory: str, home: Home | None = None) -> None:
+    def __init__(self, directory: str, home: StateDir | None = None) -> None:
         """Begin nothing yet.
 
         Args:
@@ -297,20 +308,20 @@ class Row:
             home: Where its trash lies, if that is not where one would be made now.
         """
         self._directory = directory
-        self._home = home_of(directory) if home is None else home
+        self._home = state_dir_of(directory) if home is None else home
         self._stage: str | None = None
         self._made: tuple[Moves, ...] = ()
 
-    def __enter__(self) -> Row:
+    def __enter__(self) -> ChainedMoves:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._stage is not None and os.path.lexists(self._stage):
-            from ckpttool.series.changing.recovery import settle
+            from ckpttool.series.changing.recovery import recover_stage
 
-            settle(self._directory, self._stage)
+            recover_stage(self._directory, self._stage)
 
     @property
     def is_begun(self) -> bool:
@@ -327,7 +338,7 @@ class Row:
             has_more: Whether others are to follow.
         """
         if self._stage is None and not has_more:
-            return carry_out(self._directory, moves, self._home)
+            return apply_moves(self._directory, moves, self._home)
         outcome = MoveOutcome()
         try:
             self._make(moves, has_more, outcome)
@@ -338,97 +349,97 @@ class Row:
                 self._directory: failure.reason
             }
         if outcome.failed:
-            self.take_back()
+            self.undo()
         elif not has_more:
             self._over()
         return outcome
 
     def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
-        fit = fitting(self._directory, moves, self._home, outcome)
+        fit = feasible_moves(self._directory, moves, self._home, outcome)
         if outcome.failed or not (fit.moves or fit.rewrites or fit.relinks):
             return
         now = replace(fit, chain=Chain(self._made, has_more))
         if self._stage is None:
-            self._stage = begin(self._directory, self._home, dumps(now, self._directory), "moved")
-        course = Course(self._directory, self._home, self._stage, now)
+            self._stage = begin_journal(self._directory, self._home, dumps(now, self._directory), "moved")
+        transaction = MoveTransaction(self._directory, self._home, self._stage, now)
         try:
             if self._made:
-                _rewrite_journal(course)
-            done = course.forward(outcome.failed)
-        except (Changed, CheckpointError, OSError) as failure:
-            outcome.failed |= blamed(course, outcome.failed, failure)
+                _rewrite_journal(transaction)
+            done = transaction.apply(outcome.failed)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            outcome.failed |= failures_by_path(transaction, outcome.failed, failure)
         else:
             outcome.moved += [move.path for move in done]
         self._made = (replace(now, chain=None), *self._made)
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Take back all that was made."""
         if self._stage is not None and self._made:
             now = replace(self._made[0], chain=Chain(self._made[1:], has_more=True))
-            course = Course(self._directory, self._home, self._stage, now)
+            transaction = MoveTransaction(self._directory, self._home, self._stage, now)
             with self._settled_later():
-                take_back(course)
+                undo_chain(transaction)
         self._over()
 
     def _over(self) -> None:
         if self._stage is not None:
             with self._settled_later():
-                clear(self._stage)
+                remove_stage(self._stage)
         self._stage, self._made = None, ()
 
     @contextmanager
     def _settled_later(self) -> Iterator[None]:
         try:
             yield
-        except (Changed, CheckpointError, OSError) as failure:
+        except (StalePlan, CheckpointError, OSError) as failure:
             self._stage = None
-            reason = f"{told(failure)}; the next command that changes it settles what was begun"
+            reason = f"{failure_text(failure)}; the next command that changes it settles what was begun"
             raise AccessDenied(self._directory, reason) from failure
 
 
-def settled(course: Course) -> tuple[bool, Mapping[str, str]]:
+def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, str]]:
     """Make the last moves of a row that was interrupted, or else take all of it back.
 
     Returns:
         Whether they were made, and if not, why, by path, as far as one of them is to blame.
     """
     failed: dict[str, str] = {}
-    if course.moves.chain is None or not course.moves.chain.has_more:
+    if transaction.moves.chain is None or not transaction.moves.chain.has_more:
         try:
-            course.forward(failed)
-        except (Changed, CheckpointError, OSError) as failure:
-            failed |= blamed(course, failed, failure)
+            transaction.apply(failed)
+        except (StalePlan, CheckpointError, OSError) as failure:
+            failed |= failures_by_path(transaction, failed, failure)
         if not failed:
             return True, failed
-    take_back(course)
+    undo_chain(transaction)
     return False, failed
 
 
-def changed_above(course: Course) -> str | None:
+def directory_changed_above(transaction: MoveTransaction) -> str | None:
     """Return the directory above, if the same command changed there what names checkpoints of this one."""
-    above = os.path.dirname(os.path.realpath(course.directory))
-    for home in homes(above):
+    above = os.path.dirname(os.path.realpath(transaction.directory))
+    for home in state_dirs(above):
         with suppress(CheckpointError):  # another's: nothing of ours is in it
-            if read_record(above, home, course.moves.identity) is not None:
+            if read_record(above, home, transaction.moves.identity) is not None:
                 return above
     return None
 
 
-def take_back(course: Course) -> None:
+def undo_chain(transaction: MoveTransaction) -> None:
     """Take back moves, and all that went before them; the journal says after each what is left to do."""
     while True:
-        course.back()
-        before = () if course.moves.chain is None else course.moves.chain.before
+        transaction.undo()
+        before = () if transaction.moves.chain is None else transaction.moves.chain.before
         if not before:
             return
-        course = replace(course, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
-        _rewrite_journal(course)
+        transaction = replace(transaction, moves=replace(before[0], chain=Chain(before[1:], has_more=True)))
+        _rewrite_journal(transaction)
 
 
-def _rewrite_journal(course: Course) -> None:
-    text = dumps(course.moves, course.directory)
+def _rewrite_journal(transaction: MoveTransaction) -> None:
+    text = dumps(transaction.moves, transaction.directory)
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
-        raise AccessDenied(course.directory, f"{reason}: try fewer at once")
-    with opened_own(course.directory, *os.path.split(course.stage)) as stage:
+        raise AccessDenied(transaction.directory, f"{reason}: try fewer at once")
+    with open_own(transaction.directory, *os.path.split(transaction.stage)) as stage:
         write_within(stage, JOURNAL, text)

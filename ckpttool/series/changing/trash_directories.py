@@ -9,34 +9,34 @@ import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
-from ckpttool.series.changing.home import OWNER, Home
 from ckpttool.series.changing.journal import is_temporary
 from ckpttool.series.changing.moves import TRASH, Moves
-from ckpttool.series.changing.owned import LEFT, require_own, require_own_status
+from ckpttool.series.changing.ownership import LEFT_AS_IT_IS, require_own, require_own_status
+from ckpttool.series.changing.state_dir import OWNER, StateDir
 from ckpttool.series.files import opened
 from ckpttool.wire.directories import make_directory, sync_opened
 
 _ANOTHERS = (
-    f"{LEFT}, and nobody else can rename, undo or use a trash here: its owner can take back what lies in it, "
-    "or empty it (prune --empty-trash), or root can remove it"
+    f"{LEFT_AS_IT_IS}, and nobody else can rename, undo or use a trash here: its owner can take back what "
+    "lies in it, or empty it (prune --empty-trash), or root can remove it"
 )
 
 
-def require_own_trash(home: Home) -> None:
+def require_own_trash(home: StateDir) -> None:
     """Require that a trash was made by this user, or by the owner of its directory, or isn't there."""
     trash = os.path.join(home.path, TRASH + home.suffix)
     if os.path.lexists(trash):
         require_own(trash, _owner_of(home), _ANOTHERS)
 
 
-def _owner_of(home: Home) -> str:
+def _owner_of(home: StateDir) -> str:
     """Return the directory whose trash a home holds."""
     owner = os.path.join(home.path, home.suffix.removeprefix(OWNER))
     return owner if os.path.isdir(owner) else home.path  # a root may have got another name
 
 
 @contextmanager
-def opened_trash(home: Home, around: int) -> Iterator[int]:
+def open_trash(home: StateDir, around: int) -> Iterator[int]:
     """Open a trash in an open directory, and require that what was opened is ours."""
     name = TRASH + home.suffix
     with opened(name, around) as trash:
@@ -45,7 +45,7 @@ def opened_trash(home: Home, around: int) -> Iterator[int]:
         yield trash
 
 
-def make_room(directory: str, home: Home, moves: Moves) -> None:
+def make_room(directory: str, home: StateDir, moves: Moves) -> None:
     """Make the places in the trash that some moves leave or come to, as far as they are not there."""
     require_own_trash(home)
     sides = [(0, moves.source), (1, moves.target)]
@@ -55,32 +55,32 @@ def make_room(directory: str, home: Home, moves: Moves) -> None:
             make_place(home, moves.identity, numbers)
 
 
-def make_trash(home: Home) -> None:
+def make_trash(home: StateDir) -> None:
     """Make a trash, if it is not there; others can't look inside."""
     require_own_trash(home)
     with opened(home.path) as around:
-        if _made(TRASH + home.suffix, around):
+        if _make_if_missing(TRASH + home.suffix, around):
             sync_opened(around)
-        with opened_trash(home, around):
+        with open_trash(home, around):
             return
 
 
-def make_place(home: Home, identity: str, numbers: Collection[str] = ()) -> None:
+def make_place(home: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
     """Make the place of a command in the trash, and numbered directories in it; others can't look inside."""
     require_own_trash(home)
     trash = TRASH + home.suffix
     with opened(home.path) as around:
-        is_new = _made(trash, around)
-        with opened_trash(home, around) as root:
-            is_new |= _made(identity, root)
+        is_new = _make_if_missing(trash, around)
+        with open_trash(home, around) as root:
+            is_new |= _make_if_missing(identity, root)
             with opened(identity, root) as place:
-                made = [_made(number, place) for number in sorted(numbers)]
+                made = [_make_if_missing(number, place) for number in sorted(numbers)]
                 if is_new or any(made):
                     for changed in (around, root, place):
                         sync_opened(changed)
 
 
-def _made(name: str, place: int) -> bool:
+def _make_if_missing(name: str, place: int) -> bool:
     try:
         os.close(make_directory(name, 0o700, place))
     except FileExistsError:
@@ -88,7 +88,7 @@ def _made(name: str, place: int) -> bool:
     return True
 
 
-def tidy(home: Home, identity: str) -> None:
+def tidy(home: StateDir, identity: str) -> None:
     """Remove a command's directories and half-written files from the trash, and the trash, where empty.
 
     What can't be removed stays, and is removed when the trash is emptied.

@@ -31,44 +31,44 @@ OWNER = "@"
 """Stands in a name between what is ours and the name of the directory that it is for."""
 
 
-class Home(NamedTuple):
+class StateDir(NamedTuple):
     """A directory for what is ours, and what the names of it there end with."""
 
     path: str
     suffix: str = ""
 
 
-def home_of(directory: str) -> Home:
+def state_dir_of(directory: str) -> StateDir:
     """Return where the stage and the lock of a directory go."""
-    return beside(directory) if _is_strict(directory) else Home(directory)
+    return state_dir_beside(directory) if _keeps_state_beside(directory) else StateDir(directory)
 
 
-def beside(directory: str) -> Home:
+def state_dir_beside(directory: str) -> StateDir:
     """Return the place in the directory around another."""
     real = os.path.realpath(directory)
-    return Home(os.path.dirname(real), OWNER + os.path.basename(real))
+    return StateDir(os.path.dirname(real), OWNER + os.path.basename(real))
 
 
-def owner_of(path: str) -> str:
+def owner_of_stage(path: str) -> str:
     """Return the directory that a stage is for."""
     around, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
     return os.path.join(around, owner) if mark else around or os.curdir
 
 
-def home_around(path: str) -> Home:
+def state_dir_of_stage(path: str) -> StateDir:
     """Return the home that a stage lies in."""
     around, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
-    return Home(around or os.curdir, mark + owner)
+    return StateDir(around or os.curdir, mark + owner)
 
 
-def may_be_strict(directory: str) -> bool:
+def may_keep_state_beside(directory: str) -> bool:
     """Tell from names alone whether what is ours may lie beside a directory."""
-    return _is_called_as_accelerates(directory) or _has_serials(directory)
+    return _is_named_as_accelerates(directory) or _has_serials(directory)
 
 
-def _is_called_as_accelerates(directory: str) -> bool:
+def _is_named_as_accelerates(directory: str) -> bool:
     return os.path.basename(os.path.realpath(directory)) == ACCELERATES
 
 
@@ -80,15 +80,15 @@ def _has_serials(directory: str) -> bool:
         return False
 
 
-def serial_around(directory: str) -> str | None:
+def enclosing_serial(directory: str) -> str | None:
     """Return the Fluid serial that a directory is a part of: what lies in it are no checkpoints."""
     around, name = os.path.split(os.path.abspath(directory))
     return around if name in (MODEL, *TABLES) and _is_serial(around) else None
 
 
-def _is_strict(directory: str) -> bool:
+def _keeps_state_beside(directory: str) -> bool:
     """Tell whether a directory is Accelerate's, or a Fluid root: a checkpoint of its owner's lies in it."""
-    if _is_accelerates(directory):
+    if _is_scanned_by_accelerate(directory):
         return not _is_mount_point(directory)  # nothing could be moved out of it
     if not _has_serials(directory):
         return False
@@ -96,12 +96,12 @@ def _is_strict(directory: str) -> bool:
     return any(_is_serial(os.path.join(directory, name)) for name in names)
 
 
-def _is_accelerates(directory: str) -> bool:
+def _is_scanned_by_accelerate(directory: str) -> bool:
     """Tell whether Accelerate scans a directory: it wrote an entry that it named, or that has been renamed.
 
     A directory of another name may be what its own is a link to.
     """
-    is_called_so = _is_called_as_accelerates(directory)
+    is_called_so = _is_named_as_accelerates(directory)
     try:
         with os.scandir(directory) as entries:
             named = [one for one in entries if is_called_so or SERIAL.fullmatch(one.name)]

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ckpttool.errors import CheckpointError, from_os_error
-from ckpttool.series.changing.copies import as_copied, has_lost_times, is_of_copy
-from ckpttool.series.changing.history import Record, homes, identities, inode_of, read_record
-from ckpttool.series.changing.home import OWNER, Home, beside
+from ckpttool.series.changing.copies import has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.series.changing.history import CommandRecord, identities, inode_of, read_record, state_dirs
 from ckpttool.series.changing.moves import TRASH
-from ckpttool.series.changing.trash_places import make_trash, opened_trash, tidy
+from ckpttool.series.changing.state_dir import OWNER, StateDir, state_dir_beside
+from ckpttool.series.changing.trash_directories import make_trash, open_trash, tidy
 from ckpttool.series.files import opened
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
@@ -23,44 +23,44 @@ from ckpttool.series.reasons import Problem
 _MARK = TRASH + OWNER
 
 
-def is_elsewhere(record: Record) -> bool:
+def is_for_other_inode(record: CommandRecord) -> bool:
     """Tell whether a record was made for another directory than the one that has its name now."""
     return record.root is not None and record.root != inode_of(record.directory)
 
 
-def is_of(record: Record) -> bool:
+def belongs_to_directory(record: CommandRecord) -> bool:
     """Tell whether a record lies under the name of its directory, or was made for that under another name."""
-    is_named = record.home in homes(record.directory)
+    is_named = record.home in state_dirs(record.directory)
     return is_named or (record.root is not None and record.root == inode_of(record.directory))
 
 
-def now_called(record: Record) -> str | None:
+def renamed_directory(record: CommandRecord) -> str | None:
     """Return the directory beside that a record was made for, if it lies there under another name."""
-    return next((path for path, inode in _beside(record.home.path) if inode == record.root), None)
+    return next((path for path, inode in _directories_in(record.home.path) if inode == record.root), None)
 
 
-def is_anothers(record: Record) -> bool:
+def is_of_other_directory(record: CommandRecord) -> bool:
     """Tell whether a record beside a directory was made for another one of its name, and not in a copy."""
-    return is_elsewhere(record) and not any(
-        is_of_copy(as_copied(record.directory, step.undoing), step.undoing)
+    return is_for_other_inode(record) and not any(
+        is_of_copy(moves_of_copy(record.directory, step.undoing), step.undoing)
         or has_lost_times(record.directory, step.undoing)
         for step in record.steps
     )
 
 
-def left_to_another(record: Record) -> Problem:
+def other_directory_problem(record: CommandRecord) -> Problem:
     """Return what is to be told of a record that was made for another directory; see ``is_anothers``."""
     name = shown(record.directory)
     told = f"it belongs to a directory that was {name} before, and is left as it is"
-    place = shown(as_given(record.directory, record.place))
-    now = now_called(record)
+    place = shown(path_as_given(record.directory, record.place))
+    now = renamed_directory(record)
     if now is None:
         return Problem(place, f"{told}; take out of it by hand what you need, or remove it")
-    other = shown(as_given(record.directory, now))
+    other = shown(path_as_given(record.directory, now))
     return Problem(place, f"{told}: that is {other} now (undo {other})")
 
 
-def as_given(directory: str, path: str) -> str:
+def path_as_given(directory: str, path: str) -> str:
     """Return the path of what lies beside a directory in the words in which that was given."""
     above = os.path.dirname(directory) or os.curdir
     real = os.path.dirname(os.path.realpath(directory))
@@ -68,21 +68,23 @@ def as_given(directory: str, path: str) -> str:
     return os.path.join(above, os.path.relpath(path, real)) if is_above else path
 
 
-def trashes_under_other_names(directory: str) -> list[Home]:
+def trashes_under_other_names(directory: str) -> list[StateDir]:
     """Return where the trash of a directory lies that had another name when something was put there."""
-    around, suffix = beside(directory)
+    around, suffix = state_dir_beside(directory)
     inode = inode_of(directory)
-    found = [Home(around, name.removeprefix(TRASH)) for name in _trashes(around) if name != TRASH + suffix]
+    found = [
+        StateDir(around, name.removeprefix(TRASH)) for name in _trashes(around) if name != TRASH + suffix
+    ]
     return [home for home in found if any(record.root == inode for record in _records(directory, home))]
 
 
-def follow(directory: str) -> list[Home]:
+def follow_renamed(directory: str) -> list[StateDir]:
     """Have the trash of a directory that got another name follow it; return where it lay.
 
     Args:
         directory: The directory; it is locked.
     """
-    found, own = trashes_under_other_names(directory), beside(directory)
+    found, own = trashes_under_other_names(directory), state_dir_beside(directory)
     for home in found:
         for record in _records(directory, home):
             if record.root == inode_of(directory):
@@ -95,20 +97,20 @@ def follow(directory: str) -> list[Home]:
     return found
 
 
-def owners(around: str, name: str) -> Iterator[str]:
+def trash_owners(around: str, name: str) -> Iterator[str]:
     """Yield the directories that a trash beside them is of: by the name of it, and by what lies there."""
     named = os.path.join(around, name.removeprefix(_MARK))
     if os.path.isdir(named):
         yield named
     directory = named if os.path.isdir(named) else around
-    roots = {record.root for record in _records(directory, Home(around, name.removeprefix(TRASH)))}
-    for path, inode in _beside(around):
+    roots = {record.root for record in _records(directory, StateDir(around, name.removeprefix(TRASH)))}
+    for path, inode in _directories_in(around):
         if inode in roots and path != named:
             yield path
 
 
-def _move_place(home: Home, own: Home, identity: str) -> None:
-    with opened(home.path) as around, opened_trash(home, around) as old, opened_trash(own, around) as new:
+def _move_place(home: StateDir, own: StateDir, identity: str) -> None:
+    with opened(home.path) as around, open_trash(home, around) as old, open_trash(own, around) as new:
         os.rename(identity, identity, src_dir_fd=old, dst_dir_fd=new)
 
 
@@ -120,7 +122,7 @@ def _trashes(around: str) -> list[str]:
         return []
 
 
-def _records(directory: str, home: Home) -> Iterator[Record]:
+def _records(directory: str, home: StateDir) -> Iterator[CommandRecord]:
     with suppress(CheckpointError):  # another's, or none that can be read: whoever has its name is told
         for identity in identities(directory, home):
             record = read_record(directory, home, identity)
@@ -128,7 +130,7 @@ def _records(directory: str, home: Home) -> Iterator[Record]:
                 yield record
 
 
-def _beside(around: str) -> Iterator[tuple[str, int]]:
+def _directories_in(around: str) -> Iterator[tuple[str, int]]:
     try:
         with os.scandir(around) as entries:
             yield from ((one.path, one.inode()) for one in entries if one.is_dir(follow_symlinks=False))

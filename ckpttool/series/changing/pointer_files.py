@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ckpttool.series.changing.moves import Moves, Relink, Rewrite
-from ckpttool.series.changing.owned import opened_own
-from ckpttool.series.changing.stage import Changed, status_of
+from ckpttool.series.changing.ownership import open_own
+from ckpttool.series.changing.stage import StalePlan, status_of
 from ckpttool.series.files import opened
 from ckpttool.wire.atomic import OWN_PREFIX, adopt
 from ckpttool.wire.directories import CREATE, sync_opened
@@ -34,26 +34,26 @@ def text_at(path: str, place: int | None = None) -> str | None:
     except FileNotFoundError:
         return None
     except NotRegular as error:
-        raise Changed(f"{os.path.basename(path)} is no file") from error
+        raise StalePlan(f"{os.path.basename(path)} is no file") from error
     with open(descriptor, "rb") as file:
         data = file.read(MAX_TEXT + 1)
     if len(data) > MAX_TEXT:
-        raise Changed(f"{os.path.basename(path)} is larger than a pointer")
+        raise StalePlan(f"{os.path.basename(path)} is larger than a pointer")
     return data.decode("utf-8", "surrogateescape")
 
 
 def require_pointers(directory: str, moves: Moves) -> None:
     """Require that all pointers say what they said when the plan was made."""
-    with _inside(directory, moves) as inside:
+    with _opened_pointers(directory, moves) as inside:
         for one in moves.rewrites:
             if inside.text(one.name) != one.before:
-                raise Changed(f"{one.name} has changed since the plan was made")
+                raise StalePlan(f"{one.name} has changed since the plan was made")
         for link in moves.relinks:
             if inside.target(link.name) != link.before:
-                raise Changed(f"{link.name} has changed since the plan was made")
+                raise StalePlan(f"{link.name} has changed since the plan was made")
 
 
-def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
+def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
     """Make pointers say what they are to say; those that do already are left.
 
     Args:
@@ -63,18 +63,20 @@ def point(directory: str, moves: Moves, stage: str, *, is_late: bool = False) ->
         is_late: Whether somebody may have rightly written one since: one that names none of the old names,
             or one of the new, is left as it is.
     """
-    with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
+    with _opened_pointers(directory, moves) as inside, _opened_stage(directory, stage) as scratch:
         for one in _creations_first(moves.rewrites):
-            if not (is_late and _is_settled(moves, inside.text(one.name), (one.before, one.after))):
-                _say(inside, one, scratch, _like(moves.rewrites, one))
+            if not (is_late and _is_written_since(moves, inside.text(one.name), (one.before, one.after))):
+                _write_text(inside, one, scratch, _file_to_imitate(moves.rewrites, one))
         for link in moves.relinks:
-            if not (is_late and _is_settled(moves, inside.target(link.name), (link.before, link.after))):
-                _lead(inside, link, scratch)
+            if not (
+                is_late and _is_written_since(moves, inside.target(link.name), (link.before, link.after))
+            ):
+                _write_link(inside, link, scratch)
 
 
-def is_turned(directory: str, moves: Moves) -> bool:
+def are_pointers_rewritten(directory: str, moves: Moves) -> bool:
     """Tell whether no pointer says any more what it said before, and there are some."""
-    with _inside(directory, moves) as inside:
+    with _opened_pointers(directory, moves) as inside:
         kept = [one for one in moves.rewrites if one.after is not None]
         return moves.is_bound and not (
             any(inside.says(one.name, one.before) for one in kept)
@@ -82,7 +84,7 @@ def is_turned(directory: str, moves: Moves) -> bool:
         )
 
 
-def _is_settled(moves: Moves, text: str | None, known: tuple[str | None, str | None]) -> bool:
+def _is_written_since(moves: Moves, text: str | None, known: tuple[str | None, str | None]) -> bool:
     """Tell whether what somebody else has written since fits what has moved."""
     if text is None or text in known or None in known:
         return False
@@ -92,19 +94,19 @@ def _is_settled(moves: Moves, text: str | None, known: tuple[str | None, str | N
     return any(new in text for _, new in pairs) or not any(old in text for old, _ in pairs)
 
 
-def point_back(directory: str, moves: Moves, stage: str) -> None:
+def restore_pointers(directory: str, moves: Moves, stage: str) -> None:
     """Make pointers say what they said; one that somebody else has written meanwhile stays as it is."""
     turned = [Rewrite(one.name, one.after, one.before) for one in moves.rewrites]
-    with _inside(directory, moves) as inside, _writing(directory, stage) as scratch:
+    with _opened_pointers(directory, moves) as inside, _opened_stage(directory, stage) as scratch:
         for link in reversed(moves.relinks):
             if inside.leads(link.name, link.after):
-                _lead(inside, Relink(link.name, link.after, link.before), scratch)
+                _write_link(inside, Relink(link.name, link.after, link.before), scratch)
         for one in _creations_first(turned):
             if inside.says(one.name, one.before):
-                _say(inside, one, scratch, _like(turned, one))
+                _write_text(inside, one, scratch, _file_to_imitate(turned, one))
 
 
-class _Inside:
+class _PointerDirectory:
     """Where a pointer lies: in a directory that moves, perhaps, and has moved already, or not."""
 
     def __init__(self, home: int, moves: Moves) -> None:
@@ -139,14 +141,14 @@ class _Inside:
         """Tell whether there is such a pointer, and it says something."""
         try:
             return self.text(name) == text
-        except Changed:
+        except StalePlan:
             return False
 
     def leads(self, name: str, target: str) -> bool:
         """Tell whether there is such a symlink, and it leads somewhere."""
         try:
             return self.target(name) == target
-        except Changed:
+        except StalePlan:
             return False
 
     def _path_of(self, name: str) -> str:
@@ -167,14 +169,14 @@ class _Inside:
 
 
 @contextmanager
-def _inside(directory: str, moves: Moves) -> Iterator[_Inside]:
+def _opened_pointers(directory: str, moves: Moves) -> Iterator[_PointerDirectory]:
     with opened(directory) as home:
-        yield _Inside(home, moves)
+        yield _PointerDirectory(home, moves)
 
 
 @contextmanager
-def _writing(directory: str, stage: str) -> Iterator[int]:
-    with opened_own(directory, *os.path.split(stage)) as scratch:
+def _opened_stage(directory: str, stage: str) -> Iterator[int]:
+    with open_own(directory, *os.path.split(stage)) as scratch:
         assert scratch.descriptor is not None  # else nothing was begun
         yield scratch.descriptor
 
@@ -186,7 +188,7 @@ def _opened_below(path: str, home: int, name: str) -> Iterator[int]:
             place = stack.enter_context(opened(path, home))
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise Changed(f"{name} lies behind a symlink, or in what is no directory") from error
+                raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
             raise
         yield place
 
@@ -196,7 +198,7 @@ def _creations_first(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     return sorted(rewrites, key=lambda one: (one.after is None, one.before is not None))
 
 
-def _like(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
+def _file_to_imitate(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
     """Return the name of the file that one replaces: its own, or of its neighbour that goes as it comes."""
     if one.before is not None or one not in rewrites:
         return one.name
@@ -205,33 +207,33 @@ def _like(rewrites: Sequence[Rewrite], one: Rewrite) -> str:
     return next((other.name for other in near if other.after is None), one.name)
 
 
-def _say(inside: _Inside, one: Rewrite, scratch: int, like: str) -> None:
+def _write_text(inside: _PointerDirectory, one: Rewrite, scratch: int, like: str) -> None:
     now = inside.text(one.name)
     if now == one.after:
         return
     if now != one.before:
-        raise Changed(f"{one.name} has changed since the plan was made")
-    with inside.around(one.name) as (place, name), _time_kept(place, one.name):
+        raise StalePlan(f"{one.name} has changed since the plan was made")
+    with inside.around(one.name) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
-            temporary = _temporary()
+            temporary = _temporary_name()
             is_part = like != one.name or os.sep in one.name
             descriptor = os.open(temporary, CREATE, 0o666, dir_fd=scratch)
             with open(descriptor, "wb") as file, inside.around(like) as (near, other):
                 file.write(one.after.encode("utf-8", "surrogateescape"))
                 file.flush()
-                _make_like(descriptor, near, other, keeps_time=is_part)
+                _imitate(descriptor, near, other, keeps_time=is_part)
                 os.fsync(descriptor)
             if one.before is None:
-                _bring(scratch, temporary, place, name)
+                _link_without_replacing(scratch, temporary, place, name)
             else:
                 os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_opened(place)
 
 
 @contextmanager
-def _time_kept(place: int, name: str) -> Iterator[None]:
+def _keeping_time(place: int, name: str) -> Iterator[None]:
     """Let a directory in a checkpoint keep its time, whatever is replaced in it: trainers sort by that."""
     status = os.fstat(place)
     yield
@@ -239,11 +241,11 @@ def _time_kept(place: int, name: str) -> Iterator[None]:
         os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _temporary() -> str:
+def _temporary_name() -> str:
     return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
 
 
-def _make_like(descriptor: int, place: int, name: str, *, keeps_time: bool) -> None:
+def _imitate(descriptor: int, place: int, name: str, *, keeps_time: bool) -> None:
     """Give a new file the mode and the owner of the one that it replaces.
 
     A part of a checkpoint keeps its time, too, which tells when that was saved.
@@ -254,12 +256,12 @@ def _make_like(descriptor: int, place: int, name: str, *, keeps_time: bool) -> N
         os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _bring(scratch: int, temporary: str, place: int, name: str) -> None:
+def _link_without_replacing(scratch: int, temporary: str, place: int, name: str) -> None:
     """Give a new file its name, unless there is one of this name."""
     try:
         os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
     except FileExistsError as error:
-        raise Changed(f"{name} has come to exist since the plan was made") from error
+        raise StalePlan(f"{name} has come to exist since the plan was made") from error
     except OSError:  # a file system without hard links
         if status_of(name, place) is not None:
             raise
@@ -268,15 +270,15 @@ def _bring(scratch: int, temporary: str, place: int, name: str) -> None:
         os.unlink(temporary, dir_fd=scratch)
 
 
-def _lead(inside: _Inside, link: Relink, scratch: int) -> None:
+def _write_link(inside: _PointerDirectory, link: Relink, scratch: int) -> None:
     """Make a symlink lead elsewhere, without a moment in which there is none."""
     now = inside.target(link.name)
     if now == link.after:
         return
     if now != link.before:
-        raise Changed(f"{link.name} has changed since the plan was made")
-    temporary = _temporary()
-    with inside.around(link.name) as (place, name), _time_kept(place, link.name):
+        raise StalePlan(f"{link.name} has changed since the plan was made")
+    temporary = _temporary_name()
+    with inside.around(link.name) as (place, name), _keeping_time(place, link.name):
         os.symlink(link.after, temporary, dir_fd=scratch)
         os.replace(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
         sync_opened(place)

@@ -18,8 +18,8 @@ from enum import Enum
 from functools import partial
 
 from ckpttool.series.changing.moves import Move, Moves, old_name
-from ckpttool.series.changing.owned import require_own_status
-from ckpttool.series.changing.stage import Changed, persist, status_of
+from ckpttool.series.changing.ownership import require_own_status
+from ckpttool.series.changing.stage import StalePlan, retry_while_busy, status_of
 from ckpttool.series.files import Contents, contents, opened
 from ckpttool.series.mounts import require_unmounted
 
@@ -27,7 +27,7 @@ _UNLINKABLE = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.
 """What ``link`` says where there are no hard links, or no more of them."""
 
 
-class State(Enum):
+class EntryState(Enum):
     """What is found at a name.
 
     ``KIN`` is what was meant, but changed since: one of its files still is the same one.
@@ -40,7 +40,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class MoveDirs:
     """Open directories: the one that checkpoints leave, and the one that they come to.
 
     Attributes:
@@ -61,17 +61,17 @@ class Ground:
 
 
 @contextmanager
-def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[Ground]:
+def open_move_dirs(directory: str, moves: Moves, *, is_planned: bool = False) -> Iterator[MoveDirs]:
     """Open the directories that checkpoints leave and come to; a trash is opened below its home."""
     is_within = moves.source == moves.target
     rewritten = frozenset(one.name for one in moves.rewrites if is_within)
     was_at = frozenset(old_name(moves, name) for name in rewritten)
     with opened_move_dir(directory, moves.source) as source:
         if is_planned and moves.kind == "trash":
-            yield Ground(source, -1, rewritten, was_at)
+            yield MoveDirs(source, -1, rewritten, was_at)
             return
         with opened_move_dir(directory, moves.target) as target:
-            yield Ground(source, target, rewritten, was_at)
+            yield MoveDirs(source, target, rewritten, was_at)
 
 
 @contextmanager
@@ -87,78 +87,80 @@ def opened_move_dir(directory: str, place: str) -> Iterator[int]:
         yield found
 
 
-def check(ground: Ground, move: Move) -> None:
+def require_movable(dirs: MoveDirs, move: Move) -> None:
     """Require that a checkpoint is as it was, and that nothing is in its way."""
-    require_unmounted(ground.source, (old for old, _ in move.members))
+    require_unmounted(dirs.source, (old for old, _ in move.members))
     for old, new in move.members:
-        here = _state(ground.source, old, move, old, ground.was_at)
-        if here is State.NOTHING:
-            raise Changed("it has vanished, or a part of it, since the plan was made")
-        if here is not State.SAME:
-            raise Changed("it has changed since the plan was made")
-        if ground.target >= 0 and _is_taken(ground, old, new):
-            raise Changed(f"{os.path.basename(new)} is in the way")
+        here = _entry_state(dirs.source, old, move, old, dirs.was_at)
+        if here is EntryState.NOTHING:
+            raise StalePlan("it has vanished, or a part of it, since the plan was made")
+        if here is not EntryState.SAME:
+            raise StalePlan("it has changed since the plan was made")
+        if dirs.target >= 0 and _is_taken(dirs, old, new):
+            raise StalePlan(f"{os.path.basename(new)} is in the way")
 
 
-def bring(ground: Ground, move: Move) -> None:
+def link_new(dirs: MoveDirs, move: Move) -> None:
     """Give a checkpoint its new names, its index last."""
-    require_unmounted(ground.source, (old for old, _ in move.members))
+    require_unmounted(dirs.source, (old for old, _ in move.members))
     for old, new in reversed(move.members):
-        there = _arrival(ground, move, old, new)
-        if there is State.SAME:
+        there = _state_of_new(dirs, move, old, new)
+        if there is EntryState.SAME:
             continue
-        if there is not State.NOTHING and not _is_variant(ground, old, new):
-            raise Changed(f"{os.path.basename(new)} is in the way")
-        here = _state(ground.source, old, move, old, ground.was_at)
-        if here is not State.SAME:
-            what = "vanished, or a part of it," if here is State.NOTHING else "changed"
-            raise Changed(f"it has {what} since the plan was made")
-        is_link = _give(ground, old, new)
+        if there is not EntryState.NOTHING and not _is_variant(dirs, old, new):
+            raise StalePlan(f"{os.path.basename(new)} is in the way")
+        here = _entry_state(dirs.source, old, move, old, dirs.was_at)
+        if here is not EntryState.SAME:
+            what = "vanished, or a part of it," if here is EntryState.NOTHING else "changed"
+            raise StalePlan(f"it has {what} since the plan was made")
+        is_link = _link_or_rename(dirs, old, new)
         # Only what came is known to be what was checked: another could have come between.
-        if _state(ground.target, new, move, old, ground.rewritten) is not State.SAME:
-            _take_back(ground, old, new, is_link=is_link)
-            raise Changed("it has changed since the plan was made")
+        if _entry_state(dirs.target, new, move, old, dirs.rewritten) is not EntryState.SAME:
+            _undo_link(dirs, old, new, is_link=is_link)
+            raise StalePlan("it has changed since the plan was made")
 
 
-def leave(ground: Ground, move: Move) -> None:
+def unlink_old(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's old names away, its index first. What has come to stand there since stays."""
-    _drop_all(ground.source, ground.target, move, 0)
+    _unlink_side(dirs.source, dirs.target, move, 0)
 
 
-def restore(ground: Ground, move: Move) -> None:
+def relink_old(dirs: MoveDirs, move: Move) -> None:
     """Give a checkpoint its old names again, its index last; what has them still keeps them."""
     for old, new in reversed(move.members):
-        back = Ground(ground.target, ground.source)
-        there = _state(ground.target, new, move, old, ground.rewritten)
-        if there not in (State.SAME, State.KIN) or (_are_alike(old, new) and not _has(ground.target, new)):
+        back = MoveDirs(dirs.target, dirs.source)
+        there = _entry_state(dirs.target, new, move, old, dirs.rewritten)
+        if there not in (EntryState.SAME, EntryState.KIN) or (
+            _may_be_same_name(old, new) and not _lists_name(dirs.target, new)
+        ):
             continue
-        if _is_one(ground.source, old, ground.target, new) and not _is_variant(ground, new, old):
+        if _is_same_file(dirs.source, old, dirs.target, new) and not _is_variant(dirs, new, old):
             continue
         if _is_taken(back, new, old):
-            raise Changed(f"{os.path.basename(old)} is in the way")
-        _give(back, new, old)
+            raise StalePlan(f"{os.path.basename(old)} is in the way")
+        _link_or_rename(back, new, old)
 
 
-def withdraw(ground: Ground, move: Move) -> None:
+def unlink_new(dirs: MoveDirs, move: Move) -> None:
     """Take a checkpoint's new names away, its index first, where it has the old ones."""
-    _drop_all(ground.target, ground.source, move, 1)
+    _unlink_side(dirs.target, dirs.source, move, 1)
 
 
-def is_at_source(ground: Ground, move: Move) -> bool:
+def is_at_source(dirs: MoveDirs, move: Move) -> bool:
     """Tell whether a checkpoint is whole under its old names."""
     return all(
-        _state(ground.source, old, move, old, ground.was_at) is State.SAME
-        and (not _are_alike(old, new) or _has(ground.source, old))
+        _entry_state(dirs.source, old, move, old, dirs.was_at) is EntryState.SAME
+        and (not _may_be_same_name(old, new) or _lists_name(dirs.source, old))
         for old, new in move.members
     )
 
 
-def is_at_target(ground: Ground, move: Move) -> bool:
+def is_at_target(dirs: MoveDirs, move: Move) -> bool:
     """Tell whether a checkpoint is whole under its new names."""
-    return all(_arrival(ground, move, old, new) is State.SAME for old, new in move.members)
+    return all(_state_of_new(dirs, move, old, new) is EntryState.SAME for old, new in move.members)
 
 
-def parts_at(place: int, move: Move, side: int) -> set[str]:
+def part_names(place: int, move: Move, side: int) -> set[str]:
     """Return the names of a checkpoint in a directory, old or new, that nothing else has.
 
     Args:
@@ -167,34 +169,38 @@ def parts_at(place: int, move: Move, side: int) -> set[str]:
         side: 0 for its old names, 1 for the new.
     """
     names = {pair[side]: pair[0] for pair in move.members}
-    return {name for name, old in names.items() if _state(place, name, move, old) is not State.OTHER}
+    return {
+        name for name, old in names.items() if _entry_state(place, name, move, old) is not EntryState.OTHER
+    }
 
 
-def has_vanished(ground: Ground, move: Move) -> bool:
+def has_vanished(dirs: MoveDirs, move: Move) -> bool:
     """Tell whether nothing at all has one of a checkpoint's old names."""
     for old, _ in move.members:
-        with _around(ground.source, old) as (place, name):
+        with _opened_parent(dirs.source, old) as (place, name):
             if status_of(name, place) is not None:
                 return False
     return True
 
 
-def _arrival(ground: Ground, move: Move, old: str, new: str) -> State:
+def _state_of_new(dirs: MoveDirs, move: Move, old: str, new: str) -> EntryState:
     """Return what is under a new name, which may be but another way to write the old one."""
-    if _are_alike(old, new) and not _has(ground.target, new):
-        return State.NOTHING
-    return _state(ground.target, new, move, old, ground.rewritten)
+    if _may_be_same_name(old, new) and not _lists_name(dirs.target, new):
+        return EntryState.NOTHING
+    return _entry_state(dirs.target, new, move, old, dirs.rewritten)
 
 
-def _state(place: int, name: str, move: Move, member: str, rewritten: frozenset[str] = frozenset()) -> State:
+def _entry_state(
+    place: int, name: str, move: Move, member: str, rewritten: frozenset[str] = frozenset()
+) -> EntryState:
     """Return what is at a name, where a member of a checkpoint is expected."""
     try:
         found = contents(place, [name])
     except (FileNotFoundError, NotADirectoryError):
-        return State.NOTHING
+        return EntryState.NOTHING
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return State.OTHER
+            return EntryState.OTHER
         raise
     files, directories = _relative(found, name)
     wanted, wanted_directories = _relative(move.contents, member)
@@ -202,9 +208,9 @@ def _state(place: int, name: str, move: Move, member: str, rewritten: frozenset[
         if path in files and path in wanted:
             files[path] = wanted[path]
     if files == wanted and directories == wanted_directories:
-        return State.SAME
+        return EntryState.SAME
     is_kin = any(path in wanted and one[0] == wanted[path][0] for path, one in files.items())
-    return State.KIN if is_kin or (directories and not wanted and not files) else State.OTHER
+    return EntryState.KIN if is_kin or (directories and not wanted and not files) else EntryState.OTHER
 
 
 def _relative(found: Contents, member: str) -> tuple[dict[str, tuple[int, int, int]], set[str]]:
@@ -221,91 +227,99 @@ def _lies_below(path: str, member: str) -> bool:
     return path == member or path.startswith(member + os.sep)
 
 
-def _is_taken(ground: Ground, old: str, new: str) -> bool:
+def _is_taken(dirs: MoveDirs, old: str, new: str) -> bool:
     """Tell whether something has a name already that isn't but another way to write the old one."""
-    with _around(ground.target, new) as (place, name):
-        return status_of(name, place) is not None and not _is_variant(ground, old, new)
+    with _opened_parent(dirs.target, new) as (place, name):
+        return status_of(name, place) is not None and not _is_variant(dirs, old, new)
 
 
-def _is_variant(ground: Ground, old: str, new: str) -> bool:
+def _is_variant(dirs: MoveDirs, old: str, new: str) -> bool:
     """Tell whether two names are one entry: ``Model.pt`` and ``model.pt`` where case makes no difference."""
-    if not _are_alike(old, new) or not ground.is_one:
+    if not _may_be_same_name(old, new) or not dirs.is_one:
         return False
-    return _is_one(ground.source, old, ground.target, new) and not (
-        _has(ground.source, old) and _has(ground.target, new)
+    return _is_same_file(dirs.source, old, dirs.target, new) and not (
+        _lists_name(dirs.source, old) and _lists_name(dirs.target, new)
     )
 
 
-def _are_alike(old: str, new: str) -> bool:
+def _may_be_same_name(old: str, new: str) -> bool:
     """Tell whether some file system could take two names for one."""
-    return _folded(old) == _folded(new)
+    return _fold_name(old) == _fold_name(new)
 
 
-def _folded(name: str) -> str:
+def _fold_name(name: str) -> str:
     return unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
 
 
-def _has(place: int, path: str) -> bool:
+def _lists_name(place: int, path: str) -> bool:
     """Tell whether a directory lists a name just as it is written."""
-    with _around(place, path) as (directory, name):
+    with _opened_parent(place, path) as (directory, name):
         return name in os.listdir(directory)
 
 
-def _is_one(place: int, path: str, other_place: int, other_path: str) -> bool:
+def _is_same_file(place: int, path: str, other_place: int, other_path: str) -> bool:
     """Tell whether two names are of one file."""
     try:
-        with _around(place, path) as (directory, name):
+        with _opened_parent(place, path) as (directory, name):
             one = status_of(name, directory)
-        with _around(other_place, other_path) as (directory, name):
+        with _opened_parent(other_place, other_path) as (directory, name):
             two = status_of(name, directory)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return one is not None and two is not None and os.path.samestat(one, two)
 
 
-def _give(ground: Ground, old: str, new: str) -> bool:
+def _link_or_rename(dirs: MoveDirs, old: str, new: str) -> bool:
     """Give a file a second name, or rename it; tell whether it has both names now."""
-    with _around(ground.source, old) as (here, name), _around(ground.target, new) as (there, other):
+    with (
+        _opened_parent(dirs.source, old) as (here, name),
+        _opened_parent(dirs.target, new) as (there, other),
+    ):
         status = os.stat(name, dir_fd=here, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode) and not _are_alike(old, new):
+        if not stat.S_ISDIR(status.st_mode) and not _may_be_same_name(old, new):
             try:
                 os.link(name, other, src_dir_fd=here, dst_dir_fd=there, follow_symlinks=False)
                 return True
             except FileExistsError as error:
-                raise Changed(f"{other} is in the way") from error
+                raise StalePlan(f"{other} is in the way") from error
             except OSError as error:
                 if error.errno not in _UNLINKABLE:
                     raise
-        if _is_taken(ground, old, new):
-            raise Changed(f"{other} is in the way")
-        persist(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
+        if _is_taken(dirs, old, new):
+            raise StalePlan(f"{other} is in the way")
+        retry_while_busy(partial(os.rename, name, other, src_dir_fd=here, dst_dir_fd=there))
         return False
 
 
-def _take_back(ground: Ground, old: str, new: str, *, is_link: bool) -> None:
+def _undo_link(dirs: MoveDirs, old: str, new: str, *, is_link: bool) -> None:
     if is_link:
-        _drop(ground.target, new, ground.source, old, must_share=False)
-    elif not _is_taken(Ground(ground.target, ground.source), new, old):
-        with _around(ground.source, old) as (here, name), _around(ground.target, new) as (there, other):
-            persist(partial(os.rename, other, name, src_dir_fd=there, dst_dir_fd=here))
+        _unlink_other_name(dirs.target, new, dirs.source, old, must_share=False)
+    elif not _is_taken(MoveDirs(dirs.target, dirs.source), new, old):
+        with (
+            _opened_parent(dirs.source, old) as (here, name),
+            _opened_parent(dirs.target, new) as (there, other),
+        ):
+            retry_while_busy(partial(os.rename, other, name, src_dir_fd=there, dst_dir_fd=here))
 
 
-def _drop_all(place: int, other_place: int, move: Move, side: int) -> None:
+def _unlink_side(place: int, other_place: int, move: Move, side: int) -> None:
     """Unlink a checkpoint's old names (``side`` 0), or its new ones (1), where it has the others, too."""
     for pair in move.members:
         name, other = pair[side], pair[1 - side]
-        if not _are_alike(name, other):
-            _drop(place, name, other_place, other)
+        if not _may_be_same_name(name, other):
+            _unlink_other_name(place, name, other_place, other)
 
 
-def _drop(place: int, path: str, other_place: int, other_path: str, *, must_share: bool = True) -> None:
+def _unlink_other_name(
+    place: int, path: str, other_place: int, other_path: str, *, must_share: bool = True
+) -> None:
     """Unlink a name of a file that has another one; whatever else is there stays."""
-    if must_share and not _is_one(place, path, other_place, other_path):
+    if must_share and not _is_same_file(place, path, other_place, other_path):
         return
-    with _missing_is_fine(), _around(place, path) as (directory, name):
+    with _missing_is_fine(), _opened_parent(place, path) as (directory, name):
         status = status_of(name, directory)
         if status is not None and not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
-            persist(partial(os.unlink, name, dir_fd=directory))
+            retry_while_busy(partial(os.unlink, name, dir_fd=directory))
 
 
 @contextmanager
@@ -317,7 +331,7 @@ def _missing_is_fine() -> Iterator[None]:
 
 
 @contextmanager
-def _around(place: int, path: str) -> Iterator[tuple[int, str]]:
+def _opened_parent(place: int, path: str) -> Iterator[tuple[int, str]]:
     """Open the directory that a path lies in, and yield it with the name in it."""
     above, name = os.path.split(path)
     with opened(above, place) as directory:

@@ -21,10 +21,10 @@ MAX_BYTES = 1 << 28
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-LEFT = "it is left as it is"
+LEFT_AS_IT_IS = "it is left as it is"
 
 
-def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
+def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> None:
     """Require that a directory of ours was made by this user, or by the owner of what it is for.
 
     Others may write in it only where they may in ``directory``, too, and remove there what they like.
@@ -42,7 +42,7 @@ def require_own(path: str, directory: str, otherwise: str = LEFT) -> None:
 
 
 def require_own_status(
-    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
 ) -> None:
     """Require the same of a directory by its status, and by that of what it is for."""
     if not stat.S_ISDIR(status.st_mode):
@@ -55,7 +55,7 @@ def require_own_status(
 
 
 @contextmanager
-def opened_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
+def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
     """Open a directory of ours, through no link, and require that what was opened is ours.
 
     Args:
@@ -73,7 +73,7 @@ def opened_own(directory: str, around: str, *names: str) -> Iterator[OpenDirecto
         yield place
 
 
-def own_data(place: OpenDirectory, name: str, directory: str, what: str, most: int = MAX_BYTES) -> bytes:
+def read_own(place: OpenDirectory, name: str, directory: str, what: str, most: int = MAX_BYTES) -> bytes:
     """Return what a file of ours holds.
 
     Args:
@@ -101,19 +101,21 @@ def own_data(place: OpenDirectory, name: str, directory: str, what: str, most: i
         os.close(descriptor)
 
 
-def not_ours(error: Exception, what: str) -> str:
+def foreign_text(error: Exception, what: str) -> str:
     """Return what is wrong with a journal or a record, in words that tell a user something."""
     found = f"{what} that isn't one of ours"
     return f"{found}: {error}" if type(error) is ValueError else found
 
 
-def _require_owner(path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT) -> None:
+def _require_owner(
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
+) -> None:
     if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
         return
-    raise AccessDenied(path, f"belongs to another user, {user_named(status.st_uid)}; {otherwise}")
+    raise AccessDenied(path, f"belongs to another user, {user_name(status.st_uid)}; {otherwise}")
 
 
-def user_named(user: int) -> str:
+def user_name(user: int) -> str:
     """Return what a user is called, from his number."""
     try:
         import pwd

@@ -12,12 +12,12 @@ from functools import partial
 from ckpttool.errors import from_os_error
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.formats.tensorflow.state import NAME
-from ckpttool.series.changing.copies import COPIED, LOST_TIMES, as_copied, has_lost_times, is_of_copy
-from ckpttool.series.changing.history import Record, Step, read_record, without
+from ckpttool.series.changing.copies import COPIED, LOST_TIMES, has_lost_times, is_of_copy, moves_of_copy
+from ckpttool.series.changing.history import CommandRecord, UndoStep, drop_step, read_record
+from ckpttool.series.changing.move_transaction import ChainedMoves, MoveOutcome, apply_moves, move_obstacles
 from ckpttool.series.changing.moves import Move, Moves, Relink, Rewrite
-from ckpttool.series.changing.moving import MoveOutcome, Row, carry_out, why_not
-from ckpttool.series.changing.pointing import text_at
-from ckpttool.series.changing.stage import Changed
+from ckpttool.series.changing.pointer_files import text_at
+from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
@@ -26,7 +26,7 @@ _SINCE = {"trash": "since it was put there", "rename": "since it was renamed"}
 
 
 @dataclass(slots=True)
-class TakenBack:
+class RecordUndo:
     """What became of a record.
 
     Attributes:
@@ -42,36 +42,36 @@ class TakenBack:
     warnings: list[str] = field(default_factory=list)
 
 
-def taken_back(record: Record, dry_run: bool) -> TakenBack:
+def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
     """Take back what a record tells of, the last step first; one that can't be stops those before it."""
-    done = TakenBack()
+    done = RecordUndo()
     with ExitStack() as stack:
-        is_row = record.kind == "rename" and len(record.steps) > 1 and not dry_run
-        row = stack.enter_context(Row(record.directory, record.home)) if is_row else None
+        is_chain = record.kind == "rename" and len(record.steps) > 1 and not dry_run
+        chain = stack.enter_context(ChainedMoves(record.directory, record.home)) if is_chain else None
         for number, noted in reversed(list(enumerate(record.steps))):
             is_last, has_more = noted is record.steps[-1], number > 0
             step = noted if is_last or dry_run else _as_it_is(record, noted)
-            make = partial(row.make, has_more=has_more) if row else partial(_made, record)
+            make = partial(chain.make, has_more=has_more) if chain else partial(_made, record)
             if _one(record, step, done, make, is_last=is_last, dry_run=dry_run) and record.kind == "rename":
-                if row is not None:
-                    _return(record, row, done)
+                if chain is not None:
+                    _return(record, chain, done)
                 break
     return done
 
 
-def _made(record: Record, moves: Moves) -> MoveOutcome:
-    return carry_out(record.directory, moves, record.home)
+def _made(record: CommandRecord, moves: Moves) -> MoveOutcome:
+    return apply_moves(record.directory, moves, record.home)
 
 
-def _as_it_is(record: Record, step: Step) -> Step:
+def _as_it_is(record: CommandRecord, step: UndoStep) -> UndoStep:
     """Return a step as it is noted now that those after it were taken back."""
     found = read_record(record.directory, record.home, record.identity)
     return next((one for one in found.steps if one.journal == step.journal), step) if found else step
 
 
-def _return(record: Record, row: Row, done: TakenBack) -> None:
+def _return(record: CommandRecord, chain: ChainedMoves, done: RecordUndo) -> None:
     """Have what was taken back as it was, since one step couldn't be."""
-    row.take_back()
+    chain.undo()
     others = [path for path in done.restored if path not in {one.path for one in done.problems}]
     if others:
         first = next(iter(done.problems))
@@ -82,27 +82,27 @@ def _return(record: Record, row: Row, done: TakenBack) -> None:
 
 
 def _one(
-    record: Record,
-    step: Step,
-    done: TakenBack,
+    record: CommandRecord,
+    step: UndoStep,
+    done: RecordUndo,
     make: Callable[[Moves], MoveOutcome],
     *,
     is_last: bool,
     dry_run: bool,
 ) -> bool:
     """Take one step back, as far as nothing is in its way; tell whether something was."""
-    wanted = as_copied(record.directory, step.undoing)
+    wanted = moves_of_copy(record.directory, step.undoing)
     if is_last and is_of_copy(wanted, step.undoing):
         done.warnings.append(f"{shown(record.directory)}: {COPIED}")
     elif is_last and has_lost_times(record.directory, wanted):
         done.warnings.append(f"{shown(record.directory)}: {LOST_TIMES}")
     # Of what was renamed twice, only the last name can be looked at before it is gone.
-    refused = dict(why_not(record.directory, wanted)) if is_last or not dry_run else {}
+    refused = dict(move_obstacles(record.directory, wanted)) if is_last or not dry_run else {}
     fit = tuple(move for move in wanted.moves if move.path not in refused)
     if refused and record.kind == "rename" and wanted.is_bound:
         fit = ()  # its pointers go with all of it
     if fit or not wanted.moves:
-        moves, left = merged(record.directory, wanted, fit)
+        moves, left = merge_pointers(record.directory, wanted, fit)
         if not dry_run:
             outcome = make(moves)
             refused |= outcome.failed
@@ -122,21 +122,21 @@ def _one(
     return bool(refused)
 
 
-def _problems(record: Record, refused: dict[str, str]) -> Iterator[Problem]:
+def _problems(record: CommandRecord, refused: dict[str, str]) -> Iterator[Problem]:
     since = _SINCE.get(record.kind, "since then")
     for path, why in refused.items():
         told = why.replace("since the plan was made", since)
         yield Problem(_path(record, path), f"not taken back: {told}")
 
 
-def _forget(record: Record, step: Step) -> None:
+def _forget(record: CommandRecord, step: UndoStep) -> None:
     try:
-        without(record, step)
+        drop_step(record, step)
     except OSError as error:
         raise from_os_error(error, record.path) from error
 
 
-def _pointers(record: Record, step: Step, moves: Moves) -> list[str]:
+def _pointers(record: CommandRecord, step: UndoStep, moves: Moves) -> list[str]:
     """Return the paths of what says again what it said; what comes and goes belongs to a checkpoint."""
     names = [one.name for one in moves.rewrites if None not in (one.before, one.after)]
     names += [link.name for link in moves.relinks]
@@ -148,14 +148,14 @@ def _pointers(record: Record, step: Step, moves: Moves) -> list[str]:
     return [shown(os.path.join(record.directory, name)) for name in names]
 
 
-def _path(record: Record, path: str) -> str:
+def _path(record: CommandRecord, path: str) -> str:
     """Return the path of a checkpoint in the directory as it is called now, whatever it was called then."""
     if path == record.directory:
         return shown(path)
     return shown(os.path.join(record.directory, os.path.basename(path)))
 
 
-def _was(record: Record, called_now: Callable[[str], str], move: Move) -> str:
+def _was(record: CommandRecord, called_now: Callable[[str], str], move: Move) -> str:
     """Return the path that a checkpoint had until it was taken back."""
     base = os.path.basename(move.path)
     for name in (base, base + INDEX):
@@ -166,7 +166,7 @@ def _was(record: Record, called_now: Callable[[str], str], move: Move) -> str:
     return os.path.join(record.steps[-1].undoing.source, move.members[0][0])
 
 
-def _calling(record: Record) -> Callable[[str], str]:
+def _calling(record: CommandRecord) -> Callable[[str], str]:
     """Return what tells the name that a command has made of another, step by step."""
     steps = [
         dict(_rewritten(step.undoing))
@@ -193,7 +193,7 @@ def _rewritten(undoing: Moves) -> Iterator[tuple[str, str]]:
                 yield one.name, other
 
 
-def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
+def merge_pointers(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
     """Return moves with what pointers are to say now, and which of them are left as they are, and why.
 
     Args:
@@ -205,8 +205,8 @@ def merged(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, l
     rewrites: list[Rewrite] = []
     for one in wanted.rewrites:
         try:
-            found = _merged(directory, wanted, one, fit)
-        except (OSError, ValueError, Changed) as failure:
+            found = _merge_pointer(directory, wanted, one, fit)
+        except (OSError, ValueError, StalePlan) as failure:
             found = None
             left.append(Problem(_shown(directory, one), f"left as it is: {failure}"))
         if found is not None and found.before != found.after:
@@ -228,7 +228,7 @@ def _shown(directory: str, one: Rewrite | Relink) -> str:
     return shown(os.path.join(directory, one.name))
 
 
-def _merged(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:
+def _merge_pointer(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:
     """Return how a pointer is taken back; one whose text stays is left."""
     if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
         return one
