@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.comparing.widening import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.tree import replaced
+from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.pairing.rearrangement import regroup
 from ckpttool.report import counted
 from ckpttool.tensor import Role, Tensor
@@ -46,7 +46,7 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
             made[tensor.name] = _cast_tensor(tensor, dtype, made)
     tensors = tuple(made.get(tensor.name, tensor) for tensor in content.tensors)
     new = {id(old): made[old.name] for old in content.tensors if old.name in made}
-    tree = None if content.tree is None else replaced(content.tree, new)
+    tree = None if content.tree is None else replace_tensors(content.tree, new)
     notes = _notes([one for one in content.tensors if one.name in made], dtype, kept)
     return replace(content, tensors=tensors, tree=tree), notes
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ckpttool.errors import UsageError
-from ckpttool.formats.content.tree import Parts, fold, mapped_of, rebuilt, replaced, tensors_in, walk
+from ckpttool.formats.content.tree import (
+    NodeParts,
+    fold,
+    make_mapped,
+    node_parts,
+    replace_tensors,
+    tensors_in,
+    walk,
+)
 from ckpttool.report import counted
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Call, Mapped
@@ -45,7 +53,7 @@ def edit_tree(
     left = next((one for one in tensors if id(one) in edits and id(one) not in editing.done), None)
     if left is not None:
         raise UsageError(f"{left.name}: a map can't change what lies in no dictionary (use --only weights)")
-    made = replaced(made, ends)
+    made = replace_tensors(made, ends)
     known = {id(edit.tensor) for found in edits.values() for edit in found} | set(map(id, ends.values()))
     lost = next((one for one in tensors_in(made) if id(one) not in known), None)
     if lost is not None:
@@ -75,7 +83,7 @@ class _Editing:
             return node
         if isinstance(node, dict) and any(self._own(node, key, one) is not None for key, one in node.items()):
             return self._like(node)
-        return rebuilt(node) or node
+        return node_parts(node) or node
 
     def _own(self, node: dict[Any, Any], key: Any, value: object) -> Tensor | None:
         """Return the tensor whose place an entry is; the object there may be one that others share."""
@@ -83,18 +91,18 @@ class _Editing:
         path: Path = (*self._places.get(id(node), ()), key)
         return None if held is None or type(key) is not str else self._tensors.get(path, held)
 
-    def _like(self, node: dict[Any, Any]) -> Parts:
+    def _like(self, node: dict[Any, Any]) -> NodeParts:
         names: dict[str, list[str]] = {}
         entries = self._entries(node, names)
         keys, values = [key for key, _ in entries], [value for _, value in entries]
         count = len(keys)
         if isinstance(node, Mapped):
             kind, state = node.kind, self.versions.moved(node.state, names)
-            return Parts(
+            return NodeParts(
                 [*values, state, node.factory],
-                lambda made: mapped_of(kind, zip(keys, made[:count], strict=True), *made[count:]),
+                lambda made: make_mapped(kind, zip(keys, made[:count], strict=True), *made[count:]),
             )
-        return Parts(values, lambda made: dict(zip(keys, made, strict=True)))
+        return NodeParts(values, lambda made: dict(zip(keys, made, strict=True)))
 
     def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
         """Return the new entries of a dictionary, and put the new names of its tensors into ``names``."""
@@ -107,11 +115,11 @@ class _Editing:
                 self.done.add(id(own))
                 names[key] = [str(one.key) for one in self._edits[id(own)]]
                 entries += [
-                    (one.key, replaced(value, {id(held): one.tensor})) for one in self._edits[id(own)]
+                    (one.key, replace_tensors(value, {id(held): one.tensor})) for one in self._edits[id(own)]
                 ]
             else:
                 names[key] = [key]
-                entries.append((key, replaced(value, {id(held): self._ends[id(own)]})))
+                entries.append((key, replace_tensors(value, {id(held): self._ends[id(own)]})))
         return entries
 
 
@@ -198,5 +206,5 @@ def _name_beside(name: str, made: Mapping[Any, Any]) -> str | None:
 
 def _versions_like(node: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
     if isinstance(node, Mapped):
-        return mapped_of(node.kind, entries.items(), node.state, node.factory)
+        return make_mapped(node.kind, entries.items(), node.state, node.factory)
     return entries

@@ -14,8 +14,8 @@ from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import nodes, references
-from ckpttool.formats.content.plain_data import plain
-from ckpttool.formats.content.tree import kept
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import Pickles, read_legacy, told_by_errors
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
@@ -54,7 +54,9 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
         producer=Producer(framework),
         findings=(*_behind(judged.trailing), *_unresolved(root)),
         safety=tuple(objects.found),
-        tree=lambda tensors: kept(root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"),
+        tree=lambda tensors: build_tree(
+            root, objects.leaf, tensors, probe.path, arrays=framework == "pytorch"
+        ),
     )
 
 
@@ -101,7 +103,7 @@ class _PickleObjects(TorchObjects):
 
     def _outside(self, persistent_id: Any) -> Storage:
         found = "a tensor whose values are not in the file"
-        raise DamagedCheckpoint(self._path, found, where=str(plain(persistent_id)), code="storage-missing")
+        raise DamagedCheckpoint(self._path, found, where=str(describe(persistent_id)), code="storage-missing")
 
     def bare(self, node: Persistent) -> Leaf[TensorParts] | None:
         return None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.dtypes import BY_SAFETENSORS, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, Truncated
-from ckpttool.formats.content.sidecar import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Role, Span, Tensor
@@ -59,7 +59,7 @@ class Safetensors(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         checkpoint, entry = self._opened(probe)
-        return checkpoint if entry is None else restored(checkpoint, entry, f"{_METADATA}.{ENTRY}")
+        return checkpoint if entry is None else apply_sidecar(checkpoint, entry, f"{_METADATA}.{ENTRY}")
 
     def _opened(self, probe: Probe) -> tuple[Checkpoint, str | None]:
         """Return what the file holds by itself, and the entry."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import from_os_error
-from ckpttool.formats.content.sidecar import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Probe, SetFormat, Unit, grouped, natural
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import (
@@ -177,7 +177,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
             close=shards.keep(),
         )
     where = f"{os.path.basename(index.path)}: {ENTRY}"
-    return restored(checkpoint, entry, where) if isinstance(entry, str) else checkpoint
+    return apply_sidecar(checkpoint, entry, where) if isinstance(entry, str) else checkpoint
 
 
 def _add_shards(shards: Gathered, index: Index, format: str) -> None:

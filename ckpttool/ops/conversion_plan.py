@@ -13,7 +13,7 @@ from ckpttool.errors import DamagedCheckpoint, UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.ops.conversion import Converted, ConvertWishes, Dropped
@@ -363,7 +363,7 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Drop
             path = ENTRY if finding.code == "content-entry" else finding.where or finding.code
             yield Dropped(path, finding.message)
     if content.tree is not None:
-        yield from (Dropped(*one) for one in dropped(content.tree))
+        yield from (Dropped(*one) for one in opaque_nodes(content.tree))
 
 
 def _computes(graph: object) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.content.plain_data import RECORDS
-from ckpttool.formats.content.sidecar import carried_training, encoded
-from ckpttool.formats.content.tree import carried, trees_equal
+from ckpttool.formats.content.sidecar import training_document
+from ckpttool.formats.content.tree import trees_equal, without_opaque
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.keras.native import CONFIG, METADATA, STORED, TRAINING_CONFIG
 from ckpttool.formats.tensorflow.native import GRAPH, KEYS, known_keys
 from ckpttool.report import Severity
@@ -161,7 +162,7 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     yield from _lost("metadata", told, opened.metadata, _SAID_BY.get(writer.name, frozenset()))
     native = dict(_native(content, writer))
     yield from _lost("native part", native, opened.native, _HELD_BY.get(writer.name, frozenset()))
-    training, stands = carried_training(content.training), carried_training(opened.training)
+    training, stands = training_document(content.training), training_document(opened.training)
     training.pop("origin", None)
     yield from _lost("training state", training, stands, frozenset())
 
@@ -237,9 +238,9 @@ def _says_the_same(value: object, other: object) -> bool:
 
 def _is_same(tree: object, other: object) -> bool:
     """Tell whether two trees carry the same; what differs in its nodes may still be carried the same."""
-    return trees_equal(tree, other) or _text(carried(tree)) == _text(carried(other))
+    return trees_equal(tree, other) or _text(without_opaque(tree)) == _text(without_opaque(other))
 
 
 def _text(tree: object) -> str:
     """Return a tree as text, in which 1, 1.0 and True are three things, and +0 and -0 two."""
-    return json.dumps(encoded(tree))
+    return json.dumps(encode_tree(tree))

@@ -16,7 +16,7 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.object_parts import is_size
-from ckpttool.formats.content.tree import Parts, fold, tensors_in
+from ckpttool.formats.content.tree import NodeParts, fold, tensors_in
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.report import error
 from ckpttool.tensor import Path, Tensor
@@ -104,17 +104,17 @@ def _expanded(node: object, named: Callable[[Global], Any], path: str) -> object
     if isinstance(node, Mapped):
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
-        return Parts(parts, lambda done: _dict_of(node.kind, done[:count], done[count:-1], done[-1]))
+        return NodeParts(parts, lambda done: _dict_of(node.kind, done[:count], done[count:-1], done[-1]))
     if isinstance(node, dict):
         count = len(node)
-        return Parts([*node.keys(), *node.values()], lambda done: _zipped(done[:count], done[count:]))
+        return NodeParts([*node.keys(), *node.values()], lambda done: _zipped(done[:count], done[count:]))
     if isinstance(node, (list, tuple, set, frozenset)):
         kind = type(node)
-        return Parts(list(node), lambda done: kind(done))
+        return NodeParts(list(node), lambda done: kind(done))
     if isinstance(node, Global):
         return named(node)
     if isinstance(node, Opaque):
-        return Parts([node.content], lambda done: NotPlain(node.what, done[0]))
+        return NodeParts([node.content], lambda done: NotPlain(node.what, done[0]))
     return _called(node, path) if isinstance(node, Call) else node
 
 
@@ -135,7 +135,7 @@ def _dict_of(kind: Global, keys: list[Any], values: list[Any], state: object) ->
 def _called(call: Call, path: str) -> object:
     """Return what a call stands for, where it is plain data."""
     if call.function in _AROUND and call.args:
-        return Parts([call.args[0]], lambda done: done[0])
+        return NodeParts([call.args[0]], lambda done: done[0])
     if is_size(call):
         return tuple(call.args[0])
     if call.function == NOTHING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, carried_training
-from ckpttool.formats.content.tree_json import encoded
+from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, SCHEMA, training_document
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.content.tree_reading import read_out
 from ckpttool.roles import role_of, role_of_module
 from ckpttool.tensor import Role, Tensor
@@ -38,7 +38,7 @@ def _document(content: Content, tree: bool, names: bool) -> bytes | None:
     if content.native:
         own["native"] = dict(content.native)
     tells_names = tree or content.tree is None
-    roles, training = ({}, carried_training(content.training)) if tells_names else _untold(content)
+    roles, training = ({}, training_document(content.training)) if tells_names else _untold(content)
     if training:
         own["training"] = training
     if (
@@ -48,7 +48,7 @@ def _document(content: Content, tree: bool, names: bool) -> bytes | None:
         and not (tells_names and (names or any(map(_is_to_be_told, content.tensors))))
     ):
         return None
-    form, shared = encoded(own)
+    form, shared = encode_tree(own)
     told: dict[str, object] = {"schema": SCHEMA, "source": content.source_format}
     if content.conventions:
         told |= {"conventions": content.conventions, "layers": dict(content.layers)}
@@ -75,7 +75,7 @@ def _untold(content: Content) -> tuple[dict[str, str], dict[str, object]]:
         for tensor in content.tensors
         if known.get(tensor.name) is not tensor.role
     }
-    training, found = carried_training(content.training), carried_training(state)
+    training, found = training_document(content.training), training_document(state)
     is_told = all(found.get(name) == value for name, value in training.items() if name != "origin")
     return roles, {} if is_told else training
 

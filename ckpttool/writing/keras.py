@@ -271,7 +271,7 @@ def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:
 
 def _with_paths(content: Content, paths: Mapping[str, Path]) -> Content:
     """Return a content whose tensors have the paths under which a reader will know them."""
-    from ckpttool.formats.content.tree import replaced
+    from ckpttool.formats.content.tree import replace_tensors
 
     names = {name: ".".join(map(str, path)) for name, path in paths.items()}
     changed = {
@@ -282,7 +282,7 @@ def _with_paths(content: Content, paths: Mapping[str, Path]) -> Content:
         )
         for one in content.tensors
     }
-    tree = None if content.tree is None else replaced(content.tree, changed)
+    tree = None if content.tree is None else replace_tensors(content.tree, changed)
     layers = {names.get(name, name): kind for name, kind in content.layers.items()}
     return replace(
         content, tensors=tuple(changed[id(one)] for one in content.tensors), tree=tree, layers=layers

@@ -15,7 +15,7 @@ from isal import isal_zlib
 from ckpttool.dtypes import BY_STORAGE
 from ckpttool.errors import Unsupported
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.tensor import Tensor
 from ckpttool.wire.opcodes import PAYLOAD_BYTES
 from ckpttool.wire.pickler import Storages, imported_by, pickle_into
@@ -89,7 +89,7 @@ class Pytorch(Writer):
             _write_shards(content, target, options.shard_size)
             return
         root = root_of(options.name or os.path.basename(target.target))
-        is_kept = next(dropped(content.tree), None) is None
+        is_kept = next(opaque_nodes(content.tree), None) is None
         entry = document(content, tree=not is_kept)
         tree = content.tree
         if tree is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Global
@@ -147,7 +147,7 @@ def flat_state_dict(content: Content) -> Iterator[StateDictEntry]:
 def _parts(node: object, known: dict[int, bool]) -> list[tuple[str | int, object]]:
     """Return the parts of a container that has entries of its own; none if it is one entry."""
     if isinstance(node, dict):
-        return [(key if isinstance(key, str) else str(plain(key)), part) for key, part in node.items()]
+        return [(key if isinstance(key, str) else str(describe(key)), part) for key, part in node.items()]
     return list(enumerate(node)) if isinstance(node, list) and _is_nested(node, known) else []
 
 

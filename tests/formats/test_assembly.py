@@ -7,7 +7,7 @@ from collections.abc import Collection
 import pytest
 
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content.assembly import guesser, named, training_of
+from ckpttool.formats.content.assembly import infer_roles, name_tensors, training_of
 from ckpttool.formats.content.scalars import lazy_scalar
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.tensor import Extent, Path, Role, Tensor
@@ -48,7 +48,7 @@ def test_tensors_are_tied_only_within_one_file() -> None:
         storage = Storage("0", dtype, 16, Buffer(path, bytes(16)), 0, Extent(path, 0, 16))
         return TorchObjects(path, lambda id: storage).view(storage, dtype, 0, (4,), (1,))
 
-    tensors = named([(("a",), view("0")), (("b",), view("1")), (("c",), view("0"))], {})
+    tensors = name_tensors([(("a",), view("0")), (("b",), view("1")), (("c",), view("0"))], {})
     assert [tensor.shares_with for tensor in tensors] == [None, None, "a"]
 
 
@@ -58,7 +58,7 @@ def role_by_path(
     modules: Collection[Path] = (),
     optimizers: Collection[Path] = (),
 ) -> dict[str, str]:
-    guess = guesser(shapes, rest, modules, optimizers)
+    guess = infer_roles(shapes, rest, modules, optimizers)
     return {".".join(map(str, path)): guess(path, shape).value for path, shape in shapes.items()}
 
 

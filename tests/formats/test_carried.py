@@ -16,8 +16,9 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content import sidecar, tree_json
-from ckpttool.formats.content.sidecar import ENTRY, decoded, encoded, restored
-from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
+from ckpttool.formats.content.tree import opaque_nodes
+from ckpttool.formats.content.tree_json import decode_tree, encode_tree
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import NDARRAY, NOTHING, Call, Global, Mapped
 from ckpttool.wire.readable import InMemory
@@ -63,7 +64,7 @@ def written(content: object, tensors: Mapping[str, object] | None = AS_THEY_ARE,
 
 def refused(document: bytes | str) -> str:
     """Return why a document is not used; the checkpoint stays as it is."""
-    found = restored(checkpoint("a", "b"), document, "the header")
+    found = apply_sidecar(checkpoint("a", "b"), document, "the header")
     (finding,) = found.findings
     assert (finding.code, finding.severity.value, finding.where) == ("content-entry", "warning", "the header")
     assert (list(found), found.tree, dict(found.metadata)) == (["a", "b"], None, {"format": "pt"})
@@ -90,7 +91,7 @@ def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
         "loss": {"$float": "nan"},
     }
     opened = checkpoint("optimizer.state.0.m", "model.a")
-    found = restored(opened, written({"tree": form}, told), "here")
+    found = apply_sidecar(opened, written({"tree": form}, told), "here")
     assert found.findings == ()
     assert [(one.path, one.role, one.shares_with) for one in found.tensors] == [
         (("model", "a"), Role.WEIGHTS, None),
@@ -107,7 +108,7 @@ def test_tensors_get_their_paths_and_roles_and_ties_come_back() -> None:
 def test_metadata_and_native_parts_come_back() -> None:
     data = base64.b64encode(b"\0graph").decode()
     content = {"metadata": {"epoch": 7}, "native": {"tensorflow.object_graph": {"$bytes": data}}}
-    found = restored(checkpoint("a", "b"), written(content), "here")
+    found = apply_sidecar(checkpoint("a", "b"), written(content), "here")
     assert dict(found.metadata) == {"epoch": 7}
     assert dict(found.native) == {"tensorflow.object_graph": b"\0graph"}
     assert (found.tree, found.training.epoch) == (None, 7)
@@ -115,9 +116,9 @@ def test_metadata_and_native_parts_come_back() -> None:
 
 def test_conventions_and_layers_come_back() -> None:
     layers = {"a": "Dense after Flatten (4, 4, 4)"}
-    found = restored(checkpoint("a", "b"), written({}, conventions="keras", layers=layers), "the header")
+    found = apply_sidecar(checkpoint("a", "b"), written({}, conventions="keras", layers=layers), "the header")
     assert (found.format, found.conventions, found.layers) == ("safetensors", "keras", layers)
-    untold = restored(checkpoint("a", "b"), written({}), "the header")
+    untold = apply_sidecar(checkpoint("a", "b"), written({}), "the header")
     assert (untold.conventions, untold.layers) == ("safetensors", {})
 
 
@@ -140,7 +141,7 @@ def test_a_format_that_holds_the_tree_keeps_it() -> None:
     opened = opened.but(tree=lambda: {"a": opened["a"]})
     document = json.loads(written({"native": {}}))
     del document["tensors"]
-    found = restored(opened, json.dumps(document), "here")
+    found = apply_sidecar(opened, json.dumps(document), "here")
     assert found.findings == ()
     assert found.tree == {"a": opened["a"]}
     assert dict(found.metadata) == {"format": "pt"}
@@ -150,7 +151,7 @@ def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
     opened = checkpoint("a", "b")
     opened = opened.but(tree=lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]})
     document = written({"training": {"learning_rate": 0.5}}, tensors=None, roles={"a": "optimizer"})
-    found = restored(opened, document, "here")
+    found = apply_sidecar(opened, document, "here")
     assert found.findings == ()
     assert [(one.name, one.role) for one in found.tensors] == [("a", Role.OPTIMIZER), ("b", Role.OTHER)]
     tree: Any = found.tree
@@ -160,22 +161,22 @@ def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
 
 def test_a_tensor_may_be_called_as_the_entry() -> None:
     told = {ENTRY: {"path": ["ckpttool", "content"], "role": "weights"}}
-    found = restored(checkpoint(ENTRY), written({}, told), "here")
+    found = apply_sidecar(checkpoint(ENTRY), written({}, told), "here")
     assert found.findings == ()
     assert found[ENTRY].path == ("ckpttool", "content")
-    assert list(restored(checkpoint(ENTRY), b"{}", "here")) == [ENTRY]
+    assert list(apply_sidecar(checkpoint(ENTRY), b"{}", "here")) == [ENTRY]
 
 
 def test_none_is_told_from_no_tree() -> None:
-    found = restored(checkpoint(), written({"tree": {"$call": ["types", "NoneType"]}}, {}), "here")
+    found = apply_sidecar(checkpoint(), written({"tree": {"$call": ["types", "NoneType"]}}, {}), "here")
     assert found.findings == ()
     assert isinstance(found.tree, Call) and found.tree.function == NOTHING
-    assert (dict(found.metadata), encoded(found.tree)[0]) == ({}, {"$call": ["types", "NoneType"]})
+    assert (dict(found.metadata), encode_tree(found.tree)[0]) == ({}, {"$call": ["types", "NoneType"]})
 
 
 def test_a_long_integer_in_a_tree_is_described_in_the_metadata() -> None:
     tree = {**BOTH, "x": {"$int": "0x" + "f" * 20_000}, "y": {"$dict": [[{"$int": "0x" + "f" * 20_000}, 1]]}}
-    found = restored(checkpoint("a", "b"), written({"tree": tree}), "here")
+    found = apply_sidecar(checkpoint("a", "b"), written({"tree": tree}), "here")
     assert found.findings == ()
     assert str(found.metadata["x"]).startswith("<integer of 80,000 bits")
     assert found.tree["x"] == (1 << 80_000) - 1  # type: ignore[index]
@@ -204,25 +205,25 @@ def test_the_forms_of_the_documentation() -> None:
         '{"$global":["torch","float32"]}': Global("torch", "float32"),
     }
     for text, value in forms.items():
-        form, shared = encoded(value)
+        form, shared = encode_tree(value)
         assert json.dumps(form, separators=(",", ":")) == text
         assert shared == []
-        assert decoded(json.loads(text), [], lambda name: tensor(name)) == value
+        assert decode_tree(json.loads(text), [], lambda name: tensor(name)) == value
 
 
 def test_what_is_shared_comes_before_what_refers_to_it() -> None:
     inner: list[object] = [1]
-    form, shared = encoded({"a": inner, "b": [inner]})
+    form, shared = encode_tree({"a": inner, "b": [inner]})
     assert (form, shared) == ({"a": {"$same": 0}, "b": [{"$same": 0}]}, [[1]])
-    made: Any = decoded(form, shared, {}.__getitem__)
+    made: Any = decode_tree(form, shared, {}.__getitem__)
     assert made["a"] is made["b"][0]
 
 
 def test_a_call_keeps_all_of_its_parts() -> None:
     call = Call(Global("collections", "deque"), ((), 5))
     call.items, call.state, call.is_new = [1, 2], {"x": 1}, True
-    form, shared = encoded(call)
-    made: Any = decoded(form, shared, {}.__getitem__)
+    form, shared = encode_tree(call)
+    made: Any = decode_tree(form, shared, {}.__getitem__)
     assert (made.function, made.args, made.items, made.state, made.is_new, made.pairs) == (
         call.function,
         ((), 5),
@@ -237,7 +238,7 @@ def test_a_mapping_keeps_its_kind_and_state() -> None:
     mapped = Mapped(Global("collections", "defaultdict"))
     mapped.update({1: 2, "a": 3})
     mapped.factory, mapped.state = Global("builtins", "list"), {"_metadata": 1}
-    made: Any = decoded(*encoded(mapped), {}.__getitem__)
+    made: Any = decode_tree(*encode_tree(mapped), {}.__getitem__)
     assert (made, made.kind, made.factory, made.state) == (mapped, mapped.kind, mapped.factory, mapped.state)
 
 
@@ -245,7 +246,7 @@ def test_a_tree_may_be_deeper_than_json() -> None:
     deep: Any = 1
     for _ in range(1500):
         deep = [deep]
-    made: Any = decoded(*encoded(deep), {}.__getitem__)
+    made: Any = decode_tree(*encode_tree(deep), {}.__getitem__)
     depth = 0
     while isinstance(made, list):
         made, depth = made[0], depth + 1
@@ -372,7 +373,7 @@ def test_keys_that_collide_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     modulus = (1 << 61) - 1
     pairs = [[{"$int": hex(at * modulus + 5)}, 1] for at in range(1, 9)]
     with pytest.raises(LimitExceeded, match="one hash"):
-        decoded({"$dict": pairs}, [], {}.__getitem__)
+        decode_tree({"$dict": pairs}, [], {}.__getitem__)
 
 
 def test_a_chain_of_references_can_be_no_cycle_and_ends() -> None:
@@ -439,15 +440,15 @@ JSON = st.recursive(
 @given(JSON, st.lists(JSON, max_size=2))
 def test_any_json_is_used_or_refused(form: object, shared: list[object]) -> None:
     for content in ({"tree": {**BOTH, "x": form}}, {"metadata": form}, {"training": form}, {"native": form}):
-        found = restored(checkpoint("a", "b"), written(content, shared=shared), "here")
+        found = apply_sidecar(checkpoint("a", "b"), written(content, shared=shared), "here")
         assert [finding.code for finding in found.findings] in ([], ["content-entry"])
-        list(dropped(found.tree))
+        list(opaque_nodes(found.tree))
         json.dumps([found.metadata, found.training.epoch, sorted(found.native)])
 
 
 def test_an_array_of_numpy_is_told_as_a_tensor() -> None:
     form = {**BOTH, "a": {"$call": ["numpy", "asarray"], "args": [{"$tensor": "a"}]}}
-    found = restored(checkpoint("a", "b"), written({"tree": form}), "here")
+    found = apply_sidecar(checkpoint("a", "b"), written({"tree": form}), "here")
     tree: Any = found.tree
     assert (tree["a"].function, tree["a"].args) == (NDARRAY, (found["a"],))
     assert dict(found.metadata) == {}

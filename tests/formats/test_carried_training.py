@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.content.sidecar import carried_training, check_training, with_training
+from ckpttool.formats.content.sidecar import check_training, merge_training, training_document
 
 NUMBERS = st.none() | st.integers() | st.floats(allow_nan=False)
 COUNTS = st.none() | st.integers(1 - 2**63, 2**63 - 1) | st.floats(-(2.0**62), 2.0**62)
@@ -29,29 +29,29 @@ STATES = st.builds(
 
 @given(STATES)
 def test_it_comes_back(state: TrainingState) -> None:
-    told = json.loads(json.dumps(carried_training(state)))
+    told = json.loads(json.dumps(training_document(state)))
     check_training(told)
-    assert with_training(TrainingState(), told) == state
+    assert merge_training(TrainingState(), told) == state
 
 
 def test_what_was_carried_counts_more_than_what_is_found() -> None:
     found = TrainingState(
         epoch=1, step=2, hyper_parameters={"lr": 1}, origin={"epoch": "name", "step": "key step"}
     )
-    told = carried_training(TrainingState(epoch=7, origin={"epoch": "file epoch_id"}))
-    both = with_training(found, told)
+    told = training_document(TrainingState(epoch=7, origin={"epoch": "file epoch_id"}))
+    both = merge_training(found, told)
     assert (both.epoch, both.step, both.hyper_parameters) == (7, 2, {"lr": 1})
     assert both.origin == {"epoch": "file epoch_id", "step": "key step"}
 
 
 def test_nothing_is_carried_of_nothing() -> None:
-    assert carried_training(TrainingState(hyper_parameters={"lr": 1}, origin={"x": "y"})) == {}
-    assert with_training(TrainingState(epoch=1), {}) == TrainingState(epoch=1)
+    assert training_document(TrainingState(hyper_parameters={"lr": 1}, origin={"x": "y"})) == {}
+    assert merge_training(TrainingState(epoch=1), {}) == TrainingState(epoch=1)
 
 
 def test_what_counts_nothing_is_not_carried() -> None:
     state = TrainingState(epoch=math.inf, step=2**63, loss=math.nan, seed=2**64 - 1)
-    told = carried_training(state)
+    told = training_document(state)
     check_training(told)
     assert sorted(told) == ["loss", "origin", "seed"]
 

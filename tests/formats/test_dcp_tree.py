@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.torch.dcp import grown
 from tests.formats.torch_trees import VALUES, differences, write_zip
 
@@ -31,7 +31,7 @@ def test_pytorch_makes_the_same_of_it(tmp_path: Path) -> None:
         dcp.save(value, checkpoint_id=tmp_path / "a", no_dist=True)
         dcp_to_torch_save(tmp_path / "a", tmp_path / "expected.pth")
     with open_checkpoint(tmp_path / "a") as saved:
-        assert list(dropped(saved.tree)) == []
+        assert list(opaque_nodes(saved.tree)) == []
         write_zip(saved.tree, tmp_path / "b.pth")
     expected = torch.load(tmp_path / "expected.pth", weights_only=False)
     assert differences(expected, torch.load(tmp_path / "b.pth", weights_only=False)) == []

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.dtypes import BY_NAME
-from ckpttool.formats.content.tree import call_of, mapped_of, trees_equal
-from ckpttool.formats.content.tree_json import encoded
+from ckpttool.formats.content.tree import make_call, make_mapped, trees_equal
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Tensor
 from ckpttool.wire.pickled import Call, Global, Opaque
 
@@ -51,9 +51,13 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.builds(bytearray, st.binary(max_size=2)),
         inner.map(lambda node: [node, node]),
         st.builds(
-            mapped_of, st.sampled_from([Global("collections", "OrderedDict")]), pairs.map(dict), inner, inner
+            make_mapped,
+            st.sampled_from([Global("collections", "OrderedDict")]),
+            pairs.map(dict),
+            inner,
+            inner,
         ),
-        st.builds(call_of, st.just(SIZE), lists.map(tuple), st.none(), inner, lists, pairs),
+        st.builds(make_call, st.just(SIZE), lists.map(tuple), st.none(), inner, lists, pairs),
     )
 
 
@@ -64,7 +68,7 @@ TREES = st.recursive(ATOMS, containers, max_leaves=8)
 @settings(deadline=None, max_examples=300)
 def test_what_is_alike_is_written_alike(one: object, two: object) -> None:
     if trees_equal(one, two):
-        assert repr(encoded(one)) == repr(encoded(two))
+        assert repr(encode_tree(one)) == repr(encode_tree(two))
 
 
 @given(TREES)
@@ -79,7 +83,7 @@ def shared(twice: bool) -> list[Any]:
 
 
 def new() -> Call:
-    call = call_of(SIZE, ())
+    call = make_call(SIZE, ())
     call.is_new = True
     return call
 
@@ -101,16 +105,16 @@ def new() -> Call:
         (shared(True), shared(False)),
         (shared(False), shared(True)),
         (bytearray(b"1"), bytearray(b"2")),
-        (call_of(SIZE, ((1,),)), call_of(SIZE, ((2,),))),
-        (call_of(SIZE, ()), call_of(Global("torch", "device"), ())),
-        (call_of(SIZE, (), None, {"a": 1}), call_of(SIZE, (), None, {"a": 2})),
-        (call_of(SIZE, (), None, None, [1]), call_of(SIZE, (), None, None, [2])),
-        (call_of(SIZE, (), None, None, (), [(1, 2)]), call_of(SIZE, (), None, None, (), [(1, 3)])),
-        (call_of(SIZE, ()), new()),
-        (mapped_of(SIZE, {}), mapped_of(Global("torch", "device"), {})),
-        (mapped_of(SIZE, {}, 1), mapped_of(SIZE, {}, 2)),
-        (mapped_of(SIZE, {}, None, 1), mapped_of(SIZE, {}, None, 2)),
-        (mapped_of(SIZE, {}), {}),
+        (make_call(SIZE, ((1,),)), make_call(SIZE, ((2,),))),
+        (make_call(SIZE, ()), make_call(Global("torch", "device"), ())),
+        (make_call(SIZE, (), None, {"a": 1}), make_call(SIZE, (), None, {"a": 2})),
+        (make_call(SIZE, (), None, None, [1]), make_call(SIZE, (), None, None, [2])),
+        (make_call(SIZE, (), None, None, (), [(1, 2)]), make_call(SIZE, (), None, None, (), [(1, 3)])),
+        (make_call(SIZE, ()), new()),
+        (make_mapped(SIZE, {}), make_mapped(Global("torch", "device"), {})),
+        (make_mapped(SIZE, {}, 1), make_mapped(SIZE, {}, 2)),
+        (make_mapped(SIZE, {}, None, 1), make_mapped(SIZE, {}, None, 2)),
+        (make_mapped(SIZE, {}), {}),
         (Opaque("x"), Opaque("x")),
         ({1}, {1}),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.content.sidecar import safety_of_native
+from ckpttool.formats.content.sidecar import native_safety
 from ckpttool.ops.convert import convert
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
@@ -65,7 +65,7 @@ class Run:
     ],
 )
 def test_each_part_is_judged(key: str, data: bytes, code: str, severity: Severity) -> None:
-    found = safety_of_native({key: data}, "entry")
+    found = native_safety({key: data}, "entry")
     assert {(one.code, one.severity) for one in found} == {(code, severity)}
     assert all(str(one.where).startswith(f"entry.{key}") for one in found)
 
@@ -79,10 +79,10 @@ def test_a_pickle_beside_a_model_is_judged_as_in_its_own_file(tmp_path: Path, fi
         made.writestr("assets/p.pkl", data)
     with open_checkpoint(target) as opened:
         own_codes = [one.code for one in opened.safety]
-    found = safety_of_native({"keras.asset:assets/p.pkl": data}, "entry")
+    found = native_safety({"keras.asset:assets/p.pkl": data}, "entry")
     assert [one.code for one in found] == own_codes != []
 
 
 def test_other_parts_run_nothing() -> None:
     native = {"tensorflow.object_graph": b"\x80\x02x", "fluid.heights": b"{}", "keras.stored": b"{"}
-    assert safety_of_native(native, "entry") == ()
+    assert native_safety(native, "entry") == ()

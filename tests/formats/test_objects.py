@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.sidecar import restored
-from ckpttool.formats.content.tree import NDARRAY, REQUIRES_GRAD, Opaque, dropped, replaced, tensors_in, walk
+from ckpttool.formats.content.sidecar import apply_sidecar
+from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
 from ckpttool.tensor import Tensor
-from ckpttool.wire.pickled import Call, Mapped
+from ckpttool.wire.pickled import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
 from ckpttool.writing.content import Content
 from ckpttool.writing.document import document
 from tests.formats.torch_trees import SHARED, VALUES, differences, write_zip
@@ -63,12 +63,12 @@ def through_entry(value: object, directory: Path) -> Any:
         content = Content(tuple(one for one in saved.tensors if one.values is not None), saved.tree)
         bare = flat(content)
         carried = document(content)
-        found = bare if carried is None else restored(bare, carried, "here")
+        found = bare if carried is None else apply_sidecar(bare, carried, "here")
         assert not found.findings
         assert [(one.name, one.path, one.role, one.shares_with) for one in found.tensors] == [
             (one.name, one.path, one.role, one.shares_with) for one in content.tensors
         ]
-        assert list(dropped(found.tree)) == list(dropped(saved.tree))
+        assert list(opaque_nodes(found.tree)) == list(opaque_nodes(saved.tree))
         assert found.training == saved.training
         write_zip(found.tree, directory / "c.pth")
     return torch.load(directory / "c.pth", weights_only=False)
@@ -190,7 +190,7 @@ def test_an_object_that_is_made_anew_stays_so_where_tensors_are_replaced(tmp_pat
     with open_checkpoint(tmp_path / "a.pth") as saved:
         (one,) = saved.tensors
         other = replace(one, path=("u",))
-        made: Any = replaced(saved.tree, {id(one): other})
+        made: Any = replace_tensors(saved.tree, {id(one): other})
         assert (made.is_new, made.state["t"]) == (saved.tree.is_new, other)  # type: ignore[attr-defined]
         assert made.is_new
 
@@ -198,7 +198,7 @@ def test_an_object_that_is_made_anew_stays_so_where_tensors_are_replaced(tmp_pat
 def test_a_key_of_many_digits_is_told(tmp_path: Path) -> None:
     torch.save({1 << 80_000: Stranger(x=1)}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        ((path, _),) = dropped(saved.tree)
+        ((path, _),) = opaque_nodes(saved.tree)
     assert path.startswith("<integer of 80,001 bits")
 
 
@@ -223,7 +223,7 @@ def test_a_class_of_the_users_is_told_and_its_tensors_stay(tmp_path: Path) -> No
     value = {"plain": Stranger(x=1), "full": Stranger(x=1, t=torch.ones(2)), "kept": 3}
     torch.save(value, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        told = dict(dropped(saved.tree))
+        told = dict(opaque_nodes(saved.tree))
         assert sorted(told) == ["full", "plain"]
         assert all("Stranger, which is not known to be plain data" in why for why in told.values())
     for made in (through_tree(value, tmp_path), through_entry(value, tmp_path)):
@@ -234,7 +234,7 @@ def test_a_module_is_its_state_dict(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     torch.save({"model": model, "epoch": 1}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert [path for path, _ in dropped(saved.tree)] == ["model"]
+        assert [path for path, _ in opaque_nodes(saved.tree)] == ["model"]
     made = through_tree({"model": model, "epoch": 1}, tmp_path)
     assert differences(made, {"model": dict(model.state_dict()), "epoch": 1}) == []
 
@@ -243,7 +243,7 @@ def test_a_record_only_loses_the_attribute_that_is_strange(tmp_path: Path) -> No
     value = {"args": argparse.Namespace(lr=0.1, strange=Stranger())}
     torch.save(value, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert [path for path, _ in dropped(saved.tree)] == ["args.strange"]
+        assert [path for path, _ in opaque_nodes(saved.tree)] == ["args.strange"]
     assert through_tree(value, tmp_path)["args"] == argparse.Namespace(lr=0.1)
 
 
@@ -252,7 +252,7 @@ def test_an_object_with_a_strange_part_goes_as_a_whole(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path / "a.pth") as saved:
         stranger = f"an object of {__name__}.Stranger, which is not known to be plain data"
         whole = f"an object of collections.deque, which holds {stranger}"
-        assert list(dropped(saved.tree)) == [("queue", whole), ("list.1", stranger)]
+        assert list(opaque_nodes(saved.tree)) == [("queue", whole), ("list.1", stranger)]
     assert through_tree({"list": [1, Stranger()]}, tmp_path) == {"list": [1, None]}
 
 
@@ -260,7 +260,7 @@ def test_a_jagged_tensor_is_told_and_its_parts_stay(tmp_path: Path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged)
     torch.save({"jagged": jagged}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert [path for path, _ in dropped(saved.tree)] == ["jagged"]
+        assert [path for path, _ in opaque_nodes(saved.tree)] == ["jagged"]
     made = through_tree({"jagged": jagged}, tmp_path)["jagged"]
     assert torch.equal(made["values"], jagged.values())
     assert torch.equal(made["offsets"], jagged.offsets())
@@ -275,7 +275,7 @@ def test_a_subclass_of_the_users_is_a_tensor_with_its_attributes(tmp_path: Path)
     marked.scale = torch.zeros(3)
     torch.save({"x": marked}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert [path for path, _ in dropped(saved.tree)] == ["x"]
+        assert [path for path, _ in opaque_nodes(saved.tree)] == ["x"]
         assert list(saved) == ["x", "x.scale"]
     for made in (through_tree({"x": marked}, tmp_path), through_entry({"x": marked}, tmp_path)):
         assert type(made["x"]) is torch.Tensor
@@ -289,7 +289,7 @@ def test_a_cycle_is_told(tmp_path: Path) -> None:
     value["self"] = value
     torch.save(value, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        assert list(dropped(saved.tree)) == [("list.1", "a cycle"), ("self", "a cycle")]
+        assert list(opaque_nodes(saved.tree)) == [("list.1", "a cycle"), ("self", "a cycle")]
     assert through_tree(value, tmp_path) == {"list": [1, None]}
 
 
@@ -319,7 +319,7 @@ def test_other_tensors_are_put_into_a_tree(tmp_path: Path) -> None:
     )
     with open_checkpoint(tmp_path / "a.pth") as saved:
         new = {id(one): replace(one, path=("new", one.name)) for one in saved.tensors}
-        made = replaced(saved.tree, new)
+        made = replace_tensors(saved.tree, new)
         assert {one.name for one in tensors_in(made)} == {f"new.{one.name}" for one in tensors_in(saved.tree)}
         assert {one.name for one in tensors_in(saved.tree)} <= set(saved)
         lists = [node for _, node in walk(made) if node == SHARED]
@@ -373,7 +373,7 @@ def _tensor() -> Tensor:
 def test_the_root_is_told_as_the_whole(tmp_path: Path) -> None:
     torch.save(Stranger(x=1, t=torch.ones(2)), tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        (told,) = dropped(saved.tree)
+        (told,) = opaque_nodes(saved.tree)
     assert told == ("the whole", f"an object of {__name__}.Stranger, which is not known to be plain data")
 
 
@@ -381,6 +381,6 @@ def test_what_holds_what_can_not_be_carried_is_told_with_that_alone(tmp_path: Pa
     inner = collections.deque([Stranger()])
     torch.save({"x": collections.deque([inner])}, tmp_path / "a.pth")
     with open_checkpoint(tmp_path / "a.pth") as saved:
-        ((_, why),) = dropped(saved.tree)
+        ((_, why),) = opaque_nodes(saved.tree)
     why_not = f"an object of {__name__}.Stranger, which is not known to be plain data"
     assert why == f"an object of collections.deque, which holds {why_not}"

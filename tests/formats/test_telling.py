@@ -24,7 +24,7 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content import flattening, plain_data
 from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.plain_data import KeyText, Teller
+from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer
 from ckpttool.wire.judgement import read_pickles
 from ckpttool.wire.source import Buffer
 
@@ -182,13 +182,13 @@ def test_tensors_in_arguments_are_tensors(tmp_path: Path) -> None:
 
 def test_what_is_shared_is_summed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     summed: list[int] = []
-    real = plain_data.described_bytes
+    real = plain_data.describe_bytes
 
     def counted(data: bytes) -> str:
         summed.append(len(data))
         return real(data)
 
-    monkeypatch.setattr(plain_data, "described_bytes", counted)
+    monkeypatch.setattr(plain_data, "describe_bytes", counted)
     shared = b"x" * 60_000
     found = told([shared] * 1000 + [{}])
     assert isinstance(found, list)
@@ -219,7 +219,7 @@ def test_an_object_made_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     inner.append(inner)
     assert told(odd(inner)) == {"<class>": f"{__name__}.Odd", "<args>": [["<a cycle>"]]}
     monkeypatch.setattr(plain_data, "MAX_WORDS", 1000)
-    assert Teller().plain(inner) == "list(…)"
+    assert PlainDataRenderer().render(inner) == "list(…)"
 
 
 def test_references_that_double(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ckpttool.checkpoint import TrainingState
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.content.sidecar import encoded
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.tensor import Role
 from ckpttool.wire.staged_output import StagedOutput
 from ckpttool.writing import document as module
@@ -110,7 +110,7 @@ def test_roles_training_and_ties_of_paddle_come_back_out_of_pytorchs_file(
             assert [(one.path, one.role, one.shares_with) for one in opened.tensors] == [
                 (one.path, one.role, one.shares_with) for one in source.tensors
             ]
-            assert encoded(opened.tree) == encoded(source.tree)
+            assert encode_tree(opened.tree) == encode_tree(source.tree)
 
 
 def test_paths_are_told_to_it_where_there_was_no_tree() -> None:

@@ -218,7 +218,7 @@ def test_any_names_are_refused_or_come_back(
 
 @pytest.mark.parametrize("source", ["pytorch/guide.pth", "pytorch/parameters.pth", "hdf5/mixed.h5"])
 def test_all_that_is_no_tensor_comes_back(source: str, files: Path, tmp_path: Path) -> None:
-    from ckpttool.formats.content.sidecar import encoded
+    from ckpttool.formats.content.tree_json import encode_tree
 
     with open_checkpoint(files / source) as checkpoint:
         content = content_of(checkpoint)
@@ -228,7 +228,7 @@ def test_all_that_is_no_tensor_comes_back(source: str, files: Path, tmp_path: Pa
         with open_checkpoint(target) as opened:
             assert opened.format == "hdf5"
             assert dict(opened.metadata) == dict(checkpoint.metadata)
-            assert encoded(opened.tree) == encoded(checkpoint.tree)
+            assert encode_tree(opened.tree) == encode_tree(checkpoint.tree)
         assert verify(target).is_valid
 
 

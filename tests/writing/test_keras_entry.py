@@ -10,7 +10,7 @@ import h5py
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.formats.content.sidecar import ENTRY, carried_training
+from ckpttool.formats.content.sidecar import ENTRY, training_document
 from ckpttool.ops.convert import convert
 
 
@@ -21,9 +21,9 @@ def test_weights_alone_keep_what_their_model_said(source: str, files: Path, tmp_
         assert dict(made.metadata) == dict(own.metadata)
         assert {"keras_version", "model_config"} <= made.metadata.keys()
         assert made.native["keras.config"] == own.native["keras.config"]
-        told = carried_training(made.training)
+        told = training_document(made.training)
         assert told["step"] and told["learning_rate"]
-        assert {**told, "origin": None} == {**carried_training(own.training), "origin": None}
+        assert {**told, "origin": None} == {**training_document(own.training), "origin": None}
 
 
 @pytest.mark.parametrize(("source", "between"), [("adam.keras", "x.h5"), ("adam.h5", "x.keras")])
@@ -37,7 +37,7 @@ def test_the_other_kind_of_model_gives_the_same_file_back(
         assert dict(made.metadata) == dict(own.metadata)
         kept = {"keras.config", "keras.metadata", "keras.training_config"} & own.native.keys()
         assert {key: made.native[key] for key in kept} == {key: own.native[key] for key in kept}
-        assert carried_training(made.training)["saved_at" if source == "adam.keras" else "step"]
+        assert training_document(made.training)["saved_at" if source == "adam.keras" else "step"]
 
 
 @pytest.mark.parametrize("name", ["adam.h5", "adam.weights.h5"])

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import Truncated
-from ckpttool.formats.content.sidecar import ENTRY, encoded
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.readable import Contiguous, InMemory
@@ -188,7 +189,7 @@ def test_what_an_archive_has_no_place_for_is_carried(tmp_path: Path) -> None:
     require_same(target, content)
     with open_checkpoint(target) as opened:
         assert opened.native == content.native
-        assert encoded(opened.tree) == encoded(tree)
+        assert encode_tree(opened.tree) == encode_tree(tree)
         assert opened.training.epoch == 3
     with np.load(target) as found:
         assert set(found) == {"a.0.b", ENTRY}

@@ -19,8 +19,9 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated, Unsupported
-from ckpttool.formats.content.sidecar import ENTRY, encoded
-from ckpttool.formats.content.tree import dropped
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.content.tree import opaque_nodes
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickled import Call, Global
@@ -72,7 +73,7 @@ def require_same(target: Path, content: Content) -> None:
             assert (found.shape, found.shares_with) == (one.shape, one.shares_with)
             assert found.tobytes() == one.tobytes()
         if content.tree is not None:
-            assert encoded(opened.tree) == encoded(content.tree)
+            assert encode_tree(opened.tree) == encode_tree(content.tree)
     assert verify(target).is_valid
 
 
@@ -257,7 +258,7 @@ def test_what_is_left_of_an_object_is_carried_with_a_word_about_it(
 ) -> None:
     target = rewritten(files / "pytorch" / name, tmp_path / "target.pt")
     with open_checkpoint(files / "pytorch" / name) as one, open_checkpoint(target) as other:
-        assert [*dropped(one.tree)] == [*dropped(other.tree)] != []
+        assert [*opaque_nodes(one.tree)] == [*opaque_nodes(other.tree)] != []
     if name == "module.pth":
         with open_checkpoint(target) as opened:
             assert torch.load(target).keys() == opened.keys()

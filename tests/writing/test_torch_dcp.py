@@ -15,7 +15,8 @@ from ckpttool import open_checkpoint
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import BY_NAME, UINT8
 from ckpttool.errors import Truncated
-from ckpttool.formats.content.sidecar import ENTRY, encoded
+from ckpttool.formats.content.sidecar import ENTRY
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.ops.verify import verify
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.pickler import pickled
@@ -61,7 +62,7 @@ def require_same(target: Path, content: Content) -> None:
             assert (found.shape, found.shares_with) == (one.shape, one.shares_with)
             assert found.tobytes() == one.tobytes()
         if content.tree is not None:
-            assert encoded(opened.tree) == encoded(content.tree)
+            assert encode_tree(opened.tree) == encode_tree(content.tree)
     assert verify(target).is_valid
 
 

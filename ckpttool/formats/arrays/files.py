@@ -18,8 +18,8 @@ from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble, training_of
 from ckpttool.formats.content.flattening import Flat
-from ckpttool.formats.content.plain_data import Sums
-from ckpttool.formats.content.sidecar import ENTRY, restored_from_record
+from ckpttool.formats.content.plain_data import PayloadChecksums
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_record
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import Finding, Severity, error, note, warning
@@ -239,7 +239,7 @@ def _told(probe: Probe, arrays: _Arrays) -> Checkpoint:
 
     @functools.cache
     def metadata() -> Mapping[str, object]:
-        found = Sums().of(place)
+        found = PayloadChecksums().of(place)
         if found is None:
             return arrays.told
         ((name, told),) = arrays.told.items()
@@ -307,7 +307,7 @@ class Npz(Format):
             findings=tuple(arrays.findings),
             safety=tuple(arrays.safety),
         )
-        return restored_from_record(checkpoint, archive, entry)
+        return apply_sidecar_record(checkpoint, archive, entry)
 
 
 def safety_of(archive: Archive) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.flattening import Leaf
-from ckpttool.formats.content.plain_data import Sums, described_bytes, plain
+from ckpttool.formats.content.plain_data import PayloadChecksums, describe, describe_bytes
 from ckpttool.formats.content.scalars import shortest
 from ckpttool.tensor import Extent, Values
 from ckpttool.wire.pickled import Call, Global, Payload
@@ -104,7 +104,9 @@ class Reordered:
         return self
 
 
-def numpy_leaf(call: Call, path: str, make: Callable[..., Any], sums: Sums | None = None) -> Leaf[Any] | None:
+def numpy_leaf(
+    call: Call, path: str, make: Callable[..., Any], sums: PayloadChecksums | None = None
+) -> Leaf[Any] | None:
     """Return the array or scalar that a call stands for, or None where it is neither.
 
     Args:
@@ -116,7 +118,7 @@ def numpy_leaf(call: Call, path: str, make: Callable[..., Any], sums: Sums | Non
     Raises:
         DamagedCheckpoint: Its description and its bytes disagree.
     """
-    function, sums = call.function, sums or Sums()
+    function, sums = call.function, sums or PayloadChecksums()
     if not isinstance(function, Global):
         return None
     try:
@@ -145,7 +147,7 @@ def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...
     if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
         raise ValueError("no shape")
     if any(type(length) is not int or length < 0 for length in shape):
-        raise ValueError(f"shape {plain(shape)}")
+        raise ValueError(f"shape {describe(shape)}")
     in_order = tuple(range(len(shape)))
     if order == "F":
         return shape[::-1], in_order[::-1]
@@ -165,7 +167,7 @@ def _array(
     axes: tuple[int, ...],
     data: object,
     make: Callable[..., Any],
-    sums: Sums,
+    sums: PayloadChecksums,
 ) -> Leaf[Any] | None:
     described = element_type(dtype)
     if described is None:
@@ -190,15 +192,17 @@ def _array(
     return Leaf((((), make(element, shape, values, in_order, extent, byteorder)),))
 
 
-def _described_array(dtype: object, shape: tuple[int, ...], order: object, data: object, sums: Sums) -> str:
+def _described_array(
+    dtype: object, shape: tuple[int, ...], order: object, data: object, sums: PayloadChecksums
+) -> str:
     """Return what an array is that is no tensor, with the checksum of its bytes."""
     content = _content(data)
-    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+    told = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
     ordered = "" if order == "C" else f", stored by axes {order}"
     return f"<NumPy array of {spelled(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
 
 
-def _masked(path: str, state: Any, make: Callable[..., Any], sums: Sums) -> Leaf[Any] | None:
+def _masked(path: str, state: Any, make: Callable[..., Any], sums: PayloadChecksums) -> Leaf[Any] | None:
     """Return a masked array: its values, and which of them are hidden."""
     _, shape, dtype, fortran, data, mask, fill = state
     layout = _layout(shape, "F" if fortran else "C")
@@ -207,7 +211,7 @@ def _masked(path: str, state: Any, make: Callable[..., Any], sums: Sums) -> Leaf
         return None
     hidden = _array(path, _BOOL, *layout, mask, make, sums)
     below = hidden.tensors if hidden is not None else ()
-    told = {"values": values.plain, "fill_value": None if fill is None else plain(fill)}
+    told = {"values": values.plain, "fill_value": None if fill is None else describe(fill)}
     left = {name: form for name, form in told.items() if form is not None}
     return Leaf((*values.tensors, *((("mask",), parts) for _, parts in below)), left or None)
 
@@ -266,7 +270,7 @@ def _transposed(data: bytes, element: DType, shape: tuple[int, ...], axes: tuple
     return in_order
 
 
-def _scalar(call: Call, sums: Sums) -> object:
+def _scalar(call: Call, sums: PayloadChecksums) -> object:
     """Return a NumPy scalar as a number, or described where Python has none like it."""
     described = element_type(call.args[0])
     if described is None:
@@ -279,13 +283,13 @@ def _scalar(call: Call, sums: Sums) -> object:
     return shortest(number) if element.name in ("float16", "float32") else number
 
 
-def _told(data: object, sums: Sums) -> str:
+def _told(data: object, sums: PayloadChecksums) -> str:
     """Return what the content of a scalar is; that of the type ``object`` is any object."""
     try:
         content = _content(data)
     except TypeError:
-        return str(plain(data))
-    told = sums.described(content) if isinstance(content, Payload) else described_bytes(content)
+        return str(describe(data))
+    told = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
     return told[1:-1]
 
 
@@ -322,7 +326,7 @@ def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
 def spelled(dtype: object) -> str:
     """Return the name of a type, and all that is to be said of it where the name isn't all."""
     if not isinstance(dtype, Call) or not dtype.args or not isinstance(dtype.args[0], str):
-        return str(plain(dtype))
+        return str(describe(dtype))
     name, state = dtype.args[0], dtype.state
     if not isinstance(state, tuple) or len(state) < 5:
         return name
@@ -331,7 +335,7 @@ def spelled(dtype: object) -> str:
         return f"{order}{name}"
     if name in ("M8", "m8") and (unit := _unit(state)) is not None:
         return f"{order}{name}[{unit}]"
-    return f"{order}{name} {plain(state[2:])}"
+    return f"{order}{name} {describe(state[2:])}"
 
 
 def _unit(state: tuple[Any, ...]) -> str | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.formats.content.flattening import Flat
-from ckpttool.formats.content.plain_data import told_below
+from ckpttool.formats.content.plain_data import under_free_key
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.tree import told_apart
+from ckpttool.formats.content.tree import mark_none
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.distributed import shard_findings
 from ckpttool.formats.torch.objects import TensorParts
@@ -44,10 +44,10 @@ def assemble(
         tree: Gives all that the file holds as ``Checkpoint.tree``, from the tensors with their names.
         records: How other records of the archive are told, by name.
     """
-    tensors = named(flat.tensors, flat.plain, flat.modules, flat.optimizers)
+    tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     metadata = flat.plain if isinstance(flat.plain, dict) else {} if flat.plain is None else {"": flat.plain}
     if records:
-        metadata = {**metadata, **told_below(records, metadata)}
+        metadata = {**metadata, **under_free_key(records, metadata)}
     return Checkpoint(
         path=probe.path,
         format=format,
@@ -57,7 +57,7 @@ def assemble(
         spans=spans,
         metadata=lambda: metadata,
         training=lambda: training_of(metadata, tensors, probe.name),
-        tree=lambda: None if tree is None else told_apart(tree(tensors)),
+        tree=lambda: None if tree is None else mark_none(tree(tensors)),
         producer=producer,
         findings=(*findings, *shard_findings(tensors)),
         safety=safety,
@@ -65,7 +65,7 @@ def assemble(
     )
 
 
-def named(
+def name_tensors(
     found: list[tuple[Path, TensorParts]],
     rest: object,
     modules: Collection[Path] = (),
@@ -82,7 +82,7 @@ def named(
     first: dict[object, str] = {}
     tensors = []
     shapes = {path: parts.shape for path, parts in found if parts.role is None}
-    guess = guesser(shapes, rest, modules, optimizers)
+    guess = infer_roles(shapes, rest, modules, optimizers)
     for path, parts in found:
         guessed = guess(path, parts.shape)
         tensor = Tensor(
@@ -127,7 +127,7 @@ def training_of(metadata: Mapping[str, Any], tensors: tuple[Tensor, ...], name: 
     return training_state(metadata, scalars, name)
 
 
-def guesser(
+def infer_roles(
     shapes: Mapping[Path, tuple[int, ...]],
     rest: object,
     modules: Collection[Path] = (),

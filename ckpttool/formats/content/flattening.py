@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.object_parts import apart, is_object_array, is_size, members, merged, own_state
-from ckpttool.formats.content.plain_data import KeyText, Teller, in_order, inner
+from ckpttool.formats.content.object_parts import (
+    is_object_array,
+    is_size,
+    members,
+    merge_slots,
+    own_state,
+    with_distinct_keys,
+)
+from ckpttool.formats.content.plain_data import KeyText, PlainDataRenderer, small_call_nodes, stable_order
 from ckpttool.tensor import Path
 from ckpttool.wire.pickled import Call, Mapped, Persistent
 
@@ -42,7 +49,7 @@ class Leaf(Generic[T]):
 
 
 @dataclass(slots=True)
-class Budget:
+class TreeBudget:
     """What was spent on a tree; several trees of one file may have one together."""
 
     visits: int = 0
@@ -64,14 +71,14 @@ class Flat(Generic[T]):
     optimizers: set[Path] = field(default_factory=set)
 
 
-class _Gone:
+class _Nothing:
     """Marks what leaves nothing behind in the plain tree."""
 
 
-_GONE = _Gone()
+_NOTHING = _Nothing()
 
 
-class _Open(NamedTuple):
+class _OpenContainer(NamedTuple):
     """A container on the way down: where its plain twin goes, and its children still to visit."""
 
     path: Path
@@ -90,7 +97,7 @@ def flatten(
     leaf: Callable[[object], Leaf[T] | None],
     where: str,
     unwrap: Callable[[object], object] = _itself,
-    budget: Budget | None = None,
+    budget: TreeBudget | None = None,
 ) -> Flat[T]:
     """Take a tree apart, without recursion.
 
@@ -104,7 +111,7 @@ def flatten(
     Raises:
         LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
     """
-    return _Flattening(leaf, where, unwrap, budget or Budget()).run(root)
+    return _Flattening(leaf, where, unwrap, budget or TreeBudget()).run(root)
 
 
 class _Flattening(Generic[T]):
@@ -115,16 +122,16 @@ class _Flattening(Generic[T]):
         leaf: Callable[[object], Leaf[T] | None],
         where: str,
         unwrap: Callable[[object], object],
-        budget: Budget,
+        budget: TreeBudget,
     ) -> None:
         self._leaf, self._where, self._unwrap = leaf, where, unwrap
         self._flat: Flat[T] = Flat()
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenContainer] = []
         self._entered: set[int] = set()
         self._known: set[int] = set()
         self._spent = budget
         self._is_wrapped = unwrap is not _itself
-        self._plain = Teller().plain
+        self._plain = PlainDataRenderer().render
 
     def run(self, root: object) -> Flat[T]:
         form = self._enter(root, (), None)
@@ -137,10 +144,10 @@ class _Flattening(Generic[T]):
             form = self._closed(current)
             if self._stack:
                 self._stack[-1].twin[current.key] = form
-        self._flat.plain = None if form is _GONE else form
+        self._flat.plain = None if form is _NOTHING else form
         return self._flat
 
-    def _descend(self, current: _Open) -> bool:
+    def _descend(self, current: _OpenContainer) -> bool:
         """Visit the children that are left, up to one that must be opened; tell whether there was one."""
         depth = len(self._stack)
         path, twin, spent = current.path, current.twin, self._spent
@@ -168,7 +175,7 @@ class _Flattening(Generic[T]):
         if found is not None:
             self._flat.tensors.extend((path + below, tensor) for below, tensor in found.tensors)
             self._spent.visits += len(found.tensors) + found.visits
-            return _GONE if found.plain is None else found.plain
+            return _NOTHING if found.plain is None else found.plain
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
             self._spent.visits += len(node) // _SCALARS_A_VISIT
             return [self._plain(item) for item in node]
@@ -195,7 +202,7 @@ class _Flattening(Generic[T]):
                 self._flat.modules.add(path)
             elif is_of_optimizer(node):
                 self._flat.optimizers.add(path)
-        self._stack.append(_Open(path, node, {}, parts, key))
+        self._stack.append(_OpenContainer(path, node, {}, parts, key))
 
     def _path_part(self, key: Any) -> str | int:
         if type(key) is int and key.bit_length() > _MAX_KEY_BITS:
@@ -205,13 +212,13 @@ class _Flattening(Generic[T]):
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
         """Return the keyed parts of a container, or None where a node is none."""
         if isinstance(node, Mapped) and (state := own_state(node.state)):
-            return iter(apart(list(node.items()), [("<state>", state)]))
+            return iter(with_distinct_keys(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
             return iter(list(node.items()))
         if isinstance(node, list | tuple):
             return iter(enumerate(node))
         if isinstance(node, set | frozenset):
-            return iter(enumerate(in_order(node)))
+            return iter(enumerate(stable_order(node)))
         if isinstance(node, Call):
             return self._call_children(node)
         return None
@@ -219,25 +226,25 @@ class _Flattening(Generic[T]):
     def _call_children(self, call: Call) -> Iterator[tuple[Any, Any]] | None:
         """Return what an object holds: its state, its items, or the arguments that it is made of."""
         is_special = is_object_array(call) or is_size(call)
-        is_open = is_special or isinstance(merged(call.state), dict) or bool(call.pairs or call.items)
+        is_open = is_special or isinstance(merge_slots(call.state), dict) or bool(call.pairs or call.items)
         if not is_open and self._is_line(call):
             return None
         return iter(members(call))
 
     def _is_line(self, call: Call) -> bool:
         """Tell whether an object can be told in a line: it is small, and no tensor can be in it."""
-        parts = inner(call)
+        parts = small_call_nodes(call)
         return parts is not None and not any(
             isinstance(part, Persistent) or (isinstance(part, Call) and self._leaf(part) is not None)
             for part in parts
         )
 
-    def _closed(self, opened: _Open) -> object:
+    def _closed(self, opened: _OpenContainer) -> object:
         """Return the plain form of a container whose children have all been seen."""
         node, twin = opened.node, opened.twin
-        left = {key: form for key, form in twin.items() if form is not _GONE}
+        left = {key: form for key, form in twin.items() if form is not _NOTHING}
         if len(left) < len(twin) and not left:
-            return _GONE
+            return _NOTHING
         if len(left) == len(twin) and isinstance(node, list | tuple | set | frozenset):
             return list(left.values())
         if isinstance(node, Call):

@@ -8,7 +8,7 @@ from typing import Any
 from ckpttool.wire.pickled import Call, Global, Mapped, Persistent
 
 
-def merged(state: object) -> object:
+def merge_slots(state: object) -> object:
     """Return the attributes of an object as one dictionary, where it has some in slots."""
     if not isinstance(state, tuple) or len(state) != 2 or not isinstance(state[1], dict):
         return state
@@ -19,7 +19,7 @@ def merged(state: object) -> object:
 
 def own_state(state: object) -> object:
     """Return the attributes of a mapping, without the versions of modules that a state dict carries."""
-    state = merged(state)
+    state = merge_slots(state)
     return {k: v for k, v in state.items() if k != "_metadata"} if isinstance(state, dict) else state
 
 
@@ -33,14 +33,14 @@ def _parts_of(call: Call, state: object) -> tuple[list[tuple[Any, Any]], list[tu
     attributes = list(state.items()) if isinstance(state, dict) else []
     rest += [("<state>", state)] if state is not None and not isinstance(state, dict) else []
     keyed = [*attributes, *call.pairs, *enumerate(call.items)]
-    if _are_keys([key for key, _ in keyed]):
+    if _are_distinct_keys([key for key, _ in keyed]):
         return keyed, rest
     rest += [("<items>", call.items)] if call.items else []
     rest += [("<pairs>", [[*pair] for pair in call.pairs])] if call.pairs else []
     return attributes, rest
 
 
-def _are_keys(keys: Sequence[object]) -> bool:
+def _are_distinct_keys(keys: Sequence[object]) -> bool:
     """Tell whether keys differ, and can be looked up: what an object is given by them may be anything.
 
     Tuples in tuples are not hashed: shared ones make that walk explode.
@@ -52,7 +52,7 @@ def _are_keys(keys: Sequence[object]) -> bool:
     return len(set(keys)) == len(keys)
 
 
-def apart(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def with_distinct_keys(keyed: list[tuple[Any, Any]], rest: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Return all parts, those in angle brackets under keys that no other has."""
     taken = {key for key, _ in keyed}
     for key, part in rest:
@@ -69,7 +69,7 @@ def members(call: Call) -> list[tuple[Any, Any]]:
         return [*enumerate(call.state[4]), *shape]
     if is_size(call):
         return list(enumerate(call.args[0]))
-    return apart(*_parts_of(call, merged(call.state)))
+    return with_distinct_keys(*_parts_of(call, merge_slots(call.state)))
 
 
 def is_size(call: Call) -> bool:

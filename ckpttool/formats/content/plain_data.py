@@ -48,15 +48,15 @@ class _Word:
     text: str
 
 
-class Teller:
-    """Tells of the nodes of one pickle, large ones once: what is shared costs no more than what is not."""
+class PlainDataRenderer:
+    """Renders the nodes of one pickle, large ones once: what is shared costs no more than what is not."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, object]] = {}
         self._words = MAX_WORDS
-        self._sums = Sums()
+        self._sums = PayloadChecksums()
 
-    def plain(self, node: object) -> object:
+    def render(self, node: object) -> object:
         """Return a node as plain data, or what describes it."""
         if node is None or isinstance(node, bool | float):
             return node
@@ -67,14 +67,14 @@ class Teller:
         if isinstance(node, complex | Global):
             return str(node)
         if not isinstance(node, Payload | str | int) and not (isinstance(node, bytes) and len(node) > _SMALL):
-            return self._described(node)
+            return self._describe(node)
         known = self._known.get(id(node))
         if known is None:
             # The node is kept with what it told: an address alone may come to be another's.
-            known = self._known[id(node)] = node, self._described(node)
+            known = self._known[id(node)] = node, self._describe(node)
         return known[1]
 
-    def _described(self, node: object) -> object:
+    def _describe(self, node: object) -> object:
         if isinstance(node, str):
             crc = zlib.crc32(node.encode("utf-8", "surrogatepass"))
             return f"{node[:_MAX_TEXT]}… ({len(node):,} characters, CRC-32 {crc:08x})"
@@ -82,17 +82,17 @@ class Teller:
             data = node.to_bytes(node.bit_length() // 8 + 1, "little", signed=True)
             return f"<integer of {node.bit_length():,} bits, CRC-32 {zlib.crc32(data):08x}>"
         if isinstance(node, bytes | bytearray):
-            return described_bytes(node)
+            return describe_bytes(node)
         if isinstance(node, Payload):
-            return self._sums.described(node)
+            return self._sums.describe(node)
         if isinstance(node, Call) and node.is_of("torch", "device"):
-            return ":".join(str(self.plain(arg)) for arg in node.args)
+            return ":".join(str(self.render(arg)) for arg in node.args)
         return self._line(node)
 
     def _line(self, node: object) -> str:
         """Return a node with all its parts in one line, cut where it is long."""
         shown, length, crc = "", 0, 0
-        for word in self._spelled(node):
+        for word in self._line_pieces(node):
             if self._words < 0:
                 break
             length += len(word)
@@ -106,7 +106,7 @@ class Teller:
             return shown
         return f"{shown[:_MAX_LINE]} … {length:,} characters, CRC-32 {crc:08x}"
 
-    def _spelled(self, root: object) -> Iterator[str]:
+    def _line_pieces(self, root: object) -> Iterator[str]:
         """Yield the pieces of a line, without recursion, while there are words left: a cycle never ends."""
         pending: list[object] = [root]
         while pending and self._words >= 0:
@@ -118,26 +118,26 @@ class Teller:
                 self._words -= len(parts)
                 pending += reversed(parts)
             elif node is None or isinstance(node, str | int | float):
-                yield repr(self.plain(node))
+                yield repr(self.render(node))
             elif isinstance(node, bytes | bytearray | Payload | Global | complex):
-                yield str(self.plain(node))
+                yield str(self.render(node))
             else:
                 yield f"<{type(node).__name__}>"
 
 
-def plain(node: object) -> object:
+def describe(node: object) -> object:
     """Return a node that holds no other as plain data, or a sentence that describes it."""
-    return Teller().plain(node)
+    return PlainDataRenderer().render(node)
 
 
-def described_bytes(data: bytes | bytearray) -> str:
+def describe_bytes(data: bytes | bytearray) -> str:
     """Return what bytes are: all of them where they are few."""
     if len(data) <= _SHOWN_BYTES:
         return f"<{len(data):,} bytes: {data.hex(' ')}>"
-    return described(len(data), zlib.crc32(data))
+    return describe_content(len(data), zlib.crc32(data))
 
 
-class Sums:
+class PayloadChecksums:
     """The checksums of what stays in one file, as far as no more is read for them than ``MAX_SUMMED``."""
 
     def __init__(self) -> None:
@@ -160,13 +160,13 @@ class Sums:
             self._known[id(payload)] = payload, (nbytes, crc)
         return self._known[id(payload)][1]
 
-    def described(self, payload: Payload) -> str:
+    def describe(self, payload: Payload) -> str:
         """Return what a content is."""
         found = self.of(payload)
         is_text = payload.kind == "text"
         if found is None:
             return f"<{payload.nbytes:,} bytes of {'text' if is_text else 'data'}>"
-        return described(*found, what="text of " if is_text else "")
+        return describe_content(*found, what="text of " if is_text else "")
 
 
 # Objects in one line --------------------------------------------------------------------------------
@@ -177,26 +177,26 @@ def _pieces(node: object) -> list[object] | None:
     if isinstance(node, Call):
         return _call_pieces(node)
     if isinstance(node, dict):
-        return [_Word("{"), *_between(_paired(node.items())), _Word("}")]
+        return [_Word("{"), *_between(_as_pairs(node.items())), _Word("}")]
     if isinstance(node, list | tuple):
         return [_Word("["), *_between(node), _Word("]")]
     if isinstance(node, set | frozenset):
-        return [_Word("{"), *_between(in_order(node)), _Word("}")]
+        return [_Word("{"), *_between(stable_order(node)), _Word("}")]
     if isinstance(node, Persistent):
         return [_Word("<a reference to "), node.id, _Word(">")]
     return None
 
 
 def _call_pieces(call: Call) -> list[object]:
-    named = _paired(call.kwargs.items()) if isinstance(call.kwargs, dict) else []
+    named = _as_pairs(call.kwargs.items()) if isinstance(call.kwargs, dict) else []
     told: list[object] = [call.function, _Word("("), *_between([*call.args, *named]), _Word(")")]
-    for rest in (call.state, call.items, _paired(call.pairs)):
+    for rest in (call.state, call.items, _as_pairs(call.pairs)):
         if rest is not None and rest != []:
             told += [_Word(" with "), rest]
     return told
 
 
-def _paired(pairs: Iterable[tuple[Any, Any]]) -> list[object]:
+def _as_pairs(pairs: Iterable[tuple[Any, Any]]) -> list[object]:
     return [[key, value] for key, value in pairs]
 
 
@@ -207,7 +207,7 @@ def _between(parts: Iterable[object]) -> Iterator[object]:
         yield part
 
 
-def in_order(items: set[Any] | frozenset[Any]) -> list[Any]:
+def stable_order(items: set[Any] | frozenset[Any]) -> list[Any]:
     """Return the items of a set in an order that is the same in every process, where they are plain."""
     return sorted(items, key=_order)
 
@@ -222,7 +222,7 @@ def _order(item: object) -> tuple[str, str]:
     return type(item).__name__, str(item) if isinstance(item, Global) else ""
 
 
-def inner(call: Call) -> Iterator[object] | None:
+def small_call_nodes(call: Call) -> Iterator[object] | None:
     """Yield all that a call consists of, at any depth; None where it is too much for one line."""
     found: list[object] = [call]
     at = 0
@@ -235,28 +235,28 @@ def inner(call: Call) -> Iterator[object] | None:
     return iter(found[1:])
 
 
-def described(nbytes: int, crc: int, *, what: str = "") -> str:
+def describe_content(nbytes: int, crc: int, *, what: str = "") -> str:
     """Return how content is told; ``what`` is put before its size."""
     return f"<{what}{nbytes:,} bytes, CRC-32 {crc:08x}>"
 
 
-def described_member(member: Member, *, has_checksums: bool = True) -> str:
+def describe_member(member: Member, *, has_checksums: bool = True) -> str:
     """Return how a record of a zip is told, by what the directory says; its content isn't read."""
     if not has_checksums:
         return f"<{member.size:,} bytes of a record without a checksum>"
-    return described(member.size, member.crc32)
+    return describe_content(member.size, member.crc32)
 
 
-def described_members(archive: Archive, is_told: Callable[[str], bool]) -> dict[str, str]:
+def describe_members(archive: Archive, is_told: Callable[[str], bool]) -> dict[str, str]:
     """Return how the records of an archive are told, but for those that are told elsewhere."""
     return {
-        member.name: described_member(member, has_checksums=archive.has_checksums)
+        member.name: describe_member(member, has_checksums=archive.has_checksums)
         for member in archive.members
         if not member.name.endswith("/") and not is_told(member.name)
     }
 
 
-def told_below(records: Mapping[str, str], told: Mapping[str, object]) -> dict[str, object]:
+def under_free_key(records: Mapping[str, str], told: Mapping[str, object]) -> dict[str, object]:
     """Return records under a key that what is told doesn't have yet; nothing where there are none."""
     key = RECORDS
     while key in told:
@@ -272,7 +272,7 @@ def digest(parts: Iterable[bytes]) -> int:
     return crc
 
 
-def told_operators(found: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+def describe_operators(found: Iterable[tuple[str, bytes]]) -> dict[str, str]:
     """Return how many operators of each kind there are, and a checksum of all that is set for them.
 
     Args:

@@ -17,8 +17,8 @@ from ckpttool.checkpoint import Checkpoint, TrainingState
 from ckpttool.errors import CheckpointError
 from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.tree import replaced
-from ckpttool.formats.content.tree_json import decoded, encoded
+from ckpttool.formats.content.tree import replace_tensors
+from ckpttool.formats.content.tree_json import decode_tree
 from ckpttool.formats.content.tree_reading import metadata_of
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Path, Role, Tensor
@@ -27,7 +27,6 @@ from ckpttool.wire.source import Source
 from ckpttool.wire.zip_directory import Member
 from ckpttool.wire.zipped import Archive
 
-__all__ = ["ENTRY", "MAX_DOCUMENT", "SCHEMA", "decoded", "encoded", "restored"]
 ENTRY = "ckpttool.content"
 """The name of the entry, wherever it lies."""
 SCHEMA = "ckpttool.content/1"
@@ -48,7 +47,7 @@ _MODELS = ("keras.config", "keras.training_config")
 _ASSET, _ARRAYS = "keras.asset:", ".npz"
 
 
-def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
+def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> Checkpoint:
     """Return a checkpoint with all that its entry says of it.
 
     Its tensors get their paths and roles, those that were tied come back, and conventions, metadata, training
@@ -62,14 +61,14 @@ def restored(checkpoint: Checkpoint, document: bytes | str, where: str) -> Check
         where: Where it lies in the file, for the warning.
     """
     try:
-        return _restored(checkpoint, document)
+        return _apply_document(checkpoint, document)
     except CheckpointError as failure:
         return _warned(checkpoint, failure.reason, where)
     except (ValueError, TypeError) as failure:
         return _warned(checkpoint, str(failure), where)
 
 
-def restored_from_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
+def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
     """Return a checkpoint with all that a record says of it; with a warning instead where that can't be read.
 
     Args:
@@ -87,16 +86,16 @@ def restored_from_record(checkpoint: Checkpoint, archive: Archive, member: Membe
         return _unread(checkpoint, failure.reason, member.name)
     if archive.has_checksums and isal_zlib.crc32(document) != member.crc32:
         return _unread(checkpoint, "its checksum does not match", member.name)
-    return restored(checkpoint, document, member.name)
+    return apply_sidecar(checkpoint, document, member.name)
 
 
-def restored_from_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
+def apply_sidecar_file(checkpoint: Checkpoint, source: Source | None) -> Checkpoint:
     """Return a checkpoint with all that a file beside it says of it; see ``restored_from_record``."""
     if source is None:
         return checkpoint
     if source.size > MAX_DOCUMENT:
         return _too_long(checkpoint, source.size, ENTRY)
-    return restored(checkpoint, source.read(0, source.size, ENTRY), ENTRY)
+    return apply_sidecar(checkpoint, source.read(0, source.size, ENTRY), ENTRY)
 
 
 def _too_long(checkpoint: Checkpoint, nbytes: int, where: str) -> Checkpoint:
@@ -113,25 +112,25 @@ def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
     return checkpoint.but(findings=(*checkpoint.findings, found))
 
 
-def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
+def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
     """Return the checkpoint with its entry.
 
     Raises:
         CheckpointError, ValueError, TypeError: The document is damaged, or does not fit.
     """
-    parsed = _parsed(checkpoint.path, document)
+    parsed = _parse_document(checkpoint.path, document)
     tensors = checkpoint.tensors
     named = {tensor.name: tensor for tensor in reversed(tensors)}
     changes: dict[str, Any] = {}
     if parsed.get("tensors") is not None:
-        tensors = _renamed(parsed.pop("tensors"), named)
+        tensors = _tensors_of_document(parsed.pop("tensors"), named)
         named = {tensor.name: tensor for tensor in tensors}
         changes["tree"] = lambda: None
     elif parsed.get("roles") is not None:
-        others = _with_roles(parsed.pop("roles"), named)
+        others = _tensors_with_roles(parsed.pop("roles"), named)
         tensors = tuple(others.get(id(tensor), tensor) for tensor in tensors)
-        changes["tree"] = lambda: replaced(checkpoint.tree, others)
-    content = decoded(parsed.get("content"), parsed.get("shared", []), named.__getitem__)
+        changes["tree"] = lambda: replace_tensors(checkpoint.tree, others)
+    content = decode_tree(parsed.get("content"), parsed.get("shared", []), named.__getitem__)
     if not isinstance(content, dict):
         raise ValueError("it has no content")
     tree = content.get("tree")
@@ -148,14 +147,14 @@ def _restored(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
     return checkpoint.but(
         tensors=tensors,
         metadata=lambda: metadata,
-        training=lambda: with_training(training_of(metadata, tensors, name), training),
+        training=lambda: merge_training(training_of(metadata, tensors, name), training),
         native=lambda: {**checkpoint.native, **native},
-        safety=(*checkpoint.safety, *safety_of_native(native, ENTRY)),
+        safety=(*checkpoint.safety, *native_safety(native, ENTRY)),
         **changes,
     )
 
 
-def _parsed(path: str, document: bytes | str) -> dict[str, Any]:
+def _parse_document(path: str, document: bytes | str) -> dict[str, Any]:
     """Return a document as JSON has it.
 
     Raises:
@@ -236,7 +235,7 @@ def _native(told: object) -> Mapping[str, bytes]:
 # Tensors --------------------------------------------------------------------------------------------
 
 
-def _renamed(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+def _tensors_of_document(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     """Return the tensors that a document tells of, in its order.
 
     Raises:
@@ -267,7 +266,7 @@ def _renamed(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
     return (*found.values(), *left)
 
 
-def _with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def _tensors_with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Return the tensors that have other roles than their format knows, by the ``id`` of its own.
 
     Raises:
@@ -288,7 +287,7 @@ def _path(name: str, parts: Any) -> Path:
     return tuple(parts)
 
 
-def carried_training(state: TrainingState) -> dict[str, object]:
+def training_document(state: TrainingState) -> dict[str, object]:
     """Return what is known of a training but its hyper-parameters, which the metadata have."""
     told = {name: getattr(state, name) for name in (*_NUMBERS, "saved_at")}
     known: dict[str, object] = {name: value for name, value in told.items() if _is_right(name, value)}
@@ -300,7 +299,7 @@ def carried_training(state: TrainingState) -> dict[str, object]:
 
 
 def check_training(told: object) -> None:
-    """Require what ``carried_training`` returns.
+    """Require what ``training_document`` returns.
 
     Raises:
         ValueError: It is anything else.
@@ -312,8 +311,8 @@ def check_training(told: object) -> None:
             raise ValueError(f"the training state has a strange {name!r:.40}")
 
 
-def with_training(state: TrainingState, told: Mapping[str, Any]) -> TrainingState:
-    """Return a training state in which all that was carried counts, and the rest is as it was."""
+def merge_training(state: TrainingState, told: Mapping[str, Any]) -> TrainingState:
+    """Return a training state in which a sidecar's fields replace those that a format knows."""
     if not told:
         return state
     return replace(state, **{**told, "origin": {**state.origin, **told.get("origin", {})}})
@@ -340,7 +339,7 @@ def _maps_text(value: object, is_right: Callable[[object], bool]) -> bool:
     )
 
 
-def safety_of_native(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
+def native_safety(native: Mapping[str, bytes], where: str) -> tuple[Finding, ...]:
     """Return what the readers of the formats that native parts come from would say against them.
 
     Args:
@@ -350,27 +349,27 @@ def safety_of_native(native: Mapping[str, bytes], where: str) -> tuple[Finding, 
     return tuple(
         replace(finding, message=f"of a model that is written from it: {finding.message}")
         for key, data in native.items()
-        for finding in _judged(key, data, f"{where}.{key}")
+        for finding in _native_findings(key, data, f"{where}.{key}")
     )
 
 
-def _judged(key: str, data: bytes, where: str) -> Iterator[Finding]:
+def _native_findings(key: str, data: bytes, where: str) -> Iterator[Finding]:
     try:
         if key in _MODELS:
-            yield from _of_config(data, where)
+            yield from _config_findings(data, where)
         elif key.startswith(_ASSET):
-            yield from _of_asset(key, data, where)
+            yield from _asset_findings(key, data, where)
     except CheckpointError:
         yield warning("not-scanned", "it could not be read, so what loading it would run is not known", where)
 
 
-def _of_config(data: bytes, where: str) -> tuple[Finding, ...]:
+def _config_findings(data: bytes, where: str) -> tuple[Finding, ...]:
     from ckpttool.formats.keras.config import judge, read_config
 
     return judge(read_config("", data), where)
 
 
-def _of_asset(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
+def _asset_findings(key: str, data: bytes, where: str) -> tuple[Finding, ...]:
     """Return what is to be said of a file beside a model: it may hold arrays, or be a pickle."""
     if key.endswith(_ARRAYS):
         message = "arrays, in which there may be pickles that were not looked at"

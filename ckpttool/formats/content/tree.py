@@ -1,4 +1,4 @@
-"""The content of a checkpoint as one tree: ``Checkpoint.tree``, and what can be done with it.
+"""The content of a checkpoint as one tree, ``Checkpoint.tree``: how it is made, changed, walked and compared.
 
 A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
 ``ckpttool.wire.pickled``:
@@ -26,20 +26,8 @@ from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Mapped, Opaque, is_gone
+from ckpttool.wire.pickled import NOTHING, Call, Global, Mapped, Opaque, is_gone
 
-__all__ = [
-    "NDARRAY",
-    "REQUIRES_GRAD",
-    "Opaque",
-    "carried",
-    "dropped",
-    "kept",
-    "replaced",
-    "tensors_in",
-    "told_apart",
-    "walk",
-]
 _MAX_KEY_BITS = 64
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 MAX_OPEN = 2000
@@ -54,7 +42,7 @@ _COMPARE: dict[type, Callable[[Any, Any], bool]] = {
 """How nodes are compared that have no parts, and are shared by whoever likes."""
 
 
-def kept(
+def build_tree(
     root: object,
     leaf: Callable[[object], Leaf[Any] | None],
     tensors: tuple[Tensor, ...],
@@ -81,12 +69,12 @@ def kept(
     return TreeBuilder(leaf, tensors, path, unwrap, arrays).run(root)
 
 
-def told_apart(root: object) -> object:
-    """Return the tree of what a file holds: None that it holds is told from no tree."""
+def mark_none(root: object) -> object:
+    """Return the tree of what a file holds, with a None that it holds marked: no tree at all is None, too."""
     return Call(NOTHING, ()) if root is None else root
 
 
-def replaced(tree: object, tensors: Mapping[int, Tensor]) -> object:
+def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
     """Return a tree in which other tensors stand.
 
     Args:
@@ -102,13 +90,13 @@ def replaced(tree: object, tensors: Mapping[int, Tensor]) -> object:
     def expand(node: object) -> object:
         if isinstance(node, Tensor):
             return tensors.get(id(node), node)
-        return rebuilt(node) or node
+        return node_parts(node) or node
 
     return fold(tree, expand, _no_cycle)
 
 
-def carried(tree: object) -> object:
-    """Return a tree as it is carried: without what is ``Opaque``, which is left out or stood in for.
+def without_opaque(tree: object) -> object:
+    """Return a tree without what is ``Opaque``, which is left out or replaced by what of it can be carried.
 
     Raises:
         LimitExceeded: It is nested too deep.
@@ -116,8 +104,8 @@ def carried(tree: object) -> object:
 
     def expand(node: object) -> object:
         if isinstance(node, Opaque):
-            return _GONE if node.content is None else Parts([node.content], lambda done: done[0])
-        parts = rebuilt(node)
+            return _DROPPED if node.content is None else NodeParts([node.content], lambda done: done[0])
+        parts = node_parts(node)
         if parts is None:
             return node
         if isinstance(node, dict):
@@ -126,26 +114,28 @@ def carried(tree: object) -> object:
             at_kept = [*kept, *(count + at for at in kept)]
             state = [node.state, node.factory] if isinstance(node, Mapped) else []
             chosen = [parts.parts[at] for at in at_kept] + state
-            return Parts(chosen, lambda done: _dict_like(node, [_or_none(one) for one in done], len(kept)))
-        return Parts(parts.parts, lambda done: parts.make([_or_none(one) for one in done]))
+            return NodeParts(
+                chosen, lambda done: _dict_like(node, [_or_none(one) for one in done], len(kept))
+            )
+        return NodeParts(parts.parts, lambda done: parts.make([_or_none(one) for one in done]))
 
     return _or_none(fold(tree, expand, _no_cycle))
 
 
-class _Gone:
+class _Dropped:
     """Stands for what is left out, while the tree around it is made."""
 
 
-_GONE = _Gone()
+_DROPPED = _Dropped()
 
 
 def _or_none(made: object) -> object:
-    return None if made is _GONE else made
+    return None if made is _DROPPED else made
 
 
 def _dict_like(node: dict[Any, Any], done: list[Any], count: int) -> object:
     pairs = zip(done[:count], done[count : 2 * count], strict=True)
-    return mapped_of(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+    return make_mapped(node.kind, pairs, *done[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
 
 
 def walk(tree: object) -> Iterator[tuple[Path, object]]:
@@ -161,11 +151,11 @@ def walk(tree: object) -> Iterator[tuple[Path, object]]:
             continue
         seen.add(id(node))
         yield path, node
-        below = [(path, part) if key is None else ((*path, key), part) for key, part in _below(node)]
+        below = [(path, part) if key is None else ((*path, key), part) for key, part in _keyed_parts(node)]
         pending += reversed(below)
 
 
-def _below(node: object) -> Iterator[tuple[str | int | None, object]]:
+def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
     """Yield the parts of a node with their keys; without one what lies at the path of the node itself."""
     if isinstance(node, dict):
         yield from ((None, key) for key in node if type(key) not in _ATOMS)
@@ -190,9 +180,9 @@ def _text(key: object) -> str | int:
         return key
     if isinstance(key, Opaque) and isinstance(key.content, str):
         return key.content
-    from ckpttool.formats.content.plain_data import plain
+    from ckpttool.formats.content.plain_data import describe
 
-    return str(plain(key))
+    return str(describe(key))
 
 
 def tensors_in(tree: object) -> Iterator[Tensor]:
@@ -200,8 +190,8 @@ def tensors_in(tree: object) -> Iterator[Tensor]:
     return (node for _, node in walk(tree) if isinstance(node, Tensor))
 
 
-def dropped(tree: object) -> Iterator[tuple[str, str]]:
-    """Yield what of a tree is not carried, as (path, why)."""
+def opaque_nodes(tree: object) -> Iterator[tuple[str, str]]:
+    """Yield the path of each ``Opaque`` node, and why it can't be carried."""
     for path, node in walk(tree):
         if isinstance(node, Opaque):
             yield ".".join(map(str, path)) if path else "the whole", node.what
@@ -264,7 +254,7 @@ def _paired_call_parts(one: Call, two: Call) -> list[tuple[Any, Any]] | None:
     return pairs
 
 
-class Parts(NamedTuple):
+class NodeParts(NamedTuple):
     """A node that is not done yet: its parts, and what makes the new node out of the new parts."""
 
     parts: Sequence[object]
@@ -302,7 +292,7 @@ def fold(
                 done.append(cycle(node))
                 continue
             made = expand(node)
-            if type(made) is not Parts:
+            if type(made) is not NodeParts:
                 done.append(made)
                 if made is not node:
                     known[at] = node, made
@@ -331,39 +321,25 @@ class _Frame:
     done: list[Any] = field(default_factory=list)
 
 
-def rebuilt(node: object) -> Parts | None:
+def node_parts(node: object) -> NodeParts | None:
     """Return the parts of a node of a tree, and what makes the like of it; None where it has none."""
     kind = type(node)
     if kind in _ATOMS:
         return None
     if isinstance(node, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
-        return Parts(list(node), kind)
-    if isinstance(node, Mapped):
-        return Parts([*node.keys(), *node.values(), node.state, node.factory], _mapped_like(node))
+        return NodeParts(list(node), kind)
     if isinstance(node, dict):
-        count = len(node)
-        return Parts(
-            [*node.keys(), *node.values()], lambda done: dict(zip(done[:count], done[count:], strict=True))
-        )
+        state = [node.state, node.factory] if isinstance(node, Mapped) else []
+        return NodeParts([*node, *node.values(), *state], lambda done: _dict_like(node, done, len(node)))
     if isinstance(node, Call):
         parts = [node.function, node.args, node.kwargs, node.state, node.items, node.pairs]
-        return Parts(parts, lambda done: call_of(*done, is_new=node.is_new))
+        return NodeParts(parts, lambda done: make_call(*done, is_new=node.is_new))
     if isinstance(node, Opaque) and node.content is not None:
-        return Parts([node.content], lambda done: Opaque(node.what, done[0]))
+        return NodeParts([node.content], lambda done: Opaque(node.what, done[0]))
     return None
 
 
-def _mapped_like(node: Mapped) -> Callable[[list[object]], Mapped]:
-    def make(done: list[object]) -> Mapped:
-        count = len(node)
-        return mapped_of(
-            node.kind, zip(done[:count], done[count : 2 * count], strict=True), *done[2 * count :]
-        )
-
-    return make
-
-
-def mapped_of(
+def make_mapped(
     kind: Any, pairs: Iterable[tuple[Any, Any]], state: object = None, factory: object = None
 ) -> Mapped:
     """Return a dictionary of another class."""
@@ -373,7 +349,7 @@ def mapped_of(
     return made
 
 
-def call_of(
+def make_call(
     function: object,
     args: Any,
     kwargs: object = None,

@@ -12,8 +12,8 @@ from typing import Any
 
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import members
-from ckpttool.formats.content.plain_data import plain
-from ckpttool.formats.content.tree import Parts, call_of, fold, mapped_of
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import NodeParts, fold, make_call, make_mapped
 from ckpttool.formats.torch.modules import is_module
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.calls import is_plain
@@ -47,7 +47,7 @@ _RECORDS = frozenset({("argparse", "Namespace"), ("types", "SimpleNamespace")})
 
 
 class TreeBuilder:
-    """Builds one tree; see ``tree.kept`` for the arguments."""
+    """Builds one tree; see ``tree.build_tree`` for the arguments."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TreeBuilder:
         Raises:
             LimitExceeded: It is nested too deep.
         """
-        return fold(root, self._expand, lambda node: self._gone("a cycle"), self._path)
+        return fold(root, self._expand, lambda node: self._opaque("a cycle"), self._path)
 
     # Nodes --------------------------------------------------------------------------------------------
 
@@ -81,93 +81,95 @@ class TreeBuilder:
         if kind in _ATOMS:
             return node
         expand = _EXPAND.get(kind)
-        return self._gone(f"a {kind.__name__}") if expand is None else expand(self, node)
+        return self._opaque(f"a {kind.__name__}") if expand is None else expand(self, node)
 
-    def _sequence(self, node: Any) -> Parts:
+    def _sequence(self, node: Any) -> NodeParts:
         kind = type(node)
-        return Parts(list(node), lambda done: self._noted(kind(done), done))
+        return NodeParts(list(node), lambda done: self._remember(kind(done), done))
 
-    def _set(self, node: Any) -> Parts:
+    def _set(self, node: Any) -> NodeParts:
         kind = type(node)
-        return Parts(list(node), lambda done: self._noted(kind(map(self._key, done)), done))
+        return NodeParts(list(node), lambda done: self._remember(kind(map(self._new_key, done)), done))
 
-    def _key(self, key: Any) -> Any:
+    def _new_key(self, key: Any) -> Any:
         """Return what may be a key, as text where it is none."""
         if isinstance(key, Opaque) and is_gone(key):
-            return self._gone(f"a key that is {key.what}", str(plain(key.what)))
+            return self._opaque(f"a key that is {key.what}", str(describe(key.what)))
         try:
             hash(key)
         except TypeError:
-            return self._gone("a key that can't be one")
+            return self._opaque("a key that can't be one")
         return key
 
-    def _keys(self, nodes: list[Any], keys: list[Any]) -> list[Any]:
+    def _new_keys(self, nodes: list[Any], keys: list[Any]) -> list[Any]:
         """Return the new keys; those that can't be carried are texts, the same as in the names of tensors."""
         made = []
         for node, key in zip(nodes, keys, strict=True):
-            if self._flags_of(key) & OPAQUE:
-                key = self._gone(f"a key that can't be carried: {self._reason(key)}", str(plain(node)))
-            made.append(self._key(key))
+            if self._flags(key) & OPAQUE:
+                key = self._opaque(f"a key that can't be carried: {self._reason(key)}", str(describe(node)))
+            made.append(self._new_key(key))
         return made
 
-    def _dict(self, node: dict[Any, Any]) -> Parts:
+    def _dict(self, node: dict[Any, Any]) -> NodeParts:
         keys = list(node)
 
         def make(done: list[Any]) -> object:
-            told = self._keys(keys, done[: len(keys)])
-            return self._noted(dict(zip(told, done[len(keys) :], strict=True)), [*told, *done[len(keys) :]])
+            told = self._new_keys(keys, done[: len(keys)])
+            return self._remember(
+                dict(zip(told, done[len(keys) :], strict=True)), [*told, *done[len(keys) :]]
+            )
 
-        return Parts([*keys, *node.values()], make)
+        return NodeParts([*keys, *node.values()], make)
 
-    def _mapped(self, node: Mapped) -> Parts:
+    def _mapping(self, node: Mapped) -> NodeParts:
         keys, count = list(node), len(node)
 
         def make(done: list[Any]) -> object:
-            told = self._keys(keys, done[:count])
+            told = self._new_keys(keys, done[:count])
             pairs = zip(told, done[count : 2 * count], strict=True)
-            made = mapped_of(node.kind, pairs, *done[2 * count :])
-            return self._noted(made, [*told, *done[count:]])
+            made = make_mapped(node.kind, pairs, *done[2 * count :])
+            return self._remember(made, [*told, *done[count:]])
 
-        return Parts([*keys, *node.values(), node.state, node.factory], make)
+        return NodeParts([*keys, *node.values(), node.state, node.factory], make)
 
     def _payload(self, payload: Payload) -> object:
         self._left -= payload.nbytes
         if self._left < 0:
-            return self._gone(f"{payload.nbytes:,} bytes of text or data, beyond the limit of {MAX_READ:,}")
+            return self._opaque(f"{payload.nbytes:,} bytes of text or data, beyond the limit of {MAX_READ:,}")
         data = payload.read()
         return data.decode("utf-8", "surrogatepass") if payload.kind == "text" else data
 
     def _global(self, name: Global) -> object:
         if trust(name.module, name.name) is Trust.PLAIN:
             return name
-        return self._gone(f"the name {name}, which is no data")
+        return self._opaque(f"the name {name}, which is no data")
 
     def _persistent(self, node: Persistent) -> object:
         found = self._leaf(node)
         if found is None or not found.tensors:
-            return self._gone("a reference to what is not data in the file")
+            return self._opaque("a reference to what is not data in the file")
         tensor = self._tensor(found)
         kind = node.id[1] if isinstance(node.id, tuple) and len(node.id) > 1 else None
         if isinstance(tensor, Tensor) and isinstance(kind, Global) and kind.name.endswith("Storage"):
-            return self._noted(Call(kind, (tensor,)), [tensor])
+            return self._remember(Call(kind, (tensor,)), [tensor])
         return tensor
 
     def _tensor(self, found: Leaf[Any]) -> object:
         """Return the first of the tensors that a node turned out to be, as the checkpoint has it."""
         parts = found.tensors[0][1]
-        tensor = self._by_values.get(id(parts.values)) or self._at(parts)
+        tensor = self._by_values.get(id(parts.values)) or self._same_view(parts)
         if tensor is None:
-            return self._gone(
+            return self._opaque(
                 "a tensor without values" if parts.values is None else "a tensor without a name"
             )
-        self._noted(tensor, (), TENSOR)
+        self._remember(tensor, (), TENSOR)
         return tensor
 
-    def _at(self, parts: Any) -> Tensor | None:
+    def _same_view(self, parts: Any) -> Tensor | None:
         """Return a tensor that is the same view of the same bytes."""
         if self._by_place is None:
-            self._by_place = {_place(tensor): tensor for tensor in reversed(self._tensors)}
-        return None if parts.values is None else self._by_place.get(_place(parts))
+            self._by_place = {_view_key(tensor): tensor for tensor in reversed(self._tensors)}
+        return None if parts.values is None else self._by_place.get(_view_key(parts))
 
     # Objects ------------------------------------------------------------------------------------------
 
@@ -196,78 +198,82 @@ class TreeBuilder:
     def _view(self, call: Call, found: Leaf[Any]) -> object:
         tensor = self._tensor(found)
         if len(call.args) > 5 and call.args[5]:
-            return self._gone("the hooks of a tensor", tensor)
+            return self._opaque("the hooks of a tensor", tensor)
         if call.function != Global("torch._utils", "_rebuild_tensor") and call.args[4] is True:
-            return self._noted(Call(REQUIRES_GRAD, (tensor,)), [tensor])
+            return self._remember(Call(REQUIRES_GRAD, (tensor,)), [tensor])
         return tensor
 
-    def _quantized(self, call: Call, found: Leaf[Any]) -> Parts:
+    def _quantized(self, call: Call, found: Leaf[Any]) -> NodeParts:
         tensor, grad = self._tensor(found), call.args[5] is True
-        return Parts([call.args[4]], lambda done: self._made(Call(QUANTIZED, (tensor, done[0], grad)), found))
+        return NodeParts(
+            [call.args[4]], lambda done: self._call_or_opaque(Call(QUANTIZED, (tensor, done[0], grad)), found)
+        )
 
     def _from_type(self, call: Call, found: Leaf[Any]) -> object:
         function, kind, args, state = call.args[:4]
         if isinstance(function, Global) and (function.module, function.name) in _VIEWS:
             inner = self._view(Call(function, args), found)
             parts = [kind, state]
-            return Parts(parts, lambda done: self._made(Call(FROM_TYPE, (inner, *done)), found))
+            return NodeParts(parts, lambda done: self._call_or_opaque(Call(FROM_TYPE, (inner, *done)), found))
         if function == QUANTIZED:
             tensor, grad = self._tensor(found), args[5] is True
 
             def make(done: list[Any]) -> object:
-                inner = self._made(Call(QUANTIZED, (tensor, done[2], grad)), found)
-                return self._made(Call(FROM_TYPE, (inner, *done[:2])), found)
+                inner = self._call_or_opaque(Call(QUANTIZED, (tensor, done[2], grad)), found)
+                return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[:2])), found)
 
-            return Parts([kind, state, args[4]], make)
+            return NodeParts([kind, state, args[4]], make)
         if function == FROM_TYPE:
-            return self._opaque_of(call, found, "a class in a class")
+            return self._opaque_call(call, found, "a class in a class")
         args = args if isinstance(args, tuple) else (args,)
 
         def make_of_parts(done: list[Any]) -> object:
-            inner = self._noted(Call(done[0], done[1]), done[:2])
-            return self._made(Call(FROM_TYPE, (inner, *done[2:])), found)
+            inner = self._remember(Call(done[0], done[1]), done[:2])
+            return self._call_or_opaque(Call(FROM_TYPE, (inner, *done[2:])), found)
 
-        return Parts([function, args, kind, state], make_of_parts)
+        return NodeParts([function, args, kind, state], make_of_parts)
 
     def _array(self, call: Call, found: Leaf[Any]) -> object:
         tensor = self._tensor(found)
         if not self._arrays:
             return tensor
-        made = self._noted(Call(NDARRAY, (tensor,)), [tensor])
+        made = self._remember(Call(NDARRAY, (tensor,)), [tensor])
         is_array = isinstance(call.function, Global) and call.function.name == "_reconstruct"
         kind = call.args[0] if call.args and is_array else None
         if isinstance(kind, Global) and kind != Global("numpy", "ndarray"):
-            return self._gone(f"the class {kind} of an array", made)
+            return self._opaque(f"the class {kind} of an array", made)
         return made
 
     def _masked(self, call: Call, found: Leaf[Any]) -> object:
         tensors = {path: self._by_values.get(id(parts.values)) for path, parts in found.tensors}
         values, mask = tensors.get(()), tensors.get(("mask",))
         if values is None or mask is None:
-            return self._gone("a masked array", nested(found.tensors, self._by_values))
+            return self._opaque("a masked array", nested_tensors(found.tensors, self._by_values))
         for tensor in (values, mask):
-            self._noted(tensor, (), TENSOR)
+            self._remember(tensor, (), TENSOR)
         fill = call.state[6] if isinstance(call.state, tuple) and len(call.state) > 6 else None
-        return Parts([fill], lambda done: self._made(Call(MASKED, (values, mask, done[0])), found))
+        return NodeParts(
+            [fill], lambda done: self._call_or_opaque(Call(MASKED, (values, mask, done[0])), found)
+        )
 
     def _module(self, call: Call, found: Leaf[Any]) -> Opaque:
-        content = nested(found.tensors, self._by_values)
-        self._noted(content, (), TENSOR)
-        return self._gone(
+        content = nested_tensors(found.tensors, self._by_values)
+        self._remember(content, (), TENSOR)
+        return self._opaque(
             f"an object of the class {call.function}, of which the state dict is carried", content
         )
 
-    def _made(self, call: Call, found: Leaf[Any]) -> object:
+    def _call_or_opaque(self, call: Call, found: Leaf[Any]) -> object:
         """Return a new call, or what is left of it where a part can't be carried."""
-        self._noted(call, call.args)
-        if not self._flags_of(call) & OPAQUE:
+        self._remember(call, call.args)
+        if not self._flags(call) & OPAQUE:
             return call
-        return self._opaque_of(call, found, self._reason(call))
+        return self._opaque_call(call, found, self._reason(call))
 
-    def _opaque_of(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
-        content = nested(found.tensors, self._by_values)
-        self._noted(content, (), TENSOR)
-        return self._gone(f"an object made by {call.function}, which holds {why}", content, why)
+    def _opaque_call(self, call: Call, found: Leaf[Any], why: str) -> Opaque:
+        content = nested_tensors(found.tensors, self._by_values)
+        self._remember(content, (), TENSOR)
+        return self._opaque(f"an object made by {call.function}, which holds {why}", content, why)
 
     def _object(self, call: Call) -> object:
         """Return an object as it is where its class is known as data, and its attributes elsewhere."""
@@ -282,27 +288,27 @@ class TreeBuilder:
 
         def make(done: list[Any]) -> object:
             function = call.function if len(done) == 5 else done[5]
-            made = call_of(function, *done[:5], is_new=call.is_new)
-            self._noted(made, done)
-            is_whole = not self._flags_of(made) & OPAQUE or is_record(made)
-            return made if known and is_whole else self._apart(call, made, known)
+            made = make_call(function, *done[:5], is_new=call.is_new)
+            self._remember(made, done)
+            is_whole = not self._flags(made) & OPAQUE or is_record(made)
+            return made if known and is_whole else self._parts_of_object(call, made, known)
 
-        return Parts(parts, make)
+        return NodeParts(parts, make)
 
-    def _apart(self, call: Call, made: Call, known: bool) -> Opaque:
+    def _parts_of_object(self, call: Call, made: Call, known: bool) -> Opaque:
         """Return what of an object is carried: a dictionary of its parts, if there are tensors among them."""
         name = call.function if isinstance(call.function, Global) else "what is no class"
         why = self._reason(made) if known else ""
         what = f"an object of {name}, which {f'holds {why}' if why else 'is not known to be plain data'}"
-        if not self._flags_of(made) & TENSOR and not made.pairs:
-            return self._gone(what, reason=why)
-        content = {self._key(key): part for key, part in members(made)}
-        self._noted(content, [made])
-        return self._gone(what, content, why)
+        if not self._flags(made) & TENSOR and not made.pairs:
+            return self._opaque(what, reason=why)
+        content = {self._new_key(key): part for key, part in members(made)}
+        self._remember(content, [made])
+        return self._opaque(what, content, why)
 
     # What is known of new nodes ------------------------------------------------------------------------
 
-    def _noted(self, node: object, parts: Iterable[object], also: int = 0) -> object:
+    def _remember(self, node: object, parts: Iterable[object], also: int = 0) -> object:
         """Remember of a new node what lies in it, at any depth, and the first reason why a part is opaque."""
         flags, reason = also, ""
         for part in parts:
@@ -314,7 +320,7 @@ class TreeBuilder:
             self._known[id(node)] = node, flags, reason
         return node
 
-    def _flags_of(self, node: object) -> int:
+    def _flags(self, node: object) -> int:
         known = self._known.get(id(node))
         return 0 if known is None else known[1]
 
@@ -322,10 +328,10 @@ class TreeBuilder:
         known = self._known.get(id(node))
         return "" if known is None else known[2]
 
-    def _gone(self, what: str, content: object = None, reason: str = "") -> Opaque:
+    def _opaque(self, what: str, content: object = None, reason: str = "") -> Opaque:
         """Return what can't be carried; ``reason`` is the part of it that can't, told of what is around."""
         made = Opaque(what, content)
-        self._known[id(made)] = made, OPAQUE | self._flags_of(content), reason or what
+        self._known[id(made)] = made, OPAQUE | self._flags(content), reason or what
         return made
 
 
@@ -336,7 +342,7 @@ _EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
     set: TreeBuilder._set,
     frozenset: TreeBuilder._set,
     dict: TreeBuilder._dict,
-    Mapped: TreeBuilder._mapped,
+    Mapped: TreeBuilder._mapping,
     Payload: TreeBuilder._payload,
     Global: TreeBuilder._global,
     Persistent: TreeBuilder._persistent,
@@ -344,14 +350,14 @@ _EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
 }
 
 
-def _place(tensor: Any) -> object:
+def _view_key(tensor: Any) -> object:
     """Return what two views of the same bytes have in common; equal bytes in memory are not the same ones."""
     values = tensor.values
     where = values if isinstance(values, Contiguous | Strided) else id(values)
     return tensor.dtype.name, tensor.shape, where
 
 
-def nested(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
+def nested_tensors(found: Iterable[tuple[Path, Any]], by_values: dict[int, Tensor]) -> object:
     """Return dictionaries in which tensors have the paths that they have below a node.
 
     A tensor that is the node itself has the others as its attributes.
@@ -391,7 +397,7 @@ def without_reconstructor(call: Call) -> Call:
     kind, base, state = call.args
     if not isinstance(kind, Global) or base != Global("builtins", "object") or state is not None:
         return call
-    return call_of(kind, (), None, call.state, call.items, call.pairs, is_new=True)
+    return make_call(kind, (), None, call.state, call.items, call.pairs, is_new=True)
 
 
 def plain_value(call: Call) -> object:

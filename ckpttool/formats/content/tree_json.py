@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.content.plain_data import KeyText, in_order
-from ckpttool.formats.content.tree import Parts, call_of, fold, mapped_of
+from ckpttool.formats.content.plain_data import KeyText, stable_order
+from ckpttool.formats.content.tree import NodeParts, fold, make_call, make_mapped
 from ckpttool.tensor import Tensor
 from ckpttool.wire.calls import is_plain
 from ckpttool.wire.pickled import (
@@ -53,7 +53,7 @@ _NAMED = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 # Encoding -------------------------------------------------------------------------------------------
 
 
-def encoded(tree: object) -> tuple[object, list[object]]:
+def encode_tree(tree: object) -> tuple[object, list[object]]:
     """Return a tree as JSON, and the parts of it to which it refers by ``{"$same": index}``.
 
     Tensors stand in it by their names.
@@ -82,9 +82,11 @@ class _Encoding:
         if encode is None:
             raise ValueError(f"a {type(node).__name__} can't be written as JSON")
         parts = encode(node)
-        if not isinstance(parts, Parts):
+        if not isinstance(parts, NodeParts):
             return parts if type(node) is not bytearray else self._made(node, parts, 1)
-        return Parts(parts.parts, lambda done: self._made(node, parts.make(done), self._deepest(done) + 3))
+        return NodeParts(
+            parts.parts, lambda done: self._made(node, parts.make(done), self._deepest(done) + 3)
+        )
 
     def _deepest(self, done: list[Any]) -> int:
         return max((self._depths.get(id(part), (None, 0))[1] for part in done), default=0)
@@ -110,11 +112,11 @@ def _met_again(tree: object) -> set[int]:
             again.add(id(node))
             continue
         seen.add(id(node))
-        pending += _held(node)
+        pending += _parts_of(node)
     return again
 
 
-def _held(node: Any) -> list[object]:
+def _parts_of(node: Any) -> list[object]:
     if isinstance(node, Call):
         return [
             node.args,
@@ -150,18 +152,18 @@ def _float(number: float) -> object:
     return {"$float": packed.hex() if math.isnan(number) and packed != _NAN else str(number)}
 
 
-def _dict(node: dict[Any, Any]) -> Parts:
+def _dict(node: dict[Any, Any]) -> NodeParts:
     keys, count = list(node), len(node)
     if all(type(key) is str and not key.startswith("$") and type(_text(key)) is str for key in keys):
-        return Parts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
-    return Parts([*keys, *node.values()], lambda done: {"$dict": _pairs(done, count)})
+        return NodeParts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
+    return NodeParts([*keys, *node.values()], lambda done: {"$dict": _pairs(done, count)})
 
 
 def _pairs(done: list[Any], count: int) -> list[list[object]]:
     return [[key, value] for key, value in zip(done[:count], done[count : 2 * count], strict=True)]
 
 
-def _mapped(node: Mapped) -> Parts:
+def _mapped(node: Mapped) -> NodeParts:
     count, told = len(node), {"state": node.state, "factory": node.factory}
     own = {name: part for name, part in told.items() if part is not None}
 
@@ -169,10 +171,10 @@ def _mapped(node: Mapped) -> Parts:
         rest = dict(zip(own, done[2 * count :], strict=True))
         return {"$mapping": [node.kind.module, node.kind.name], "pairs": _pairs(done, count), **rest}
 
-    return Parts([*node.keys(), *node.values(), *own.values()], make)
+    return NodeParts([*node.keys(), *node.values(), *own.values()], make)
 
 
-def _call(node: Call) -> Parts:
+def _call(node: Call) -> NodeParts:
     if not isinstance(node.function, Global):
         raise ValueError("a call of what is no name")
     if node.kwargs:
@@ -183,13 +185,13 @@ def _call(node: Call) -> Parts:
     head: dict[str, object] = {"$call": [node.function.module, node.function.name]}
     if node.is_new:
         head["new"] = True
-    return Parts(list(own.values()), lambda done: {**head, **dict(zip(own, done, strict=True))})
+    return NodeParts(list(own.values()), lambda done: {**head, **dict(zip(own, done, strict=True))})
 
 
 def _opaque(node: Opaque) -> object:
     if node.content is None:
         return {"$opaque": _text(node.what)}
-    return Parts([node.content], lambda done: {"$opaque": _text(node.what), "content": done[0]})
+    return NodeParts([node.content], lambda done: {"$opaque": _text(node.what), "content": done[0]})
 
 
 def _no_cycle(node: object) -> object:
@@ -206,10 +208,10 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     KeyText: lambda node: _text(str(node)),
     bytes: lambda node: {"$bytes": _base64(node)},
     bytearray: lambda node: {"$bytearray": _base64(node)},
-    list: lambda node: Parts(node, list),
-    tuple: lambda node: Parts(node, lambda done: {"$tuple": done}),
-    set: lambda node: Parts(in_order(node), lambda done: {"$set": done}),
-    frozenset: lambda node: Parts(in_order(node), lambda done: {"$frozenset": done}),
+    list: lambda node: NodeParts(node, list),
+    tuple: lambda node: NodeParts(node, lambda done: {"$tuple": done}),
+    set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
+    frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
     dict: _dict,
     Mapped: _mapped,
     Global: lambda node: {"$global": [node.module, node.name]},
@@ -222,7 +224,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
 # Decoding -------------------------------------------------------------------------------------------
 
 
-def decoded(form: object, shared: object, tensors: Callable[[str], Tensor]) -> object:
+def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) -> object:
     """Return the tree that ``encoded`` wrote.
 
     Args:
@@ -235,7 +237,7 @@ def decoded(form: object, shared: object, tensors: Callable[[str], Tensor]) -> o
         LimitExceeded: It would take too much time or memory.
     """
     decoding = _Decoding(tensors)
-    for part in _of(list, shared):
+    for part in _require_type(list, shared):
         decoding.shared.append(decoding.run(part))
     return decoding.run(form)
 
@@ -253,14 +255,14 @@ class _Decoding:
 
     def _expand(self, form: Any) -> object:
         if isinstance(form, list):
-            return Parts(form, list)
+            return NodeParts(form, list)
         if not isinstance(form, dict):
             return form
         if hasattr(form, "key"):
             raise ValueError(f"the key {form.key!r} twice")
         kind = next((key for key in form if key.startswith("$")), None)
         if kind is None:
-            return Parts(list(form.values()), lambda done: dict(zip(form, done, strict=True)))
+            return NodeParts(list(form.values()), lambda done: dict(zip(form, done, strict=True)))
         decode = _DECODE.get(kind)
         if decode is None or next(iter(form)) != kind:
             raise ValueError(f"{kind!r} is none of the known forms")
@@ -273,18 +275,18 @@ class _Decoding:
 
     def _tensor(self, name: Any, form: dict[str, Any]) -> object:
         try:
-            return self._tensors(_of(str, name))
+            return self._tensors(_require_type(str, name))
         except KeyError as missing:
             raise ValueError(f"the tensor {name!r}, which is not there") from missing
 
-    def _sequence(self, items: Any, form: dict[str, Any]) -> Parts:
+    def _sequence(self, items: Any, form: dict[str, Any]) -> NodeParts:
         kind = _NAMED[next(iter(form))]
         if kind is tuple:
-            return Parts(_of(list, items), tuple)
-        return Parts(_of(list, items), lambda done: kind(map(self._key, done)))
+            return NodeParts(_require_type(list, items), tuple)
+        return NodeParts(_require_type(list, items), lambda done: kind(map(self._key, done)))
 
-    def _dict(self, pairs: Any, form: dict[str, Any]) -> Parts:
-        return Parts(_flat(pairs), lambda done: self._paired(done))
+    def _dict(self, pairs: Any, form: dict[str, Any]) -> NodeParts:
+        return NodeParts(_flat(pairs), lambda done: self._paired(done))
 
     def _paired(self, done: list[Any]) -> dict[Any, Any]:
         made = {self._key(key): value for key, value in zip(done[::2], done[1::2], strict=True)}
@@ -292,31 +294,31 @@ class _Decoding:
             raise ValueError("a key twice")
         return made
 
-    def _mapping(self, name: Any, form: dict[str, Any]) -> Parts:
-        kind = Global(*_of_texts(name))
+    def _mapping(self, name: Any, form: dict[str, Any]) -> NodeParts:
+        kind = Global(*_name_parts(name))
         if kind not in MAPPINGS:
             raise ValueError(f"{kind}, which is no known dictionary")
         pairs = _flat(form.get("pairs", []))
 
         def make(done: list[Any]) -> object:
-            return mapped_of(kind, self._paired(done[:-2]), *done[-2:])
+            return make_mapped(kind, self._paired(done[:-2]), *done[-2:])
 
-        return Parts([*pairs, form.get("state"), form.get("factory")], make)
+        return NodeParts([*pairs, form.get("state"), form.get("factory")], make)
 
     def _global(self, name: Any, form: dict[str, Any]) -> Global:
-        found = Global(*_of_texts(name))
+        found = Global(*_name_parts(name))
         if trust(found.module, found.name) is not Trust.PLAIN:
             raise ValueError(f"the name {found}, which is not known to be harmless")
         return found
 
-    def _call(self, name: Any, form: dict[str, Any]) -> Parts:
-        function = Global(*_of_texts(name))
+    def _call(self, name: Any, form: dict[str, Any]) -> NodeParts:
+        function = Global(*_name_parts(name))
         if function == NOTHING and len(form) == 1:
-            return Parts([], lambda done: Call(NOTHING, ()))
+            return NodeParts([], lambda done: Call(NOTHING, ()))
         if function not in _OWN and not is_made(function.module, function.name):
             raise ValueError(f"a call of {function}, which is not known to be harmless")
-        pairs = [_pair(pair) for pair in _of(list, form.get("pairs", []))]
-        parts = [_of(list, form.get(key, [])) for key in ("args", "items")]
+        pairs = [_pair(pair) for pair in _require_type(list, form.get("pairs", []))]
+        parts = [_require_type(list, form.get(key, [])) for key in ("args", "items")]
         if form.get("kwargs") is not None:
             raise ValueError(f"named arguments of {function}")
 
@@ -327,15 +329,17 @@ class _Decoding:
             if function in _OWN and (len(args) != 1 or not isinstance(args[0], Tensor)):
                 raise ValueError(f"{function} of what is no tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
-            call = call_of(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
+            call = make_call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
             if function not in _OWN and not is_rewritten(call) and not is_plain(call):
                 raise ValueError(f"a call of {function} that is not known to be harmless")
             return call
 
-        return Parts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
+        return NodeParts([*parts, form.get("state"), *(part for pair in pairs for part in pair)], make)
 
-    def _opaque(self, what: Any, form: dict[str, Any]) -> Parts:
-        return Parts([what, form.get("content")], lambda done: Opaque(_of(str, done[0]), done[1]))
+    def _opaque(self, what: Any, form: dict[str, Any]) -> NodeParts:
+        return NodeParts(
+            [what, form.get("content")], lambda done: Opaque(_require_type(str, done[0]), done[1])
+        )
 
     def _key(self, key: Any) -> Any:
         """Return a key that can be hashed safely and fast.
@@ -385,37 +389,37 @@ _DECODE: dict[str, Callable[[_Decoding, Any, dict[str, Any]], object]] = {
 }
 
 
-def _of(kind: type, value: Any) -> Any:
+def _require_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
     return value
 
 
-def _of_texts(name: Any) -> tuple[str, str]:
+def _name_parts(name: Any) -> tuple[str, str]:
     if not isinstance(name, list) or len(name) != 2 or not all(isinstance(part, str) for part in name):
         raise ValueError("a name without module and name")
     return name[0], name[1]
 
 
 def _pair(pair: Any) -> list[Any]:
-    if len(_of(list, pair)) != 2:
+    if len(_require_type(list, pair)) != 2:
         raise ValueError("a pair that is none")
     return list(pair)
 
 
 def _flat(pairs: Any) -> list[Any]:
-    return [part for pair in _of(list, pairs) for part in _pair(pair)]
+    return [part for pair in _require_type(list, pairs) for part in _pair(pair)]
 
 
 def _bytes(text: Any) -> bytes:
     try:
-        return base64.b64decode(_of(str, text), validate=True)
+        return base64.b64decode(_require_type(str, text), validate=True)
     except binascii.Error as failure:
         raise ValueError(f"no base64: {failure}") from failure
 
 
 def _to_float(value: Any) -> float:
-    text = _of(str, value) if not isinstance(value, float) else str(value)
+    text = _require_type(str, value) if not isinstance(value, float) else str(value)
     if text in ("nan", "inf", "-inf"):
         return float(text)
     if not _FLOAT.fullmatch(text):
@@ -425,7 +429,7 @@ def _to_float(value: Any) -> float:
 
 
 def _to_int(value: Any) -> int:
-    if not _INTEGER.fullmatch(_of(str, value)):
+    if not _INTEGER.fullmatch(_require_type(str, value)):
         raise ValueError(f"{value[:20]!r} is no integer in hexadecimal digits")
     return int(value, 16)
 
@@ -433,7 +437,7 @@ def _to_int(value: Any) -> int:
 def _part_of_complex(value: Any) -> float:
     if isinstance(value, dict):
         return _to_float(value.get("$float"))
-    return float(_of(float, value))
+    return float(_require_type(float, value))
 
 
 def _to_complex(value: Any) -> complex:

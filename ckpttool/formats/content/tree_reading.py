@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ckpttool.checkpoint import TrainingState
-from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import Leaf, flatten
-from ckpttool.formats.content.plain_data import plain
-from ckpttool.formats.content.tree import NDARRAY, REQUIRES_GRAD, Opaque
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects, with_attributes
 from ckpttool.tensor import Path, Tensor
-from ckpttool.wire.pickled import NOTHING, Call, Global
+from ckpttool.wire.pickled import NDARRAY, NOTHING, REQUIRES_GRAD, Call, Global, Opaque
 from ckpttool.wire.tensor_pickling import FROM_TYPE, MASKED, QUANTIZED
 
 
@@ -54,7 +53,7 @@ def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState
         CheckpointError: It is too large, or makes no sense.
     """
     flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
-    tensors = named(flat.tensors, flat.plain, flat.modules, flat.optimizers)
+    tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     return tensors, training_of(_by_key(flat.plain), tensors, "")
 
 
@@ -75,9 +74,9 @@ class _TreeObjects(TorchObjects):
         if isinstance(node, Opaque):
             return Leaf(plain=f"<{node.what}>") if node.content is None else None
         if isinstance(node, complex):
-            return Leaf(plain=plain(Call(Global("builtins", "complex"), (node.real, node.imag))))
+            return Leaf(plain=describe(Call(Global("builtins", "complex"), (node.real, node.imag))))
         if isinstance(node, bytearray):
-            return Leaf(plain=plain(Call(Global("builtins", "bytearray"), (bytes(node),))))
+            return Leaf(plain=describe(Call(Global("builtins", "bytearray"), (bytes(node),))))
         if not isinstance(node, Call) or not node.args:
             is_none = isinstance(node, Call) and node.function == NOTHING
             return Leaf() if is_none else super().leaf(node)

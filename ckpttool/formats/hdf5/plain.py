@@ -107,12 +107,12 @@ def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Ch
     """
     if opened.entry is None:
         return checkpoint
-    from ckpttool.formats.content.sidecar import restored
+    from ckpttool.formats.content.sidecar import apply_sidecar
     from ckpttool.formats.hdf5.sidecar import with_slashes
 
     document = opened.entry()
     tensors = with_slashes(checkpoint.tensors, document)
-    return restored(checkpoint.but(tensors=tensors), document, where)
+    return apply_sidecar(checkpoint.but(tensors=tensors), document, where)
 
 
 def _with_roles(opened: Opened) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
-from ckpttool.formats.content.plain_data import described_members, told_below
+from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
@@ -85,12 +85,12 @@ class Model:
         self._read_config()
         for member in self._by_name.values():
             self._look_at(member)
-        self.told |= told_below(self._others(), self.told)
+        self.told |= under_free_key(self._others(), self.told)
         return self._read_weights()
 
     def _others(self) -> dict[str, str]:
         """Return how assets are told, and whatever else nothing here reads."""
-        return described_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
+        return describe_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
         """Return what is needed to write the model again; see ``keras_native``.

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.sidecar import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import Format, Probe
 
 _CONFIG = "config.json"
@@ -58,4 +58,4 @@ class KerasZip(Format):
             close=probe.close if model.weights is None else model.weights.with_it(probe.close),
         )
         entry = model.entry()
-        return found if entry is None else restored(found, entry, ENTRY)
+        return found if entry is None else apply_sidecar(found, entry, ENTRY)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ckpttool.errors import CheckpointError
-from ckpttool.formats.content.plain_data import described, digest, told_operators
+from ckpttool.formats.content.plain_data import describe_content, describe_operators, digest
 from ckpttool.report import counted
 from ckpttool.wire.protobuf import BYTES, Field, fields
 from ckpttool.wire.readable import Readable
@@ -56,7 +56,7 @@ def describe_program(
     try:
         return _description([*steps()], kept, typed)
     except (CheckpointError, KeyError, IndexError, TypeError, AttributeError):
-        return described(source.size, crc32(source.read(0, source.size)))
+        return describe_content(source.size, crc32(source.read(0, source.size)))
 
 
 def _description(
@@ -78,7 +78,7 @@ def _description(
 
     wiring = digest(wiring_lines())
     return {
-        "operators": told_operators((step.kind, step.settings) for step in steps),
+        "operators": describe_operators((step.kind, step.settings) for step in steps),
         "wiring": f"<{counted(len(steps), 'operator')}, CRC-32 {wiring:08x}>",
     }
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, restored
+from ckpttool.formats.content.sidecar import ENTRY, MAX_DOCUMENT, apply_sidecar
 from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_parts import (
     COUNTERS,
@@ -239,7 +239,7 @@ def _checkpoint(probe: Probe, kind: str | None, parts: FluidParts, producer: Pro
         complete=parts.complete,
         close=parts.opened.pop_all().close,
     )
-    return checkpoint if parts.entry is None else restored(checkpoint, parts.entry, ENTRY)
+    return checkpoint if parts.entry is None else apply_sidecar(checkpoint, parts.entry, ENTRY)
 
 
 def _metadata(parts: FluidParts, serial: int | None) -> dict[str, object]:

@@ -14,9 +14,9 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.content.flattening import Flat, Leaf, flatten
-from ckpttool.formats.content.tree import kept, told_apart
+from ckpttool.formats.content.tree import build_tree, mark_none
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.formats.paddle.fluid_parts import role_of
 from ckpttool.formats.paddle.operators import layers_of
@@ -57,7 +57,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
         findings.append(note("uint16-is-bfloat16", message))
     flat.tensors[:] = [(path or ("tensor",), _with_role(path, parts)) for path, parts in flat.tensors]
-    tensors = named(flat.tensors, flat.plain)
+    tensors = name_tensors(flat.tensors, flat.plain)
     metadata = flat.plain if isinstance(flat.plain, dict) else {}
     return Checkpoint(
         path=probe.path,
@@ -69,7 +69,7 @@ def open_saved(probe: Probe, name: str) -> Checkpoint:
         metadata=lambda: metadata,
         training=lambda: _with_scheduler_rate(training_of(metadata, tensors, probe.name), metadata),
         layers=lambda: layers_of(tensors, {}, _parameters(metadata)),
-        tree=lambda: told_apart(_tree(root, objects, tensors, probe.path)),
+        tree=lambda: mark_none(_tree(root, objects, tensors, probe.path)),
         producer=Producer("paddle"),
         findings=tuple(findings),
         safety=judged.safety,
@@ -239,7 +239,7 @@ def _rejoin(flat: Flat[TensorParts], path: str) -> None:
 
 def _tree(root: object, objects: _ArrayReader, tensors: tuple[Tensor, ...], path: str) -> object:
     """Return the tree of a pickle, with tensors for arrays, and whole ones for their pieces."""
-    tree = kept(root, objects.leaf, tensors, path, unwrap=unwrapped, arrays=False)
+    tree = build_tree(root, objects.leaf, tensors, path, unwrap=unwrapped, arrays=False)
     told = tree.pop(PIECES, None) if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(told, dict):
         return tree

@@ -18,8 +18,8 @@ from zlib import crc32
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.formats.content.plain_data import described
-from ckpttool.formats.content.sidecar import restored
+from ckpttool.formats.content.plain_data import describe_content
+from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
@@ -116,7 +116,7 @@ def _restored(checkpoint: Checkpoint, directory: str) -> Checkpoint:
     except CheckpointError as failure:
         checkpoint.findings += (warning("content-entry", failure.reason, CONTENT),)
         return checkpoint
-    return restored(checkpoint, data, CONTENT)
+    return apply_sidecar(checkpoint, data, CONTENT)
 
 
 def _native(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mapping[str, bytes]:
@@ -177,7 +177,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
             continue
         left -= file.nbytes
         with Source(file.path) as source:
-            yield name, described(source.size, crc32(source.read(0, source.size)))
+            yield name, describe_content(source.size, crc32(source.read(0, source.size)))
 
 
 def _read(directory: str, name: str) -> SavedModel:

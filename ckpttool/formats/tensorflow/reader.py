@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotDownloaded, NotFound, Unsupported
 from ckpttool.formats.content.scalars import lazy_scalar
-from ckpttool.formats.content.sidecar import ENTRY, restored
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar
 from ckpttool.formats.interface import grouped, natural, scan
 from ckpttool.formats.parts import file_entry
 from ckpttool.formats.tensorflow.bundle import BundleEntry, Header, read_entry, read_header, slice_key
@@ -104,7 +104,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
         opened = _checkpoint(
             bundle, path, tensors, files, graph, lambda: _native_parts(bundle, objects, keys, whole.tensors)
         )
-        whole = opened if content is None else restored(opened, content, ENTRY)
+        whole = opened if content is None else apply_sidecar(opened, content, ENTRY)
         return whole
 
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
-from ckpttool.formats.content.assembly import named, training_of
-from ckpttool.formats.content.sidecar import ENTRY, restored_from_file
-from ckpttool.formats.content.tree import Parts, fold, replaced
+from ckpttool.formats.content.assembly import name_tensors, training_of
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
+from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
 from ckpttool.formats.shard_index import refusal
@@ -66,7 +66,7 @@ class TorchDcp(Format):
         with Gathered("part") as parts, ExitStack() as opened:
             directory = _Directory(probe, parts, opened)
             directory.read()
-            tensors = named(directory.tensors, directory.values)
+            tensors = name_tensors(directory.tensors, directory.values)
             metadata = tree_of(directory.values)
             keep, keep_parts = opened.pop_all().close, parts.keep()
             checkpoint = Checkpoint(
@@ -86,7 +86,7 @@ class TorchDcp(Format):
                 complete=parts.complete,
                 close=lambda: (keep(), keep_parts())[0],
             )
-            return restored_from_file(checkpoint, directory.beside.get(ENTRY))
+            return apply_sidecar_file(checkpoint, directory.beside.get(ENTRY))
 
 
 def _metadata_files(entries: Entries) -> dict[str, os.DirEntry[str]]:
@@ -414,15 +414,15 @@ def _container(node: object) -> object:
         return node
     places = sorted(node) if all(type(key) is int for key in node) else []
     if places and places == list(range(len(places))):
-        return Parts([node[place] for place in places], list)
+        return NodeParts([node[place] for place in places], list)
     keys = list(node)
-    return Parts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
+    return NodeParts(list(node.values()), lambda done: dict(zip(keys, done, strict=True)))
 
 
 def _extra_parts(part: Checkpoint, tensors: dict[Path, Tensor]) -> Iterable[tuple[Path, object]]:
     """Return what a file beside the checkpoint adds to its root, with the tensors of the whole."""
     own = {id(tensor): tensors[tensor.path] for tensor in part.tensors if tensor.path in tensors}
-    tree = replaced(part.tree, own)
+    tree = replace_tensors(part.tree, own)
     return [((key,), value) for key, value in tree.items()] if isinstance(tree, dict) else []
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.tree import kept
+from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.torch.dcp_metadata import Place
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.zip import Records, StorageRecords, trailing
@@ -94,7 +94,7 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
         flat.plain,
         findings,
         (*judged.safety, *records.judged_others("data.pkl")),
-        lambda tensors: kept(root, leaf, tensors, source.path),
+        lambda tensors: build_tree(root, leaf, tensors, source.path),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.dtypes import DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error
@@ -115,7 +115,7 @@ class _Reading:
     def run(self, root: object) -> None:
         if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
             raise self._damaged(
-                f"it holds {plain(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
+                f"it holds {describe(root)!s:.100}", "metadata-malformed", f"a {_MODULE}.Metadata"
             )
         try:
             self._read(_state(root))
@@ -135,7 +135,7 @@ class _Reading:
         for index, info in stored.items():
             self._locate(_state(index), _state(info))
         if isinstance(state.get("version"), str):
-            self._metadata.told["version"] = plain(state["version"])
+            self._metadata.told["version"] = describe(state["version"])
 
     def _describe(self, fqn: str, node: object) -> None:
         entries = self._metadata.entries
@@ -178,12 +178,12 @@ class _Reading:
         keys = self._paths.get(fqn)
         if not isinstance(keys, list | tuple) or not 0 < len(keys) <= _MAX_KEYS:
             return (fqn,)
-        return tuple(key if type(key) in (int, str) else str(plain(key)) for key in keys)
+        return tuple(key if type(key) in (int, str) else str(describe(key)) for key in keys)
 
     def _numbers(self, node: object) -> tuple[int, ...]:
         found = sizes(node)
         if len(found) > MAX_AXES or not all(type(n) is int and 0 <= n <= _MAX_INT64 for n in found):
-            raise self._damaged(f"numbers like {[plain(n) for n in found[:4]]}", "metadata-malformed")
+            raise self._damaged(f"numbers like {[describe(n) for n in found[:4]]}", "metadata-malformed")
         return found
 
     def _damaged(
@@ -200,24 +200,24 @@ def _state(node: object) -> Mapping[str, Any]:
         TypeError: It is none.
     """
     if not isinstance(node, Call) or not isinstance(node.state, dict):
-        raise TypeError(f"{plain(node)!s:.60} where an object should be")
+        raise TypeError(f"{describe(node)!s:.60} where an object should be")
     return node.state
 
 
 def _mapping(node: object) -> Mapping[Any, Any]:
     if not isinstance(node, dict):
-        raise TypeError(f"{plain(node)!s:.60} where a dictionary should be")
+        raise TypeError(f"{describe(node)!s:.60} where a dictionary should be")
     return node
 
 
 def _names(node: object) -> str:
     names = node if isinstance(node, list | tuple) else [node]
-    return ", ".join(f"{plain(name)!s:.60}" for name in names[:4])
+    return ", ".join(f"{describe(name)!s:.60}" for name in names[:4])
 
 
 def _text(node: object) -> str:
     if not isinstance(node, str):
-        raise TypeError(f"{plain(node)!s:.60} where a name should be")
+        raise TypeError(f"{describe(node)!s:.60} where a name should be")
     return node
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.formats.content.flattening import Leaf
 from ckpttool.formats.content.object_parts import references
-from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.torch.types import sizes, torch_dtype
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Extent, Path, Range, Shard, Tensor
@@ -103,7 +103,7 @@ def _attributes(state: Any) -> Mapping[str, Any]:
 def _shape(node: Any) -> tuple[int, ...]:
     shape = sizes(node)
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise TypeError(f"shape {plain(shape)}")
+        raise TypeError(f"shape {describe(shape)}")
     return shape
 
 
@@ -176,9 +176,9 @@ def _placement(node: Any, axes: int) -> _Placement:
         return _Placement(f"{name}({reduction if isinstance(reduction, str) else ''})", None, 1)
     axis, pieces = told["dim"], told.get("split_factor", 1)
     if type(axis) is not int or not -axes <= axis < axes:
-        raise ValueError(f"{name} along axis {plain(axis)} of {axes}")
+        raise ValueError(f"{name} along axis {describe(axis)} of {axes}")
     if type(pieces) is not int or not 1 <= pieces <= _MAX_PIECES:
-        raise ValueError(f"{name} of {plain(pieces)} pieces")
+        raise ValueError(f"{name} of {describe(pieces)} pieces")
     text = f"Shard({axis})" if name == "Shard" else f"_StridedShard({axis}, {pieces})"
     return _Placement(text, axis % axes, pieces if name == "_StridedShard" else 1)
 
@@ -246,7 +246,7 @@ def _mesh(node: Any, stored: frozenset[Extent]) -> Mesh:
     shape = _mesh_shape(told)
     is_sound = len(shape) <= _MAX_DIMENSIONS and all(type(length) is int and length > 0 for length in shape)
     if not is_sound or math.prod(shape) > _MAX_MESH:
-        raise ValueError(f"a mesh of shape {plain(shape)}")
+        raise ValueError(f"a mesh of shape {describe(shape)}")
     place = told.get("_coordinate_on_dim")
     is_member = place is not None or "_coordinate_on_dim" not in told
     own = None
@@ -255,7 +255,7 @@ def _mesh(node: Any, stored: frozenset[Extent]) -> Mesh:
         if len(own) != len(shape) or not all(
             type(at) is int and 0 <= at < length for at, length in zip(own, shape, strict=True)
         ):
-            raise ValueError(f"a place {plain(place)} in a mesh of shape {plain(shape)}")
+            raise ValueError(f"a place {describe(place)} in a mesh of shape {describe(shape)}")
     ranks = _mesh_ranks(told)
     rank = told.get("_rank")
     if type(rank) is not int:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ckpttool.dtypes import BY_NAME, DType
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.plain_data import described, told_operators
+from ckpttool.formats.content.plain_data import describe_content, describe_operators
 from ckpttool.formats.torch.torch_operators import OPERATORS
 from ckpttool.report import Finding, error
 from ckpttool.wire.jsontext import objects
@@ -138,8 +138,8 @@ def told_graph(program: Mapping[str, Any]) -> dict[str, object]:
         node.pop("metadata", None)
     said = {key: value for key, value in program.items() if key not in _ABOUT_THE_FILE}
     text = json.dumps(said, sort_keys=True).encode()
-    operators = told_operators((_kind(node), _settings(node)) for node in calls)
-    return {"operators": operators, "graph": described(len(text), crc32(text))}
+    operators = describe_operators((_kind(node), _settings(node)) for node in calls)
+    return {"operators": operators, "graph": describe_content(len(text), crc32(text))}
 
 
 def _is_call(node: Mapping[str, Any]) -> bool:

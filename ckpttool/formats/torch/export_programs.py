@@ -15,7 +15,7 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat
-from ckpttool.formats.content.plain_data import described_members, told_below
+from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
@@ -111,7 +111,7 @@ class _Program:
             if _is_graph(name):
                 self._model(member.name.rpartition("/")[2].removesuffix(".json"), member, named)
         self._others()
-        self.told |= told_below(self._records.unknown(self._is_told), self.told)
+        self.told |= under_free_key(self._records.unknown(self._is_told), self.told)
         self._safety()
 
     def _is_told(self, name: str) -> bool:
@@ -318,8 +318,8 @@ class _OldProgram(_Program):
                     self.tensors.append((above + path, replace(parts, role=role)))
         self._model("model", self._members[OLD_PROGRAM], named)
         read = {OLD_PROGRAM, "version", *(f"{stem}{end}" for stem in _OLD_PARTS for end in (".pt", ".json"))}
-        others = described_members(self._archive, lambda name: name in read)
-        self.told |= told_below(others, self.told)
+        others = describe_members(self._archive, lambda name: name in read)
+        self.told |= under_free_key(others, self.told)
         version = self._members.get("version")
         if version is not None and version.size < 100:
             self.told["version"] = self._archive.read(version).decode("ascii", "replace")

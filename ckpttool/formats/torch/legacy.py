@@ -20,8 +20,8 @@ from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import references
-from ckpttool.formats.content.plain_data import plain
-from ckpttool.formats.content.tree import kept
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import MAGIC
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
@@ -68,7 +68,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
             *unused_storages(legacy.storages.by_key.values(), flat.tensors),
         ),
         safety=pickles.safety,
-        tree=lambda tensors: kept(legacy.root, leaf, tensors, probe.path),
+        tree=lambda tensors: build_tree(legacy.root, leaf, tensors, probe.path),
     )
 
 
@@ -94,7 +94,7 @@ class ContainerInterpreter(Interpreter):
             function, file, text = module
             if isinstance(text, str | Payload) and text:
                 length = len(text) if isinstance(text, str) else text.nbytes
-                self.sources[str(function)] = f"{plain(file)}, {length:,} characters"
+                self.sources[str(function)] = f"{describe(file)}, {length:,} characters"
         super().call(function, args, kwargs, is_new=is_new)
 
 
@@ -177,7 +177,7 @@ def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
     if magic != MAGIC:
         raise DamagedCheckpoint(path, "another magic number", expected=f"{MAGIC:#x}", where=PARTS[0])
     if protocol != PROTOCOL:
-        raise DamagedCheckpoint(path, str(plain(protocol)), expected=str(PROTOCOL), where=PARTS[1])
+        raise DamagedCheckpoint(path, str(describe(protocol)), expected=str(PROTOCOL), where=PARTS[1])
     if not isinstance(info, dict):
         raise DamagedCheckpoint(path, "no system info", expected="a dictionary", where=PARTS[2])
     storages = LegacyStorages(pickles.source, announced_storages(path, root))

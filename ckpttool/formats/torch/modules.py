@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.formats.content.flattening import Leaf, flatten
-from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.tensor import Path, Role
 from ckpttool.wire.pickled import Call
 
@@ -60,9 +60,9 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     rest: dict[str, object] = {}
     modules = list(_modules(objects, call))
     for prefix, module in modules:
-        classes[prefix.rstrip(".")] = str(plain(module.function))
+        classes[prefix.rstrip(".")] = str(describe(module.function))
         for key, node in _attributes(module).items():
-            rest[_free(f"{prefix}{plain(key)}", rest)] = node
+            rest[_free(f"{prefix}{describe(key)}", rest)] = node
         for key, node in _state_items(module.state):
             found = objects.leaf(node)
             for path, parts in found.tensors if found else ():
@@ -115,7 +115,7 @@ def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
             raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
         yield prefix, module
         children = [
-            (f"{prefix}{plain(name)}.", depth + 1, child)
+            (f"{prefix}{describe(name)}.", depth + 1, child)
             for name, child in module.state["_modules"].items()
             if _is_child(child)
         ]
@@ -125,10 +125,10 @@ def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
 def _state_items(state: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield what a module's own part of the state dict holds: parameters, then persistent buffers."""
     for name, node in state["_parameters"].items():
-        yield str(plain(name)), node
+        yield str(describe(name)), node
     for name, node in state["_buffers"].items():
         if not _is_hidden(state, name):
-            yield str(plain(name)), node
+            yield str(describe(name)), node
 
 
 def _is_hidden(state: dict[str, Any], name: object) -> bool:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from ckpttool.dtypes import BY_TORCH, DType
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.objects import numpy_leaf
-from ckpttool.formats.content.flattening import MAX_VISITS, Budget, Leaf, flatten
-from ckpttool.formats.content.object_parts import merged, references
-from ckpttool.formats.content.plain_data import Sums, plain
+from ckpttool.formats.content.flattening import MAX_VISITS, Leaf, TreeBudget, flatten
+from ckpttool.formats.content.object_parts import merge_slots, references
+from ckpttool.formats.content.plain_data import PayloadChecksums, describe
 from ckpttool.formats.torch.distributed import Mesh, is_distributed, local_parts
 from ckpttool.formats.torch.modules import module_leaf
 from ckpttool.formats.torch.types import COMPONENTS, quantizer_fields, sizes, sparse_layout, torch_dtype
@@ -78,9 +78,9 @@ class TorchObjects:
         self._resolve = resolve
         self._seen: dict[int, Leaf[TensorParts] | None] = {}
         self._checked: set[int] = set()
-        self.budget = Budget()
+        self.budget = TreeBudget()
         """What the trees inside its objects have cost."""
-        self._sums = Sums()
+        self._sums = PayloadChecksums()
         self.meshes: dict[int, Mesh] = {}
         """By the address of their nodes, the meshes of processes that tensors lie on."""
         self._depth = 0
@@ -144,7 +144,7 @@ class TorchObjects:
         if len(shape) != len(strides) or len(shape) > MAX_AXES:
             raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
         if not all(map(_is_count, (offset, *shape, *strides))) or (size := math.prod(shape)) > _MAX_INT64:
-            told = f"shape {plain(shape)}, strides {plain(strides)}, offset {plain(offset)}"
+            told = f"shape {describe(shape)}, strides {describe(strides)}, offset {describe(offset)}"
             raise self._bounds(storage, told)
         is_whole = is_contiguous(shape, strides)
         last = dtype.nbytes(offset + (size if is_whole else reach(shape, strides)))
@@ -252,7 +252,7 @@ class TorchObjects:
 
         They may lie in slots, and in containers; in these, some of no elements only stand for a length.
         """
-        found = flatten(merged(state), self.leaf, self.path, budget=self.budget).tensors
+        found = flatten(merge_slots(state), self.leaf, self.path, budget=self.budget).tensors
         return [(path, parts) for path, parts in found if len(path) == 1 or 0 not in parts.shape]
 
     def _quantized(self, call: Call) -> Leaf[TensorParts]:
@@ -263,12 +263,12 @@ class TorchObjects:
     def quantized(self, elements: tuple[tuple[Path, TensorParts], ...], parameters: Any) -> Leaf[TensorParts]:
         """Return the elements of a quantized tensor with the parameters that make numbers of them."""
         scheme, *params = parameters
-        told: dict[str, object] = {"scheme": str(plain(scheme)).removeprefix("torch.")}
+        told: dict[str, object] = {"scheme": str(describe(scheme)).removeprefix("torch.")}
         tensors = list(elements)
         for name, node in zip(quantizer_fields(told["scheme"]), params, strict=False):
             below = self.leaf(node)
             if below is None:
-                told[name] = plain(node)
+                told[name] = describe(node)
             else:
                 tensors += [((name, *path), parts) for path, parts in below.tensors]
         return Leaf(tuple(tensors), told)
@@ -276,9 +276,9 @@ class TorchObjects:
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
         layout = sparse_layout(call.args[0])
         *nodes, size = call.args[1][: len(COMPONENTS[layout]) + 1]
-        told: dict[str, object] = {"layout": layout, "shape": [plain(length) for length in sizes(size)]}
+        told: dict[str, object] = {"layout": layout, "shape": [describe(length) for length in sizes(size)]}
         if len(call.args[1]) > len(nodes) + 1:
-            told["is_coalesced"] = plain(call.args[1][-1])
+            told["is_coalesced"] = describe(call.args[1][-1])
         return Leaf(tuple(self._components(COMPONENTS[layout], nodes)), told)
 
     def _nested(self, call: Call) -> Leaf[TensorParts]:
@@ -288,7 +288,7 @@ class TorchObjects:
         state = call.args[0]
         tensors = [(name, node) for name, node in state.items() if self.leaf(node) is not None]
         names, nodes = [name for name, _ in tensors], [node for _, node in tensors]
-        told = {str(plain(name)): plain(node) for name, node in state.items() if name not in names}
+        told = {str(describe(name)): describe(node) for name, node in state.items() if name not in names}
         return Leaf(tuple(self._components(names, nodes)), {"layout": "jagged", **told})
 
     def _components(self, names: Any, nodes: Any) -> Iterator[tuple[Path, TensorParts]]:
@@ -296,7 +296,7 @@ class TorchObjects:
             found = self.leaf(node)
             if found is None:
                 raise TypeError(f"no tensor of {name}")
-            yield from (((str(plain(name)), *path), parts) for path, parts in found.tensors)
+            yield from (((str(describe(name)), *path), parts) for path, parts in found.tensors)
 
     def _meta(self, call: Call) -> Leaf[TensorParts]:
         dtype, shape = torch_dtype(call.args[0]), sizes(call.args[1])
@@ -315,7 +315,7 @@ class TorchObjects:
         below = tuple(item for item in self._attributes(state) if item[1].identity not in known)
         if not found.tensors or found.tensors[0][1].values is not None or not below:
             return with_attributes(found, below)
-        told = {"class": str(plain(kind)), "global_shape": list(found.tensors[0][1].shape)}
+        told = {"class": str(describe(kind)), "global_shape": list(found.tensors[0][1].shape)}
         return Leaf(below, told)
 
     def _wrapper(self, call: Call) -> Leaf[TensorParts]:

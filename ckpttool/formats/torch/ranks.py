@@ -20,7 +20,7 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
-from ckpttool.formats.content.tree import mapped_of, replaced, tensors_in, trees_equal
+from ckpttool.formats.content.tree import make_mapped, replace_tensors, tensors_in, trees_equal
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
@@ -291,7 +291,7 @@ class _Assembly:
                 other = self._otherwise(first, tree)
                 if other is not _SAME:
                     _below(own, (of_rank(rank), *group.prefix), other)
-            content = replaced(content, self._made)
+            content = replace_tensors(content, self._made)
             if not group.prefix:
                 return _mapped_like(content, {**content, **own}) if isinstance(content, dict) else content
             whole[group.prefix[0]] = content
@@ -303,7 +303,7 @@ class _Assembly:
             return self._others.get(id(other), _SAME)
         pairs = _pairs(first, other) if depth < _MAX_DEPTH else None
         if pairs is None and any(id(tensor) in self._others for tensor in tensors_in(other)):
-            return replaced(other, self._others)
+            return replace_tensors(other, self._others)
         if pairs is None:
             return _SAME if first is other or trees_equal(first, other) else other
         parts = {key: self._otherwise(*both, depth + 1) for key, both in pairs.items()}
@@ -582,7 +582,7 @@ def _united(first: object, other: object, depth: int = 0) -> object:
 def _mapped_like(like: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
     if not isinstance(like, Mapped):
         return pairs
-    return mapped_of(like.kind, pairs, like.state, like.factory)
+    return make_mapped(like.kind, pairs, like.state, like.factory)
 
 
 def _name(path: Path) -> str:

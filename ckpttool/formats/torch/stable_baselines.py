@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Unsupported
-from ckpttool.formats.content.assembly import named, training_of
+from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
@@ -44,7 +44,7 @@ class StableBaselines(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         agent = _Agent(probe)
-        tensors = named(
+        tensors = name_tensors(
             [((stem, *path), parts) for stem, item in agent.items.items() for path, parts in item.tensors],
             agent.told,
         )

@@ -16,8 +16,8 @@ from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import DamagedCheckpoint, Truncated
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Leaf, flatten
-from ckpttool.formats.content.plain_data import plain
-from ckpttool.formats.content.tree import kept
+from ckpttool.formats.content.plain_data import describe
+from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
@@ -73,7 +73,7 @@ class PytorchTar(Format):
             producer=Producer("pytorch"),
             findings=(*findings, *unused_storages(contents.stored.values(), flat.tensors)),
             safety=pickles.safety,
-            tree=lambda tensors: kept(root, leaf, tensors, probe.path),
+            tree=lambda tensors: build_tree(root, leaf, tensors, probe.path),
         )
 
 
@@ -288,12 +288,12 @@ class _Contents:
 
     def _known(self, reader: _Reader, key: object) -> Storage:
         if type(key) is not int or key not in self.storages:
-            reader.damaged(f"a reference to a storage {plain(key)}, which is not there")
+            reader.damaged(f"a reference to a storage {describe(key)}, which is not there")
         return self.storages[key]
 
     def _require_new(self, reader: _Reader, key: object) -> None:
         if type(key) is not int or key in self.storages or key in self.tensors:
-            reader.damaged(f"a key {plain(key)}, which is no number, or used twice")
+            reader.damaged(f"a key {describe(key)}, which is no number, or used twice")
 
 
 def _no_storage(persistent_id: Any) -> NoReturn:
@@ -315,7 +315,7 @@ class _TarObjects(TorchObjects):
             return Leaf((((), self._contents.tensors[key]),))
         storage = self._contents.storages.get(key) if type(key) is int else None
         if storage is None or storage.dtype is None:
-            found = f"a reference to {plain(node.id)}, which is not there"
+            found = f"a reference to {describe(node.id)}, which is not there"
             raise DamagedCheckpoint(self._path, found, where="pickle", code="tensor-damaged")
         shape = (storage.nbytes // storage.dtype.itemsize,)
         return Leaf((((), self.view(storage, storage.dtype, 0, shape, (1,))),))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from zlib import crc32
 
-from ckpttool.formats.content.plain_data import described
+from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.torch.torch_operators import OPERATORS, judge_classes
 from ckpttool.report import Finding, error, warning
 
@@ -73,7 +73,9 @@ def told_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
         canonical = _REFERENCE.sub(
             lambda match: numbers.get(match[0], without_mangles(match[0])), _renumbered(text)
         )
-        found[numbers[name].decode("utf-8", "backslashreplace")] = described(len(canonical), crc32(canonical))
+        found[numbers[name].decode("utf-8", "backslashreplace")] = describe_content(
+            len(canonical), crc32(canonical)
+        )
     return dict(sorted(found.items()))
 
 

@@ -19,7 +19,7 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import direct_parts, nodes
-from ckpttool.formats.content.plain_data import described, told_below
+from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.legacy import told_by_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
@@ -249,14 +249,14 @@ def _metadata(
     if "bytecode.pkl" in records.by_name:
         told["bytecode"] = _told_pickle(pickles.root("bytecode.pkl"), records.path)
     others = records.unknown(lambda name: _is_told(name) or any(one.holds(name) for one in storages))
-    return told | told_below(others, told)
+    return told | under_free_key(others, told)
 
 
 def _told_pickle(root: object, path: str) -> str:
     """Return size and checksum of what a pickle says, whatever a process added to the names of classes."""
     plain = flatten(root, lambda node: None, path, _unwrapped).plain
     text = without_mangles(json.dumps(plain, sort_keys=True).encode())
-    return described(len(text), crc32(text))
+    return describe_content(len(text), crc32(text))
 
 
 def _is_told(name: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckpttool.dtypes import BY_STORAGE, BY_TORCH, DType
-from ckpttool.formats.content.plain_data import plain
+from ckpttool.formats.content.plain_data import describe
 from ckpttool.wire.pickled import Call, Global
 
 COMPONENTS = {
@@ -42,7 +42,7 @@ def torch_dtype(node: object) -> DType:
     """
     if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
         return BY_TORCH[node.name]
-    raise TypeError(f"{plain(node)} is no element type")
+    raise TypeError(f"{describe(node)} is no element type")
 
 
 def storage_dtype(node: object) -> DType | None:
@@ -57,7 +57,7 @@ def storage_dtype(node: object) -> DType | None:
             return None
         if name in BY_STORAGE:
             return BY_STORAGE[name]
-    raise TypeError(f"{plain(node)} is no storage class")
+    raise TypeError(f"{describe(node)} is no storage class")
 
 
 def sparse_layout(node: object) -> str:
@@ -66,7 +66,7 @@ def sparse_layout(node: object) -> str:
     Raises:
         TypeError: It is none.
     """
-    name = node.args[0] if isinstance(node, Call) and node.args else plain(node)
+    name = node.args[0] if isinstance(node, Call) and node.args else describe(node)
     layout = str(name).removeprefix("torch.")
     if layout not in COMPONENTS:
         raise TypeError(f"{layout} is no sparse layout")

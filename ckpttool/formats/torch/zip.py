@@ -14,9 +14,9 @@ from ckpttool.dtypes import DType
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.formats.content.assembly import assemble
 from ckpttool.formats.content.flattening import flatten
-from ckpttool.formats.content.plain_data import described_member
-from ckpttool.formats.content.sidecar import ENTRY, restored_from_record
-from ckpttool.formats.content.tree import kept
+from ckpttool.formats.content.plain_data import describe_member
+from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_record
+from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
@@ -71,9 +71,9 @@ class PytorchZip(Format):
             findings=findings,
             safety=(*judged.safety, *records.judged_others("data.pkl")),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or resolve.holds(name)),
-            tree=lambda tensors: kept(root, objects.leaf, tensors, probe.path),
+            tree=lambda tensors: build_tree(root, objects.leaf, tensors, probe.path),
         )
-        return restored_from_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
+        return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 
 
 class Records:
@@ -168,7 +168,7 @@ class Records:
         }
 
     def _described(self, member: Member) -> str:
-        return described_member(member, has_checksums=self.archive.has_checksums)
+        return describe_member(member, has_checksums=self.archive.has_checksums)
 
     def judged_others(self, known: str = "") -> Iterator[Finding]:
         """Yield what loading any pickle but the known one could run, wherever it lies in the archive.

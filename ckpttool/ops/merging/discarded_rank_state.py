@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.content.tree import mapped_of
+from ckpttool.formats.content.tree import make_mapped
 from ckpttool.formats.torch.deepspeed import KINDS
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.formats.torch.ranks import is_of_a_rank
@@ -87,7 +87,7 @@ def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
     tree = checkpoint.tree
     if isinstance(tree, dict):
         pairs = {key: value for key, value in tree.items() if not is_of_a_rank(key)}
-        tree = mapped_of(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
+        tree = make_mapped(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
     whole = with_contents(
         checkpoint,
         tensors=tensors,

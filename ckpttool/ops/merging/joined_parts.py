@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, UsageError
-from ckpttool.formats.content.sidecar import encoded
-from ckpttool.formats.content.tree import mapped_of, trees_equal
+from ckpttool.formats.content.tree import make_mapped, trees_equal
+from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.parts import placed
 from ckpttool.report import counted
 from ckpttool.tensor import Span, Tensor
@@ -245,7 +245,7 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
             pairs[key] = unite_trees(one[key], value, (*path, str(key))) if key in one else value
         if isinstance(one, Mapped) and isinstance(two, Mapped):
             state = _unite_states(one.state, two.state, (*path, "<state>"))
-            return mapped_of(one.kind, pairs, state, one.factory)
+            return make_mapped(one.kind, pairs, state, one.factory)
         return pairs
     if not _are_equal(one, two):
         where = ".".join(path)
@@ -273,7 +273,7 @@ def _are_equal(one: object, two: object) -> bool:
 
 
 def _encoded(tree: object) -> str:
-    return json.dumps(encoded(tree))
+    return json.dumps(encode_tree(tree))
 
 
 def _excerpt(value: object) -> str:

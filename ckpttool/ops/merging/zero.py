@@ -15,7 +15,7 @@ from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.content.tree import replaced, tensors_in
+from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.parts import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.ops.conversion import Dropped
@@ -84,7 +84,7 @@ def _as_saved(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
         checkpoint,
         tensors=checkpoint.tensors,
         metadata=checkpoint.metadata,
-        tree=replaced(tree, {inside[path]: tensor for path, tensor in by_path.items()}),
+        tree=replace_tensors(tree, {inside[path]: tensor for path, tensor in by_path.items()}),
         native=checkpoint.native,
     )
 
@@ -212,7 +212,7 @@ def _content(checkpoint: Checkpoint, job: ZeroJob) -> dict[str, Any]:
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
     kept = {key: value for key, value in told.items() if key not in OF_PARTITIONS}
     inside = {id(one): by_path[one.path] for one in tensors_in(kept) if one.path in by_path}
-    content = replaced(kept, inside)
+    content = replace_tensors(kept, inside)
     rank: Rank = job.stages[0].ranks[0]
     states = (_tree(rank.path) or rank.told).get(STATES)
     made: dict[str, Any] = dict(content) if isinstance(content, dict) else {}
