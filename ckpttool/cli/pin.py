@@ -84,18 +84,18 @@ def _print(done: Pinning, did: str, was: str, *, json: bool, quiet: bool) -> Non
 
 def _list(paths: Sequence[Path], *, json: bool, null: bool, quiet: bool) -> int:
     from ckpttool.series.paths import shown
-    from ckpttool.series.pointers.pin_lists import absence, fault_of
+    from ckpttool.series.pointers.pin_lists import absence_message, pin_fault
     from ckpttool.series.pointers.pins import pins_below
 
     errors: list[CheckpointError] = []
     found = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
     gone = [one for one in found.values() if one.name and not one.is_there]
-    faults = [(one, fault) for one in found.values() if one not in gone and (fault := fault_of(one))]
+    faults = [(one, fault) for one in found.values() if one not in gone and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in found.items() if key not in void}
     _show(list(pins.values()), faults, json=json, null=null, quiet=quiet)
     for pinned in gone if not quiet else ():
-        say_warning(f"{pinned.path}: it is pinned, and {absence(pinned)}")
+        say_warning(f"{pinned.path}: it is pinned, and {absence_message(pinned)}")
     for pinned, fault in faults if not quiet else ():
         say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
     for error in errors:

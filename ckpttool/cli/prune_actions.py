@@ -28,7 +28,7 @@ from ckpttool.series.reasons import true_of_all
 if TYPE_CHECKING:
     from ckpttool.cli.prune_options import PruneOptions
     from ckpttool.series.members.entry import Entry
-    from ckpttool.series.pruning.planning import Planned, Request
+    from ckpttool.series.pruning.planning import PrunePlan, Request
     from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.reasons import Problem
     from ckpttool.series.retention.plan import GroupPlan
@@ -126,7 +126,7 @@ def _report_wrong_rules(options: PruneOptions, wrong: Sequence[Problem], output:
 def _prune_directory(request: Request, trash: str | None, output: OutputOptions) -> Pruned:
     from ckpttool.series.pruning.prune import prune
 
-    def confirm(planned: Planned) -> bool:
+    def confirm(planned: PrunePlan) -> bool:
         _print_plan(planned, trash, output)
         return output.consent.to("Remove them?" if trash is None else "Move them to the trash?")
 
@@ -262,7 +262,7 @@ def _text(groups: Sequence[GroupPlan], output: OutputOptions, stream: TextIO) ->
     return plan_text(groups, width=columns, colour=has_colour(stream), verbose=output.verbose)
 
 
-def _print_plan(planned: Planned, trash: str | None, output: OutputOptions) -> None:
+def _print_plan(planned: PrunePlan, trash: str | None, output: OutputOptions) -> None:
     """Print a plan before anything is removed: if we are killed, the output says what was going on."""
     if output.consent.asks:
         from ckpttool.render.text_prune import total_line

@@ -136,10 +136,10 @@ def read_retention(path: str, *, is_named: bool = False) -> Retention | None:
 
 def _log(path: str, here: str) -> str:
     """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
-    from ckpttool.series.metrics.log_metrics import Given
+    from ckpttool.series.metrics.log_metrics import LogArgument
 
     placed = os.path.normpath(os.path.join(here, path))
-    return placed if os.path.lexists(Given.parse(placed).name) else path
+    return placed if os.path.lexists(LogArgument.parse(placed).name) else path
 
 
 def _rules(document: Document, tables: object) -> Iterator[PathRule]:

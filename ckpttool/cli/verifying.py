@@ -145,9 +145,9 @@ def _is_there(target: _Target) -> bool:
     """Tell whether what can't be read is still in its place; say so where it isn't."""
     if isinstance(target.unit, CheckpointError):
         return True
-    from ckpttool.series.surveying.whole import as_it_is_now
+    from ckpttool.series.surveying.unaffected import current_unit
 
-    if as_it_is_now(target.unit) is not None:
+    if current_unit(target.unit) is not None:
         return True
     _say_gone(target.unit)
     return False
@@ -239,14 +239,14 @@ def _whole(path: str, units: list[Unit]) -> list[Unit]:
         NotFound: Nothing else is there.
     """
     from ckpttool.cli.paths import say_journals
-    from ckpttool.series.surveying.whole import apart
+    from ckpttool.series.surveying.unaffected import unaffected_units
 
-    inside = apart((), [path] if os.path.isdir(path) else ()).journals
+    inside = unaffected_units((), [path] if os.path.isdir(path) else ()).journals
     if [unit.path for unit in units] == [path]:  # he wants to know of this one, whatever becomes of it
-        found = apart(units)
+        found = unaffected_units(units)
         say_journals(inside if found.whole else (*found.journals, *inside))
         return units
-    found = apart(units, [path])
+    found = unaffected_units(units, [path])
     say_journals(found.journals)
     if units and not found.whole:
         raise NotFound(path, "no checkpoint is whole in it: a command was interrupted, or is at work")
@@ -297,9 +297,9 @@ def _settled(target: _Target, unit: Unit, wanted: Wanted) -> Verification | None
         found = _verified(target, unit, wanted)
         if found.is_fine or target.is_named:
             return found
-        from ckpttool.series.surveying.whole import as_it_is_now
+        from ckpttool.series.surveying.unaffected import current_unit
 
-        now = as_it_is_now(unit)
+        now = current_unit(unit)
         if now is None:
             return None
         if now.members == unit.members:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ckpttool.ops.manifest_writing import SealResult
     from ckpttool.ops.verdict import Verification
     from ckpttool.report import Finding
-    from ckpttool.series.listing import Listed, ListedSeries, Listing
+    from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
     from ckpttool.series.members.entry import Entry
     from ckpttool.series.pointers.pin_lists import Pin
     from ckpttool.series.pruning.explanation import Explanation
-    from ckpttool.series.pruning.planning import Planned
+    from ckpttool.series.pruning.planning import PrunePlan
     from ckpttool.series.pruning.prune import Pruned
     from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.rename import Renamed
@@ -396,7 +396,7 @@ def list_document(listing: Listing) -> dict[str, Any]:
     }
 
 
-def _list_row(listed: Listed) -> dict[str, Any]:
+def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
     from ckpttool.render.text_list import utc_time
 
     entry = listed.entry
@@ -494,14 +494,14 @@ def _kept_row(kept: KeptEntry) -> dict[str, Any]:
 
 
 def _removal_row(entry: Entry, group: GroupPlan) -> dict[str, Any]:
-    from ckpttool.series.pruning.prune import strangers
+    from ckpttool.series.pruning.prune import foreign_files
 
     return {
         "path": entry.path,
         "bytes": entry.contents.nbytes,
         "unfitting": group.unfitting.get(entry.path),
         "safety": entry.safety.value,
-        "strangers": list(strangers(entry)),
+        "strangers": list(foreign_files(entry)),
     }
 
 
@@ -509,7 +509,7 @@ def _prune_problem(problem: Problem) -> dict[str, Any]:
     return {"path": problem.path, "message": problem.message}
 
 
-def explain_document(planned: Planned, explanation: Explanation) -> dict[str, Any]:
+def explain_document(planned: PrunePlan, explanation: Explanation) -> dict[str, Any]:
     """Return the document of ``prune --explain``: that of a dry run, with what was asked for."""
     from ckpttool.series.pruning.prune import Pruned
 

@@ -20,7 +20,7 @@ from ckpttool.render.text_list import (
     utc_time,
 )
 from ckpttool.report import counted
-from ckpttool.series.listing import Listed, ListedSeries, Listing
+from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -38,7 +38,7 @@ _SIZES_BELOW = 4.0
 """Bars of sizes take the lower quarter of a panel, so that the lines stay readable."""
 _EVERYTHING = ListStyle(now=0.0)
 
-_AXES: Mapping[str, Callable[[Listed], float | None]] = {
+_AXES: Mapping[str, Callable[[ListedCheckpoint], float | None]] = {
     "step": lambda row: row.entry.step,
     "epoch": lambda row: row.entry.epoch,
 }
@@ -59,7 +59,7 @@ class SeriesPanel(Panel):
     """
 
     title: str
-    rows: Sequence[Listed]
+    rows: Sequence[ListedCheckpoint]
     axis: str
     places: Sequence[float]
     metrics: Sequence[str]
@@ -196,7 +196,7 @@ def _panel(series: ListedSeries, best: str | None, shared: str | None) -> Series
     return SeriesPanel(series.key, rows, axis, [x for x, _, _ in ordered], _drawn_metrics(rows, best), best)
 
 
-def _places(rows: Sequence[Listed], shared: str | None) -> tuple[str, list[float]]:
+def _places(rows: Sequence[ListedCheckpoint], shared: str | None) -> tuple[str, list[float]]:
     """Return where checkpoints stand: at their steps or epochs, where all have different ones."""
     for name in (shared,) if shared is not None else _AXES:
         if found := _counts(rows, name):
@@ -204,13 +204,13 @@ def _places(rows: Sequence[Listed], shared: str | None) -> tuple[str, list[float
     return "checkpoint", [float(at) for at in range(1, len(rows) + 1)]
 
 
-def _counts(rows: Sequence[Listed], axis: str) -> list[float] | None:
+def _counts(rows: Sequence[ListedCheckpoint], axis: str) -> list[float] | None:
     """Return the steps or epochs of checkpoints; None where one has none, or two have the same."""
     known = [value for row in rows if (value := _AXES[axis](row)) is not None]
     return known if len(set(known)) == len(rows) else None
 
 
-def _drawn_metrics(rows: Sequence[Listed], best: str | None) -> list[str]:
+def _drawn_metrics(rows: Sequence[ListedCheckpoint], best: str | None) -> list[str]:
     """Return the metrics that are drawn: the best's, or else the first, and those of its kind."""
     look = ListStyle(now=0.0, wanted=(best,) if best is not None else ())
     known = [
@@ -256,7 +256,9 @@ def _numbers(listing: Listing) -> Numbers:
     return Numbers(headings, [list(_cells(row, metrics, listing, has_policy)) for row in listing.checkpoints])
 
 
-def _cells(row: Listed, metrics: Sequence[str], listing: Listing, has_policy: bool) -> Iterator[str]:
+def _cells(
+    row: ListedCheckpoint, metrics: Sequence[str], listing: Listing, has_policy: bool
+) -> Iterator[str]:
     entry = row.entry
     yield entry.path
     yield entry.group

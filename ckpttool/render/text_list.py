@@ -14,7 +14,7 @@ from ckpttool.render.numbers import file_size, number
 from ckpttool.render.tables import text_table
 from ckpttool.render.terminal import colour_text, printable, shorten
 from ckpttool.report import counted
-from ckpttool.series.listing import Listed, ListedSeries, Listing, known_metrics, total_bytes
+from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing, known_metrics, total_bytes
 
 METRICS_SHOWN = 3
 """Metrics that a table on a terminal has columns for; the user can ask for all."""
@@ -194,31 +194,31 @@ def _series_table(series: ListedSeries, listing: Listing, style: ListStyle) -> t
 
 
 def _mixed_table(
-    rows: Sequence[Listed], listing: Listing, style: ListStyle, place: str
+    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, place: str
 ) -> tuple[str, list[str]]:
     """Return checkpoints of any series below one directory, and what is left out of them."""
     columns = _columns(rows, listing, style, None)
     return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
 
 
-def _directory(row: Listed) -> str:
+def _directory(row: ListedCheckpoint) -> str:
     """Return the directory that a checkpoint lies in; nothing for the current one."""
     directory = os.path.normpath(row.entry.directory)
     return "" if directory == os.curdir else directory
 
 
-def _common_directory(rows: Sequence[Listed]) -> str:
+def _common_directory(rows: Sequence[ListedCheckpoint]) -> str:
     """Return the directory that checkpoints lie below; nothing for the current one."""
     return os.path.commonpath([_directory(row) for row in rows])
 
 
-def _path_below(row: Listed, place: str) -> str:
+def _path_below(row: ListedCheckpoint, place: str) -> str:
     """Return a checkpoint's path below a directory that it lies in."""
     return printable(os.path.join(_directory(row)[len(place) :].lstrip(os.sep), row.entry.name))
 
 
 def _columns(
-    rows: Sequence[Listed], listing: Listing, style: ListStyle, series: ListedSeries | None
+    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, series: ListedSeries | None
 ) -> list[Column]:
     """Return the columns behind the names; those of one series leave out what its heading says."""
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1} if series is None else set()
@@ -245,7 +245,11 @@ def _columns(
 
 
 def _draw_table(
-    names: Sequence[str], columns: Sequence[Column], rows: Sequence[Listed], style: ListStyle, indent: str
+    names: Sequence[str],
+    columns: Sequence[Column],
+    rows: Sequence[ListedCheckpoint],
+    style: ListStyle,
+    indent: str,
 ) -> tuple[str, list[str]]:
     """Return lines below their headings, and the headings of what is left out."""
     headings = ["checkpoint", *(heading for heading, _ in columns)]
@@ -262,13 +266,13 @@ def _draw_table(
     return "\n".join(told), hidden
 
 
-def _hidden_metrics(rows: Sequence[Listed], style: ListStyle) -> list[str]:
+def _hidden_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
     shown = shown_metrics(rows, style)
     everything = ListStyle(now=style.now, wanted=style.wanted)
     return [name for name in shown_metrics(rows, everything) if name not in shown]
 
 
-def _dispensable(columns: Sequence[Column], rows: Sequence[Listed], style: ListStyle) -> list[str]:
+def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
     """Return what a narrow table does without, in this order: metrics, the last first, then the rest."""
     metrics = [printable(name) for name in shown_metrics(rows, style) if name not in style.wanted]
     has_epochs = any(row.entry.epoch is not None for row in rows)
@@ -284,7 +288,7 @@ def _cut(text: str, room: int) -> str:
 # Colour ---------------------------------------------------------------------------------------------
 
 
-def _colour_row(line: str, row: Listed, style: ListStyle) -> str:
+def _colour_row(line: str, row: ListedCheckpoint, style: ListStyle) -> str:
     if row.entry.fault is not None or row.entry.danger is not None:
         return colour_text(line, "red", style.colour)
     if row.kept == ():
@@ -307,7 +311,7 @@ def _dim(text: str, style: ListStyle) -> str:
 # Cells: times and counts ----------------------------------------------------------------------------
 
 
-def age_of(listed: Listed, style: ListStyle) -> str:
+def age_of(listed: ListedCheckpoint, style: ListStyle) -> str:
     """Return how long ago a checkpoint was changed."""
     return age_words(style.now - listed.entry.modified_ns / 10**9)
 
@@ -322,7 +326,7 @@ def age_words(seconds: float) -> str:
     return "now"
 
 
-def local_time(listed: Listed) -> str:
+def local_time(listed: ListedCheckpoint) -> str:
     """Return when a checkpoint was changed, in local time; nothing for a time that no calendar holds."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.entry.modified_ns // 10**9))
@@ -347,13 +351,13 @@ def count_cell(value: float | None) -> str:
 # Cells: metrics -------------------------------------------------------------------------------------
 
 
-def metric_of(listed: Listed, name: str) -> float | None:
+def metric_of(listed: ListedCheckpoint, name: str) -> float | None:
     """Return a metric as it is, NaN and infinities too."""
     entry = listed.entry
     return entry.metrics.get(name, entry.loss if name == "loss" else None)
 
 
-def shown_metrics(rows: Sequence[Listed], style: ListStyle) -> list[str]:
+def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
     """Return the metrics that say something, those that were asked for first.
 
     A loss that is another metric of each checkpoint, under its general name, says nothing new.
@@ -366,7 +370,7 @@ def shown_metrics(rows: Sequence[Listed], style: ListStyle) -> list[str]:
     return ordered[: max(METRICS_SHOWN, len(wanted))] if style.is_cut else ordered
 
 
-def _is_same_metric(rows: Sequence[Listed], one: str, other: str) -> bool:
+def _is_same_metric(rows: Sequence[ListedCheckpoint], one: str, other: str) -> bool:
     pairs = ((metric_of(row, one), metric_of(row, other)) for row in rows)
     return all(a is None or a == b for a, b in pairs)
 
@@ -446,7 +450,7 @@ def _decimal_point(cell: str) -> int:
 # Cells: notes ---------------------------------------------------------------------------------------
 
 
-def notes_cell(listed: Listed, style: ListStyle, *, is_alone: bool, best: str | None = None) -> str:
+def notes_cell(listed: ListedCheckpoint, style: ListStyle, *, is_alone: bool, best: str | None = None) -> str:
     """Return what makes a checkpoint special, and what is wrong with it where there is room for it.
 
     Args:
@@ -458,7 +462,9 @@ def notes_cell(listed: Listed, style: ListStyle, *, is_alone: bool, best: str | 
     return printable(", ".join(_note_words(listed, style, is_alone=is_alone, best=best)))
 
 
-def _note_words(listed: Listed, style: ListStyle, *, is_alone: bool, best: str | None) -> Iterator[str]:
+def _note_words(
+    listed: ListedCheckpoint, style: ListStyle, *, is_alone: bool, best: str | None
+) -> Iterator[str]:
     if listed.is_newest and not is_alone:
         yield "newest"
     if listed.is_best and best is not None:
@@ -472,7 +478,7 @@ def _note_words(listed: Listed, style: ListStyle, *, is_alone: bool, best: str |
         yield danger
 
 
-def policy_cell(listed: Listed, style: ListStyle) -> str:
+def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
     """Return what a policy would do with a checkpoint, and why; nothing where none was asked for."""
     if listed.kept is None:
         return ""

@@ -15,7 +15,7 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
 from ckpttool.series.pruning.explanation import Explanation
-from ckpttool.series.pruning.prune import Pruned, strangers
+from ckpttool.series.pruning.prune import Pruned, foreign_files
 from ckpttool.series.retention.plan import GroupPlan
 from ckpttool.series.undoing.trash import EmptiedTrash
 
@@ -154,7 +154,7 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
         told = ", ".join(reasons)
         rows += _fold_alike("keep", found, [told] * len(found), is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
-    for has_strangers, going in groupby(group.remove, lambda entry: bool(strangers(entry))):
+    for has_strangers, going in groupby(group.remove, lambda entry: bool(foreign_files(entry))):
         gone = list(going)
         facts = [(file_size(one.contents.nbytes), _stranger_words(one), *_unsafe_note(one)) for one in gone]
         said = [", ".join(filter(None, one)) for one in facts]
@@ -164,7 +164,7 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
 
 def _stranger_words(entry: Entry) -> str:
     """Return which files go with a checkpoint that aren't its own: nobody may have another copy of them."""
-    names = strangers(entry)
+    names = foreign_files(entry)
     if not names:
         return ""
     first = names[:_MOST_STRANGERS]

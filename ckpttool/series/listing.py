@@ -14,8 +14,8 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress, read_in_full
 from ckpttool.series.members.order import Group, GroupBy
 from ckpttool.series.paths import shown
-from ckpttool.series.pointers.protection import Pointed, follow
-from ckpttool.series.pruning.planning import Depth, Planned, Request, make_plan
+from ckpttool.series.pointers.protection import Pointed, follow_pointers
+from ckpttool.series.pruning.planning import Depth, PrunePlan, Request, make_plan
 from ckpttool.series.reasons import Problem, true_of_all
 from ckpttool.series.retention.plan import RetentionPlan
 from ckpttool.series.retention.policy import Mode
@@ -54,7 +54,7 @@ class DirectoryPreview:
 
     found: Survey
     pointed: Pointed
-    planned: Planned | None = None
+    planned: PrunePlan | None = None
     refused: tuple[Problem, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ class DirectoryPreview:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCheckpoint:
     """A checkpoint in a list.
 
     Attributes:
@@ -108,7 +108,7 @@ class ListedSeries:
     """One series, in the order that was asked for."""
 
     key: str
-    checkpoints: tuple[Listed, ...]
+    checkpoints: tuple[ListedCheckpoint, ...]
 
     @property
     def format(self) -> str | None:
@@ -132,12 +132,12 @@ class ListedSeries:
         return _span(one.entry.step for one in self.checkpoints)
 
     @property
-    def newest(self) -> Listed | None:
+    def newest(self) -> ListedCheckpoint | None:
         """Return the newest sound one."""
         return next((one for one in self.checkpoints if one.is_newest), None)
 
     @property
-    def best(self) -> Listed | None:
+    def best(self) -> ListedCheckpoint | None:
         """Return the best by the metric that was asked for."""
         return next((one for one in self.checkpoints if one.is_best), None)
 
@@ -152,7 +152,7 @@ class Listing:
         best: The metric that says which are best.
     """
 
-    checkpoints: tuple[Listed, ...]
+    checkpoints: tuple[ListedCheckpoint, ...]
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     journals: tuple[str, ...] = ()
@@ -220,7 +220,7 @@ def list_checkpoints(
 def preview_directory(place: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
     """Return what lies in a directory; nothing on disk is changed."""
     found = survey(place.directory, place.scope, enters_root=place.retention is not None)
-    pointed = follow(found.root, found.groups, recursive=place.scope.recursive)
+    pointed = follow_pointers(found.root, found.groups, recursive=place.scope.recursive)
     request = place.retention
     if request is None:
         return DirectoryPreview(found, pointed)
@@ -252,18 +252,18 @@ def listing_of(
     require_metric(best, entries)
     listed, seen = list[ListedSeries](), set[str]()
     for one in places:
-        kept = {} if one.planned is None else _kept(one.planned.plan)
-        for group in _unseen(one.found, seen) if len(places) > 1 else one.found.groups:
-            read = [_read(entry, depth, jobs, progress) for entry in group.entries]
+        kept = {} if one.planned is None else _keep_reasons(one.planned.plan)
+        for group in _unlisted(one.found, seen) if len(places) > 1 else one.found.groups:
+            read = [_read_entry(entry, depth, jobs, progress) for entry in group.entries]
             rows = _rows(read, one, kept, best, mode, is_read=depth == "full")
-            listed.append(ListedSeries(group.key, tuple(_sorted(rows, key, reverse=reverse))))
+            listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))
     if key is not None:
-        firsts = _sorted([one.checkpoints[0] for one in listed], key, reverse=reverse)
+        firsts = _sort_rows([one.checkpoints[0] for one in listed], key, reverse=reverse)
         ranks = {one.entry.path: rank for rank, one in enumerate(firsts)}
         listed.sort(key=lambda one: ranks[one.checkpoints[0].entry.path])
     rows = [row for one in listed for row in one.checkpoints]
     return Listing(
-        tuple(rows if key is None else _sorted(rows, key, reverse=reverse)),
+        tuple(rows if key is None else _sort_rows(rows, key, reverse=reverse)),
         tuple(_problems(places, rows)),
         tuple(_warnings(places)),
         tuple(path for one in places for path in one.found.journals),
@@ -280,12 +280,12 @@ def _rows(
     mode: Mode | None,
     *,
     is_read: bool,
-) -> list[Listed]:
+) -> list[ListedCheckpoint]:
     """Return what is told of the checkpoints of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
     finest = _best(entries, best, mode) if len(entries) > 1 else None
     return [
-        Listed(
+        ListedCheckpoint(
             entry,
             tuple(place.pointed.reasons.get(entry.path, ())),
             is_newest=entry.path == newest,
@@ -297,7 +297,7 @@ def _rows(
     ]
 
 
-def _kept(plan: RetentionPlan) -> dict[str, tuple[str, ...]]:
+def _keep_reasons(plan: RetentionPlan) -> dict[str, tuple[str, ...]]:
     """Return why a plan keeps each checkpoint, by its path; nothing where it would go."""
     kept = {one.entry.path: one.reasons or ("left alone",) for group in plan.groups for one in group.keep}
     return kept | {entry.path: () for entry in plan.removals}
@@ -322,14 +322,14 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
 # What is told of each -------------------------------------------------------------------------------
 
 
-def _read(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
+def _read_entry(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
     """Return an entry with what reading it in full found wrong, where that is asked for."""
     if depth == "quick" or entry.fault is not None:
         return entry
     return replace(entry, fault=read_in_full(entry, jobs, progress))
 
 
-def _unseen(found: Survey, seen: set[str]) -> Iterator[Group]:
+def _unlisted(found: Survey, seen: set[str]) -> Iterator[Group]:
     """Yield the series of a directory without what lies in another one, too, that came before."""
     real = {directory: os.path.realpath(directory) for directory in {one.directory for one in found.entries}}
     places = {one.path: os.path.join(real[one.directory], one.name) for one in found.entries}
@@ -340,7 +340,7 @@ def _unseen(found: Survey, seen: set[str]) -> Iterator[Group]:
     seen.update(places.values())
 
 
-def _problems(places: Sequence[DirectoryPreview], rows: Sequence[Listed]) -> Iterator[Problem]:
+def _problems(places: Sequence[DirectoryPreview], rows: Sequence[ListedCheckpoint]) -> Iterator[Problem]:
     """Yield what must be looked at, of each path what was told of it first."""
     problems = [problem for one in places for problem in one.problems]
     problems += [Problem(row.entry.path, row.entry.fault) for row in rows if row.entry.fault]
@@ -379,7 +379,9 @@ def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
 # The order ------------------------------------------------------------------------------------------
 
 
-def _sorted(rows: Sequence[Listed], key: SortKey | None, *, reverse: bool) -> list[Listed]:
+def _sort_rows(
+    rows: Sequence[ListedCheckpoint], key: SortKey | None, *, reverse: bool
+) -> list[ListedCheckpoint]:
     """Return rows by a key, those without one last; without a key as they come, or turned around."""
     if key is None:
         return [*(reversed(rows) if reverse else rows)]

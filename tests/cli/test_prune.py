@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool.cli import consent
 from ckpttool.formats import open_checkpoint
-from ckpttool.series.pruning.prune import strangers
+from ckpttool.series.pruning.prune import foreign_files
 from ckpttool.series.surveying.survey import survey
 
 
@@ -225,7 +225,7 @@ def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
     for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
         for entry in survey(files / place).entries:
             if entry.unit.format is not None and entry.unit.format.written is not None:
-                found[entry.path] = strangers(entry)
+                found[entry.path] = foreign_files(entry)
     assert len(found) > 5
     assert set(found.values()) == {()}, found
 

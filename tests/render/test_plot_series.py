@@ -16,7 +16,7 @@ from ckpttool.render import plot_series
 from ckpttool.render.plot import KINDS, Numbers
 from ckpttool.render.plot_series import MOST_PANELS, SeriesPanel, series_picture
 from ckpttool.series.files import Contents, Fingerprint
-from ckpttool.series.listing import Listed, ListedSeries, Listing
+from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.reasons import Code
 from ckpttool.series.reasons import fault as fault_of
@@ -24,7 +24,9 @@ from ckpttool.series.reasons import fault as fault_of
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def row(name: str, *, kept: tuple[str, ...] | None = None, best: bool = False, **told: Any) -> Listed:
+def row(
+    name: str, *, kept: tuple[str, ...] | None = None, best: bool = False, **told: Any
+) -> ListedCheckpoint:
     fields = parse_name(name)
     path = str(Path("run", name))
     contents = Contents((Fingerprint(name, 1, len(name), 4_000, 10**18),))
@@ -42,10 +44,10 @@ def row(name: str, *, kept: tuple[str, ...] | None = None, best: bool = False, *
         group="run/*",
         **given,
     )
-    return Listed(entry, kept=kept, is_best=best)
+    return ListedCheckpoint(entry, kept=kept, is_best=best)
 
 
-def listing(*series: Sequence[Listed], best: str | None = None) -> Listing:
+def listing(*series: Sequence[ListedCheckpoint], best: str | None = None) -> Listing:
     listed = tuple(ListedSeries(f"run/{at}", tuple(rows)) for at, rows in enumerate(series))
     return Listing(tuple(one for rows in series for one in rows), series=listed, best=best)
 
@@ -177,5 +179,5 @@ def test_same_checkpoints_give_the_same_bytes(kind: str) -> None:
         [row(f"$x_<b>\x1b_epoch_{at}.pt", metrics={"$f_1": at}) for at in (1, 2)],
     ],
 )
-def test_odd_values_are_drawn(rows: list[Listed]) -> None:
+def test_odd_values_are_drawn(rows: list[ListedCheckpoint]) -> None:
     assert "run/0" in texts(series_picture("svg", "run", listing(rows)))

@@ -11,7 +11,7 @@ from ckpttool.formats.hf_trainer import HfTrainer
 from ckpttool.formats.interface import Unit
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.renaming.reserved_names import looked_for, reason_to_leave
+from ckpttool.series.renaming.reserved_names import lost_lookups, reason_to_leave
 
 Make = Callable[..., Entry]
 
@@ -50,7 +50,7 @@ def test_what_a_trainer_deletes_is_told(entry: Make) -> None:
     ]
 
     def told(*names: str) -> list[str]:
-        return list(looked_for(list(zip(saves, names, strict=True))))
+        return list(lost_lookups(list(zip(saves, names, strict=True))))
 
     deleted, found = told("checkpoint-s2", "x-4")
     assert deleted.startswith("run/checkpoint-2: ") and "save_total_limit deletes it" in deleted
@@ -60,7 +60,7 @@ def test_what_a_trainer_deletes_is_told(entry: Make) -> None:
 
 
 def test_what_lightning_looks_for_is_told(entry: Make) -> None:
-    (told,) = looked_for([(entry("last.ckpt"), "run-e3.ckpt")])
+    (told,) = lost_lookups([(entry("last.ckpt"), "run-e3.ckpt")])
     assert (
         told == "run/last.ckpt: Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt"
     )

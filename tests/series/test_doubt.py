@@ -7,7 +7,7 @@ import pytest
 from ckpttool.checkpoint import Granularity
 from ckpttool.formats.globs import Globs
 from ckpttool.series.members.order import group
-from ckpttool.series.members.runs import in_named_series
+from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.members.series_doubts import (
     CONTRADICTED,
     METRICS_ALONE,
@@ -127,10 +127,10 @@ def test_a_metric_alone_orders_nothing(entry, stem: str) -> None:
 
 def test_a_series_that_somebody_names_needs_an_order(entry) -> None:
     for names, why in ((["a_1.pt", "a_2.pt"], None), (["a_1.pt", "a_final.pt"], UNORDERED)):
-        (one,) = group(in_named_series([entry(name) for name in names], Globs(["a_*.pt"], "run")))
+        (one,) = group(apply_series_globs([entry(name) for name in names], Globs(["a_*.pt"], "run")))
         assert doubt_of(one, ["a_*.pt"]) == why
     epochs = [entry(name, inside=(at, None)) for at, name in enumerate(("a_1.pt", "a_final.pt"))]
-    (one,) = group(in_named_series(epochs, Globs(["a_*.pt"], "run")))
+    (one,) = group(apply_series_globs(epochs, Globs(["a_*.pt"], "run")))
     assert doubt_of(one, ["a_*.pt"]) is None
 
 

@@ -118,7 +118,7 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
     there, link = tmp_path / "there.toml", tmp_path / ".ckpttool.toml"
     there.write_text('pinned = ["a"]\n')
     link.symlink_to(there)
-    pin_lists.write(str(link), 'pinned = ["b"]\n')
+    pin_lists.write_list(str(link), 'pinned = ["b"]\n')
     assert link.is_symlink()
     assert there.read_text() == 'pinned = ["b"]\n'
     real = os.lstat
@@ -131,5 +131,5 @@ def test_a_list_of_pins_behind_a_link_of_another_user_is_not_written(
 
     monkeypatch.setattr(os, "lstat", lstat)
     with pytest.raises(AccessDenied, match="a symlink that another user made"):
-        pin_lists.write(str(link), 'pinned = ["c"]\n')
+        pin_lists.write_list(str(link), 'pinned = ["c"]\n')
     assert there.read_text() == 'pinned = ["b"]\n'

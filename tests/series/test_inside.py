@@ -5,16 +5,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
 from ckpttool.series.retention.policy import Policy
 
 
-def _planned(directory: Path, **told: object) -> Planned:
+def _planned(directory: Path, **told: object) -> PrunePlan:
     wanted = {"policy": Policy(keep_last=2), "depth": "quick", **told}
     return make_plan(Request(directory=str(directory), **wanted))
 
 
-def _kept(planned: Planned) -> dict[str, tuple[str, ...]]:
+def _kept(planned: PrunePlan) -> dict[str, tuple[str, ...]]:
     return {kept.entry.name: kept.reasons for one in planned.plan.groups for kept in one.keep}
 
 

@@ -93,8 +93,8 @@ def test_what_vanishes_meanwhile_is_not_there(
         (tree / "run0" / "model_epoch_1.pth").unlink(missing_ok=True)
         return look(found)
 
-    look = look_workers._looked_at
-    monkeypatch.setattr(look_workers, "_looked_at", vanishing)
+    look = look_workers._look_at_batch
+    monkeypatch.setattr(look_workers, "_look_at_batch", vanishing)
     monkeypatch.setattr(children.subprocess, "Popen", lambda *_, **__: (_ for _ in ()).throw(OSError()))
     paths = [entry.path for entry in survey(tree).entries]
     assert not any(path.endswith("run0/model_epoch_1.pth") for path in paths)
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_children(tree: Path, small: None, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr(children.subprocess, "Popen", Found)
-    monkeypatch.setattr(look_workers, "_looked_at", interrupted)
+    monkeypatch.setattr(look_workers, "_look_at_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         survey(tree)
     assert all(child.poll() is not None for child in started)

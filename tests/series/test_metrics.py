@@ -13,7 +13,7 @@ import pytest
 
 from ckpttool.errors import NotFound, UsageError
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.metrics.log_metrics import with_metrics
+from ckpttool.series.metrics.log_metrics import add_log_metrics
 from ckpttool.series.surveying.survey import Scope, survey
 
 Make = Callable[..., Entry]
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(entries: list[Entry], *files: str) -> tuple[list[dict[str, float]], list[str]]:
-    found, warnings = with_metrics(entries, files, "run")
+    found, warnings = add_log_metrics(entries, files, "run")
     return [dict(one.metrics) for one in found], warnings
 
 

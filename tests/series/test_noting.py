@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.notes import Meaning
-from ckpttool.series.pointers.protection import follow
-from ckpttool.series.pointers.targets import Index
-from ckpttool.series.renaming.note_rewrites import Notes, data_text
-from ckpttool.series.renaming.scene import Moved, Noted, Scene
+from ckpttool.series.pointers.notes import Mentions
+from ckpttool.series.pointers.protection import follow_pointers
+from ckpttool.series.pointers.targets import CheckpointIndex
+from ckpttool.series.renaming.note_rewrites import Notes, rewrite_data
+from ckpttool.series.renaming.scene import Note, PathRenames, Scene
 from ckpttool.series.surveying.survey import Scope, survey
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
@@ -62,7 +62,7 @@ SILENT = {
 def _named_by(directory: Path) -> dict[str, set[str]]:
     """Return which checkpoints each note protects from prune."""
     found = survey(str(directory), Scope())
-    pointed = follow(found.root, found.groups)
+    pointed = follow_pointers(found.root, found.groups)
     named: dict[str, set[str]] = {}
     for path, reasons in pointed.reasons.items():
         for reason in reasons:
@@ -153,18 +153,18 @@ def _swapped(tree: object) -> object:
 @given(TREES, st.integers(0, 4) | st.none(), st.booleans())
 def test_of_json_strings_alone_change(tree: object, indent: int | None, ascii_only: bool) -> None:
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
-    told = data_text(text, {"old": "new", "x/old": "x/new"}.get, is_json=True)
+    told = rewrite_data(text, {"old": "new", "x/old": "x/new"}.get, is_json=True)
     assert json.loads(told) == _swapped(tree)
 
 
 @given(st.text(alphabet="old \t\r\n:=#,-*\"'`x/", max_size=30))
 def test_a_text_without_names_stays(text: str) -> None:
-    assert data_text(text, lambda word: None, is_json=False) == text
+    assert rewrite_data(text, lambda word: None, is_json=False) == text
 
 
 @pytest.mark.parametrize("text", ['"old"', "'old'", "- old", "* 'old',", "key = old # x", "a: b: c", "a=old"])
 def test_the_form_of_a_line_stays(text: str) -> None:
-    told = data_text(f"{text}\r\nother\n", {"old": "new"}.get, is_json=False)
+    told = rewrite_data(f"{text}\r\nother\n", {"old": "new"}.get, is_json=False)
     assert told == f"{text}\r\nother\n".replace("old", "new")
 
 
@@ -228,18 +228,20 @@ def test_names_are_all_that_changes_in_a_note(
 ) -> None:
     text = "".join(words)
     new = {"m_1.pt": "q-1.pt", "m_2.pt": "q-2.pt"}
-    notes = Notes(Scene("run", tuple(map(entry, new)), {}), Moved({"run": new}))
+    notes = Notes(Scene("run", tuple(map(entry, new)), {}), PathRenames({"run": new}))
     try:
-        told = notes.reworded(text, "run", name)
+        told = notes.rewrite(text, "run", name)
     except ValueError:
         told = text
     assert told.replace("q-", "m_") == text
     assert name != "n.md" or told == text
-    before, after = (Meaning(Index([entry(one) for one in names])) for names in (new, new.values()))
+    before, after = (
+        Mentions(CheckpointIndex([entry(one) for one in names])) for names in (new, new.values())
+    )
     meant = {one.name for one in before.of(text, "run", name)}
     still = {one.name.replace("q-", "m_") for one in after.of(told, "run", name)}
     assert still <= meant
-    assert set(notes.lost(Noted("run", name, text, told))) == meant - still
+    assert set(notes.lost(Note("run", name, text, told))) == meant - still
 
 
 def test_a_note_where_nobody_may_write_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from ckpttool.series.members.order import (
     order_entries,
     written_last,
 )
-from ckpttool.series.members.runs import in_named_series, with_run_settings
+from ckpttool.series.members.runs import apply_series_globs, keep_run_settings
 from ckpttool.series.members.series_doubts import doubt_of
 from ckpttool.series.reasons import Code
 from ckpttool.series.reasons import fault as fault_of
@@ -333,7 +333,7 @@ def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem:
     one, other = ([f"{stem.format(value)}_epoch_{epoch}.pt" for epoch in (1, 2, 3)] for value in values)
     names = {f"run/{stem.format(value)}_epoch_*.pt" for value in values}
     for told in ([*one, *other], [*one, other[0]]):
-        entries = with_run_settings([entry(name) for name in told])
+        entries = keep_run_settings([entry(name) for name in told])
         assert set(_keys(entries)) == names
 
 
@@ -342,7 +342,7 @@ def test_what_looks_like_a_metric_and_tells_runs_apart_is_a_setting(entry, stem:
 )
 def test_what_was_measured_is_no_setting(entry, told) -> None:
     names = [f"m_epoch_{epoch}_acc_{value}.pt" for epoch, values in told.items() for value in values]
-    entries = with_run_settings([entry(name) for name in names])
+    entries = keep_run_settings([entry(name) for name in names])
     assert list(_keys(entries)) == ["run/m_epoch_*_acc_*.pt"]
 
 
@@ -381,11 +381,11 @@ def test_a_name_in_each_of_several_directories_is_a_series_if_somebody_says_so(e
         for place in places
     ]
     for glob in ("m.pt", "*/*/m.pt", "trial_*/*/m.pt"):
-        found = group(in_named_series(saves, Globs([glob], "run")))
+        found = group(apply_series_globs(saves, Globs([glob], "run")))
         assert [one.key for one in found] == ["run/trial_1/*/m.pt", "run/trial_2/*/m.pt"]
         assert [os.path.basename(two.directory) for one in found for two in one.entries] == ["20", "100"] * 2
         assert [doubt_of(one, ("m.pt",)) for one in found] == [None, None]
-    assert len(group(in_named_series(saves, Globs(["m*.pt"], "run")))) == 4
+    assert len(group(apply_series_globs(saves, Globs(["m*.pt"], "run")))) == 4
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -397,7 +397,7 @@ def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
     drawn = data.draw(st.lists(st.tuples(*([numbers] * len(parts))), min_size=1, max_size=8, unique=True))
     names = ["".join(word + number for word, number in zip(parts, one, strict=True)) + ".pt" for one in drawn]
     plain = [entry(name) for name in dict.fromkeys(names)]
-    parted = with_run_settings(plain)
+    parted = keep_run_settings(plain)
     assert [one.name for one in parted] == [one.name for one in plain]
     homes: dict[str, set[str]] = {}
     for one, other in zip(plain, parted, strict=True):
@@ -408,7 +408,7 @@ def test_settings_only_ever_part_series(entry, data: st.DataObject) -> None:
 
 def test_what_somebody_calls_a_series_has_no_settings(entry) -> None:
     names = [f"llama_acc{value}_epoch_{epoch}.pt" for value in (2, 4) for epoch in (1, 2)]
-    entries = in_named_series([entry(name) for name in names], Globs(["llama_acc*_epoch_*.pt"], "run"))
+    entries = apply_series_globs([entry(name) for name in names], Globs(["llama_acc*_epoch_*.pt"], "run"))
     assert list(_keys(entries)) == ["run/llama_acc*_epoch_*.pt"]
 
 

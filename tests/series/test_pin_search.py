@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.series.pointers.pin_lists import fault_of
+from ckpttool.series.pointers.pin_lists import pin_fault
 from ckpttool.series.pointers.pins import pin, pins_below, unpin
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import Pruned, prune
@@ -71,7 +71,7 @@ def test_an_entry_that_pins_nothing_leaves_alone_what_it_may_mean(runs: Path, en
     assert any(f"pinned has {entry!r}, which " in one.message for one in done.problems)
     assert not any(one.directory == str(runs / "exp1") for one in done.plan.removals)
     (found,) = pins_below(runs)
-    assert fault_of(found) is not None
+    assert pin_fault(found) is not None
 
 
 def test_of_a_directory_that_holds_a_run_that_run_alone_is_left_alone(runs: Path) -> None:

@@ -18,7 +18,7 @@ from ckpttool.errors import (
 )
 from ckpttool.series.changing.lock import lock_directory
 from ckpttool.series.pointers import pins
-from ckpttool.series.pointers.pins import pin, pins_below, repinned, unpin
+from ckpttool.series.pointers.pins import pin, pins_below, rename_pins, unpin
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
@@ -267,9 +267,9 @@ def test_any_step_that_fails_leaves_the_old_list(series: Path, fault) -> None:
 def test_pins_follow_a_rename() -> None:
     text = '# mine\npinned = [\n  "a.pth",  # best\n  "./b.pth",\n  "ckpt-1.index",\n  "other",\n]\n'
     renamed = {"a.pth": "x.pth", "b.pth": "y.pth", "ckpt-1": "run-1", "gone": "here"}
-    assert repinned(text, renamed) == (
+    assert rename_pins(text, renamed) == (
         '# mine\npinned = [\n  "x.pth",  # best\n  "y.pth",\n  "run-1",\n  "other",\n]\n'
     )
-    assert repinned("x = 1\n", renamed) == "x = 1\n"
+    assert rename_pins("x = 1\n", renamed) == "x = 1\n"
     with pytest.raises(ValueError):
-        repinned("pinned = [", renamed)
+        rename_pins("pinned = [", renamed)

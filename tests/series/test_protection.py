@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.series.pointers.protection import follow
+from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pruning.planning import Request, make_plan
 from ckpttool.series.retention.policy import Policy
 from ckpttool.series.surveying.survey import Scope, survey
@@ -18,13 +18,13 @@ from ckpttool.series.surveying.survey import Scope, survey
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
     found = survey(directory, Scope(recursive=recursive))
-    pointed = follow(found.root, found.groups, recursive=recursive)
+    pointed = follow_pointers(found.root, found.groups, recursive=recursive)
     return {os.path.basename(path): reasons for path, reasons in pointed.reasons.items() if reasons}
 
 
 def _skipped(directory: Path) -> dict[str, str]:
     found = survey(directory, Scope(recursive=False))
-    pointed = follow(found.root, found.groups)
+    pointed = follow_pointers(found.root, found.groups)
     return {os.path.basename(key): why for key, why in pointed.skipped.items()}
 
 
@@ -264,7 +264,7 @@ def test_the_best_of_one_run_is_not_that_of_another(trainer: Path, tmp_path: Pat
     shutil.rmtree(trainer / "checkpoint-4")
     _best_of(trainer, "/old/home/out/checkpoint-4")
     found = survey(tmp_path, Scope(recursive=True))
-    pointed = follow(found.root, found.groups)
+    pointed = follow_pointers(found.root, found.groups)
     assert not any(pointed.reasons.values())
     (why,) = pointed.skipped.values()
     assert why.endswith("best_model_checkpoint is /old/home/out/checkpoint-4, which isn't there")
@@ -282,11 +282,11 @@ def test_what_lies_elsewhere_has_to_be_more_like_the_path(trainer: Path, tmp_pat
     for target, is_found in (("/old/b/%s/checkpoint-4", True), ("/old/c/%s/checkpoint-4", False)):
         _best_of(moved, target % parent)
         found = survey(tmp_path / "a", Scope(recursive=True))
-        assert (not follow(found.root, found.groups).skipped) == is_found
+        assert (not follow_pointers(found.root, found.groups).skipped) == is_found
         _best_of(tmp_path / "b" / parent, None)
         found = survey(tmp_path, Scope(recursive=True))
         own = str(tmp_path / "b" / parent / "checkpoint-4")
-        assert (follow(found.root, found.groups).reasons.get(own) is not None) == is_found
+        assert (follow_pointers(found.root, found.groups).reasons.get(own) is not None) == is_found
 
 
 @pytest.mark.parametrize("target", ["{0}/checkpoint-4", "trainer/checkpoint-4", "./trainer/checkpoint-4/"])
@@ -314,7 +314,7 @@ def test_a_model_that_holds_its_own_run_s_checkpoints(trainer: Path, tmp_path: P
     os.rename(trainer, tmp_path / "moved")
     for scope in (Scope(), Scope(recursive=True)):
         found = survey(tmp_path, scope)
-        pointed = follow(found.root, found.groups)
+        pointed = follow_pointers(found.root, found.groups)
         assert pointed.skipped == {}
         best = pointed.reasons.get(str(tmp_path / "moved" / "checkpoint-4"))
         assert best == (["best_model_checkpoint"] if scope.recursive else None)

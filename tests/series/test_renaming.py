@@ -14,7 +14,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.renaming.name_warnings import doubts
-from ckpttool.series.renaming.names import RenamePlan, folded, plan_names, unit_stem
+from ckpttool.series.renaming.names import RenamePlan, fold_name, plan_names, unit_stem
 from ckpttool.series.renaming.steps import next_wave, onwards, steps
 from ckpttool.series.renaming.template import parse_template
 
@@ -225,10 +225,10 @@ def test_never_two_of_one_name(
     plan = planned(entries, template, standing=standing)
     wrong = {one.path for one in plan.refused}
     good = [one for one in plan.renamings if one.entry.path not in wrong]
-    targets = [folded(new) for one in good for _, new in one.members]
+    targets = [fold_name(new) for one in good for _, new in one.members]
     assert len(set(targets)) == len(targets)
     leaving = {old for one in plan.renamings for old, _ in one.members}
-    assert set(targets).isdisjoint(folded(name) for name in {*names, *standing} - leaving)
+    assert set(targets).isdisjoint(fold_name(name) for name in {*names, *standing} - leaving)
     if not plan.refused:
         _follow(plan, {*names, *standing})
 
@@ -246,8 +246,8 @@ def _follow(plan: RenamePlan, there: set[str], most: int = 4) -> None:
         wave = next_wave(waiting, {*there, *(new for one in waiting for new in one.to.values())})
         assert wave
         moved = {old: new for step in wave for old, new in step.move.members}
-        folds = {folded(name) for name in there - moved.keys()}
-        assert folds.isdisjoint(map(folded, moved.values()))
+        folds = {fold_name(name) for name in there - moved.keys()}
+        assert folds.isdisjoint(map(fold_name, moved.values()))
         there = (there - moved.keys()) | set(moved.values())
         rest = [step for step in waiting if step.wish not in [one.wish for one in wave]]
         rest += [onwards(step, _after(step.entry, step.to)) for step in wave if not step.is_last]

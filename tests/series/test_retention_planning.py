@@ -18,20 +18,20 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import GroupBy, group
 from ckpttool.series.members.series_doubts import EQUALLY_LONG, UNORDERED, doubt_of
 from ckpttool.series.pruning.explanation import explain
-from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
 from ckpttool.series.reasons import Code, Problem
 from ckpttool.series.reasons import fault as fault_of
-from ckpttool.series.retention.companions import reasons_to_stay, with_failed_siblings
+from ckpttool.series.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.series.retention.failed_runs import failed_runs
 from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
 
 
-def _planned(directory: Path, **told: object) -> Planned:
+def _planned(directory: Path, **told: object) -> PrunePlan:
     return make_plan(Request(directory=str(directory), **{"depth": "quick", **told}))
 
 
-def _removed(planned: Planned) -> list[str]:
+def _removed(planned: PrunePlan) -> list[str]:
     return sorted(entry.name for entry in planned.plan.removals)
 
 
@@ -486,7 +486,7 @@ def test_what_belongs_with_a_failed_run_failed(entry) -> None:
     ]
     entries += [entry(f"other_epoch_{epoch}.pt", signature="other") for epoch in (1, 2, 3)]
     groups = group(entries)
-    told = with_failed_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
+    told = add_failed_siblings(groups, {"run/model_epoch_*.pt": "NaN"})
     assert told == {
         "run/model_epoch_*.pt": "NaN",
         "run/ema_epoch_*.pt": "belongs with run/model_epoch_*.pt, which failed",
@@ -504,7 +504,7 @@ def _explained(entries: Sequence[Entry], name: str, protections: Protections | N
     groups = group(entries)
     protections = protections or Protections()
     made = plan(groups, Policy(**told), protections)
-    planned = Planned(made, groups=groups, protections=protections)
+    planned = PrunePlan(made, groups=groups, protections=protections)
     one = explain(planned, f"run/{name}")
     assert one.stays == (one.entry not in made.removals)
     return one.stays, one.place, one.reasons, one.against

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.series.renaming.scene import Moved
+from ckpttool.series.renaming.scene import PathRenames
 from ckpttool.series.renaming.text_rewrites import (
-    Changed,
+    FileChange,
     best_text,
     digests_text,
     index_text,
@@ -123,14 +123,14 @@ def test_sums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
         (tmp_path / name).rename(tmp_path / f"new {name}")
     (tmp_path / "dir").rename(tmp_path / "place")
     (tmp_path / "place" / "state").write_text("after")
-    moved = Moved({str(tmp_path): {"old": "new old", "c\nd": "new c\nd", "dir": "place"}})
+    moved = PathRenames({str(tmp_path): {"old": "new old", "c\nd": "new c\nd", "dir": "place"}})
     before, after = (hashlib.sha256(word).hexdigest() for word in (b"before", b"after"))
-    edits = {"dir/state": Changed(before, after, 5)}
+    edits = {"dir/state": FileChange(before, after, 5)}
     for told in (text, tagged):
-        (tmp_path / "SUMS").write_text(sums_text(told, moved.follower(str(tmp_path)), edits))
+        (tmp_path / "SUMS").write_text(sums_text(told, moved.renamer(str(tmp_path)), edits))
         subprocess.run(["sha256sum", "--strict", "-c", "SUMS"], cwd=tmp_path, capture_output=True, check=True)
     wrong = text.replace(before, "0" * 64)
-    assert "0" * 64 in sums_text(wrong, moved.follower(str(tmp_path)), edits)
+    assert "0" * 64 in sums_text(wrong, moved.renamer(str(tmp_path)), edits)
     assert sums_text("# note\nno line\r\n", swap, {}) == "# note\nno line\r\n"
 
 
@@ -138,7 +138,7 @@ def test_digests_of_tensors_stay() -> None:
     tensors = '{\n  "old": {"sha256": "y"}\n }'
     text = f'{{\n "schema": "x",\n "files": {{"old": {{"bytes": 3}}}},\n "tensors": {tensors}\n}}\n'
     assert digests_text(text, swap, {}) == text.replace('{"old": {"b', '{"new": {"b')
-    now = json.loads(digests_text(text, swap, {"old": Changed("", "", 7)}))
+    now = json.loads(digests_text(text, swap, {"old": FileChange("", "", 7)}))
     assert now["files"] == {"new": {"bytes": 7}} and now["tensors"] == {"old": {"sha256": "y"}}
 
 
@@ -146,9 +146,9 @@ def test_digests_of_tensors_stay() -> None:
 def test_paths_keep_their_form(old: str, new: str) -> None:
     if old in (".", ".."):
         return
-    moved = Moved({"/run/x": {old: new}})
-    assert moved.told(old, "/run/x") == new
-    assert moved.told(f"/run/x/{old}/inner", "/elsewhere") == f"/run/x/{new}/inner"
-    assert moved.told(f"../x//{old}", "/run/y") == f"../x//{new}"
-    assert moved.told(old, "/run") is None
-    assert moved.told("", "/run/x") is moved.told("a\0b", "/run/x") is None
+    moved = PathRenames({"/run/x": {old: new}})
+    assert moved.new_path(old, "/run/x") == new
+    assert moved.new_path(f"/run/x/{old}/inner", "/elsewhere") == f"/run/x/{new}/inner"
+    assert moved.new_path(f"../x//{old}", "/run/y") == f"../x//{new}"
+    assert moved.new_path(old, "/run") is None
+    assert moved.new_path("", "/run/x") is moved.new_path("a\0b", "/run/x") is None

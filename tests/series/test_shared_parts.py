@@ -209,7 +209,7 @@ def test_a_plan_that_overlooks_what_a_survivor_needs(
         return (*real(unit, *told, **more), str(run / "step_100-b.safetensors"))  # type: ignore[arg-type]
 
     monkeypatch.setattr("ckpttool.series.members.look.needed_paths", needing_all)
-    monkeypatch.setattr("ckpttool.series.pointers.protection._needed", lambda *told: None)
+    monkeypatch.setattr("ckpttool.series.pointers.protection._follow_needs", lambda *told: None)
     done = prune(_request(run), trash=trash)
     assert [os.path.basename(path) for path in done.failed] == ["step_100.safetensors.index.json"]
     assert (run / "step_100-b.safetensors").exists()

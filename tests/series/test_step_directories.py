@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from ckpttool.errors import UsageError
 from ckpttool.series.pointers.pins import pin
-from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
@@ -64,15 +64,15 @@ def saved(run: Path, steps: Iterable[int], names: Iterable[str], form: str = "st
     return run
 
 
-def planned(directory: Path, keep: int = 1, **told: object) -> Planned:
+def planned(directory: Path, keep: int = 1, **told: object) -> PrunePlan:
     return make_plan(Request(directory=str(directory), policy=Policy(keep_last=keep), **told))
 
 
-def removed(found: Planned) -> list[str]:
+def removed(found: PrunePlan) -> list[str]:
     return sorted(entry.name for entry in found.plan.removals)
 
 
-def kept(found: Planned) -> Mapping[str, tuple[str, ...]]:
+def kept(found: PrunePlan) -> Mapping[str, tuple[str, ...]]:
     return {one.entry.name: one.reasons for made in found.plan.groups for one in made.keep}
 
 

@@ -13,7 +13,7 @@ from ckpttool.errors import UsageError
 from ckpttool.naming import parse_name
 from ckpttool.series.renaming.template import (
     FIELDS,
-    Lacking,
+    FieldError,
     Template,
     Value,
     parse_template,
@@ -84,9 +84,9 @@ def test_what_is_missing_goes_with_its_separator(text: str, name: str) -> None:
 
 
 def test_what_is_missing_is_an_error_that_names_it() -> None:
-    with pytest.raises(Lacking, match=r"^no number \(\{number\?\} leaves it out\)$"):
+    with pytest.raises(FieldError, match=r"^no number \(\{number\?\} leaves it out\)$"):
         rendered("{run}-{number}")
-    with pytest.raises(Lacking, match=r"^\{epoch:04d\}: its format doesn't fit 2\.5$"):
+    with pytest.raises(FieldError, match=r"^\{epoch:04d\}: its format doesn't fit 2\.5$"):
         rendered("{run}-{epoch:04d}", epoch=2.5)
     assert rendered("{epoch:.1f}", epoch=2.5) == "2.5"
 
@@ -119,7 +119,7 @@ def test_what_is_missing_is_an_error_that_names_it() -> None:
 )
 def test_what_is_no_template(text: str, told: str) -> None:
     if text == "{epoch!r}":  # a metric by that name, which nothing has
-        with pytest.raises(Lacking, match=r"no epoch!r"):
+        with pytest.raises(FieldError, match=r"no epoch!r"):
             rendered(text)
         return
     with pytest.raises(UsageError, match=told):
@@ -132,7 +132,7 @@ def test_nothing_in_a_template_is_run() -> None:
             template = parse_template(text)
         except UsageError:
             continue
-        with pytest.raises(Lacking, match="no "):
+        with pytest.raises(FieldError, match="no "):
             render(template, VALUES)
 
 
@@ -145,7 +145,7 @@ def test_parsing_never_crashes(text: str) -> None:
     assert isinstance(template, Template) and template.fields
     try:
         name = render(template, VALUES)
-    except Lacking:
+    except FieldError:
         return
     assert "/" not in name and "\0" not in name
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import split_into_runs, with_directory_counts, with_number_pairs
+from ckpttool.series.members.runs import read_number_pairs, split_into_runs, take_directory_counts
 from ckpttool.series.paths import shown
 
 GroupBy = Literal["parent", "prefix", "format", "none"]
@@ -86,8 +86,8 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
     named: dict[str, dict[Kind, list[Entry]]] = defaultdict(dict)
     homes: dict[tuple[str, str], set[Kind]] = defaultdict(set)
     unsound: list[Entry] = []
-    found = with_number_pairs(list(entries))
-    for entry in with_directory_counts(found, everywhere=by == "none"):
+    found = read_number_pairs(list(entries))
+    for entry in take_directory_counts(found, everywhere=by == "none"):
         if entry.is_sound:
             kind = (entry.format if by is None else None, entry.signature)
             named[_place(entry, by)].setdefault(kind, []).append(entry)
@@ -102,20 +102,20 @@ def group(entries: Iterable[Entry], by: GroupBy | None = None) -> tuple[Group, .
     groups = [
         one
         for place, kinds in named.items()
-        for key, found in _by_kind(place, list(kinds.values()))
-        for one in _groups(key, found, by)
+        for key, found in _key_kinds(place, list(kinds.values()))
+        for one in _groups_of_runs(key, found, by)
     ]
     return tuple(sorted(groups, key=lambda one: one.key))
 
 
-def _groups(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
+def _groups_of_runs(key: str, entries: list[Entry], by: GroupBy | None) -> Iterator[Group]:
     runs = split_into_runs(entries) if by is None else [entries]
     for run in runs:
         begun = min(entry.fields.saved_at or "" for entry in run)
-        yield _group(f"{key}@{begun}" if len(runs) > 1 else key, run)
+        yield _ordered_group(f"{key}@{begun}" if len(runs) > 1 else key, run)
 
 
-def _group(key: str, entries: list[Entry]) -> Group:
+def _ordered_group(key: str, entries: list[Entry]) -> Group:
     ordered, warnings = order_entries([replace(entry, group=key) for entry in entries])
     return Group(key, ordered, tuple(f"{key}: {warning}" for warning in warnings))
 
@@ -134,7 +134,7 @@ def _place(entry: Entry, by: GroupBy | None) -> str:
     return shown(os.path.join(entry.directory, entry.fields.blank))
 
 
-def _by_kind(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
+def _key_kinds(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield keys for what has one name and is of several kinds: each says in words what it holds."""
     if len(kinds) == 1:
         yield path, kinds[0]
@@ -145,13 +145,13 @@ def _by_kind(path: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[En
     for found in sorted(kinds, key=lambda found: min(entry.path for entry in found)):
         first = found[0]
         holds = first.holds if first.is_sound else "damaged"
-        named[_joined(first.format if is_told else None, holds)].append(found)
+        named[_join_words(first.format if is_told else None, holds)].append(found)
     for words, alike in named.items():
         for number, found in enumerate(alike, 1):
-            yield f"{path} ({_joined(words, f'kind {number}' if len(alike) > 1 else None)})", found
+            yield f"{path} ({_join_words(words, f'kind {number}' if len(alike) > 1 else None)})", found
 
 
-def _joined(*words: str | None) -> str:
+def _join_words(*words: str | None) -> str:
     return ", ".join(filter(None, words))
 
 
@@ -170,7 +170,7 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
     return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
 
 
-def is_ordered(entries: Sequence[Entry]) -> bool:
+def has_order(entries: Sequence[Entry]) -> bool:
     """Tell whether there is more than files' times to order checkpoints: something that all of them have."""
     return bool(had_by_all(entries))
 
@@ -189,10 +189,10 @@ def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterator[Entry]:
     """Yield sound checkpoints in their order, each with the unsound ones that its name comes before."""
     behind: dict[str | None, list[Entry]] = defaultdict(list)
-    positions = {entry.path: _named_place(entry) for entry in unsound}
+    places = {entry.path: _named_place(entry) for entry in unsound}
     last_before = _last_before(sound)
-    for entry in sorted(unsound, key=lambda one: (positions[one.path] or (), one.modified_ns, one.path)):
-        behind[last_before(positions[entry.path])].append(entry)
+    for entry in sorted(unsound, key=lambda one: (places[one.path] or (), one.modified_ns, one.path)):
+        behind[last_before(places[entry.path])].append(entry)
     yield from behind[None]
     for entry in sound:
         yield entry
@@ -215,13 +215,13 @@ def _last_before(sound: Sequence[Entry]) -> Callable[[Any], str | None]:
         first.setdefault(_named_place(entry), entry.path)
     if None in first:
         return lambda place: sound[-1].path
-    positions = sorted(first)
+    places = sorted(first)
 
     def found(place: Any) -> str | None:
         if place is None:
             return sound[-1].path
-        count = bisect_right(positions, place)
-        return first[positions[count - 1]] if count else None
+        count = bisect_right(places, place)
+        return first[places[count - 1]] if count else None
 
     return found
 
@@ -262,8 +262,8 @@ def decision(entries: Sequence[Entry]) -> Decision:
         warnings.append(f"epochs and steps disagree about the order; {first} decide")
     named = _contradicting_names(entries, criteria)
     if named:
-        decides = _is_borne_out(entries, named, criteria) or (
-            _begins_again(entries, named) and not _is_borne_out(entries, criteria, named)
+        decides = _times_support(entries, named, criteria) or (
+            _begins_again(entries, named) and not _times_support(entries, criteria, named)
         )
         first = "the names decide" if decides else "what is inside decides"
         criteria = [*named, *(one for one in criteria if one not in named)] if decides else criteria
@@ -321,7 +321,7 @@ def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
     return behind[0] >= -1 and all(one <= two for one, two in pairwise(behind))
 
 
-def _is_borne_out(
+def _times_support(
     entries: Sequence[Entry], criteria: Sequence[Criterion], others: Sequence[Criterion]
 ) -> bool:
     """Tell whether the files' times bear one order out rather than another, and aren't those of a copy."""

@@ -17,12 +17,12 @@ from ckpttool.series.members.entry import Entry
 _NUMBERS = re.compile(r"[0-9]{1,18}(?:\.[0-9]+)?", re.ASCII)
 
 
-def in_named_series(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
+def apply_series_globs(entries: Sequence[Entry], globs: Globs) -> list[Entry]:
     """Return checkpoints; those whose names match a glob are of one series, whatever else their names say."""
-    return [_in_named_series(entry, globs) for entry in with_run_settings(entries)]
+    return [_apply_series_glob(entry, globs) for entry in keep_run_settings(entries)]
 
 
-def _in_named_series(entry: Entry, globs: Globs) -> Entry:
+def _apply_series_glob(entry: Entry, globs: Globs) -> Entry:
     """Return a checkpoint in the series of the first glob that matches it.
 
     A name without a wildcard, ``model.pt``, is that of one in each of several directories beside each other.
@@ -43,7 +43,7 @@ def _named_series_fields(entry: Entry, glob: str) -> NameFields:
     return replace(fields, blank=glob, number=number)
 
 
-def with_run_settings(entries: Sequence[Entry]) -> list[Entry]:
+def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     """Return checkpoints; a number in their names that looks like a metric and tells runs apart stays there.
 
     It does where each of its values has several checkpoints, and two have the same epoch and step:
@@ -56,7 +56,7 @@ def with_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     settings = {place: told for place, alike in named.items() if (told := _settings(alike))}
     places = ((entry, (entry.directory, entry.fields.blank)) for entry in entries)
     return [
-        _with_settings_in_blank(entry, settings[place]) if place in settings else entry
+        _keep_settings_in_blank(entry, settings[place]) if place in settings else entry
         for entry, place in places
     ]
 
@@ -101,7 +101,7 @@ def _field_texts(entry: Entry) -> tuple[str, ...]:
     return match.groups() if match else ()
 
 
-def _with_settings_in_blank(entry: Entry, settings: Collection[int]) -> Entry:
+def _keep_settings_in_blank(entry: Entry, settings: Collection[int]) -> Entry:
     first, *rest = entry.fields.blank.split("*")
     texts = [text if at in settings else "*" for at, text in enumerate(_field_texts(entry))]
     blank = first + "".join(text + part for text, part in zip(texts, rest, strict=True))
@@ -118,7 +118,7 @@ def has_run_setting_after_count(entry: Entry) -> bool:
     return entry.fields.blank.find("*") == parse_name(entry.name).blank.find("*")
 
 
-def with_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
+def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list[Entry]:
     """Return checkpoints; ``step_100/model.pt`` has the step of its directory, if no other part differs."""
     named: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
@@ -126,7 +126,9 @@ def with_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list
             named[entry.fields.blank if everywhere else entry.series or ""].append(entry)
     told = {path: fields for alike in named.values() for path, fields in _directory_fields(alike).items()}
     return [
-        _with_fields(entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number))
+        _replace_fields(
+            entry, replace(entry.fields, epoch=fields.epoch, step=fields.step, number=fields.number)
+        )
         if fields
         else entry
         for entry, fields in ((entry, told.get(entry.path)) for entry in entries)
@@ -151,7 +153,7 @@ def _directory_fields(alike: Sequence[Entry]) -> dict[str, NameFields]:
     return {entry.path: one for entry, one in zip(alike, fields, strict=True)}
 
 
-def with_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
+def read_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
     """Return checkpoints; ``checkpoint_1_100.pt`` and ``checkpoint_2_200.pt`` have an epoch and a step then.
 
     A pair is one where both numbers grow together; otherwise the first may be a fold.
@@ -163,7 +165,7 @@ def with_number_pairs(entries: Sequence[Entry]) -> list[Entry]:
             places[entry.directory, fields.blank].append(fields)
     grown = {place for place, found in places.items() if _grow_together(found)}
     return [
-        _with_fields(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
+        _replace_fields(entry, fields) if fields and (entry.directory, fields.blank) in grown else entry
         for entry, fields in ((entry, pairs.get(entry.path)) for entry in entries)
     ]
 
@@ -175,7 +177,7 @@ def _grow_together(found: Sequence[NameFields]) -> bool:
     return is_growing and all(epoch < step for epoch, step in numbers)
 
 
-def _with_fields(entry: Entry, fields: NameFields) -> Entry:
+def _replace_fields(entry: Entry, fields: NameFields) -> Entry:
     epoch, step = entry.inside
     return replace(
         entry,

@@ -15,7 +15,7 @@ from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.step_directory import own_count_inside
 from ckpttool.series.files import Fingerprint
 from ckpttool.series.members.entry import Entry, Number
-from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, is_ordered
+from ckpttool.series.members.order import CONTRADICTION_SECONDS, Group, has_order
 from ckpttool.series.members.runs import has_run_setting, has_run_setting_after_count
 from ckpttool.wire.source import open_regular
 
@@ -149,7 +149,7 @@ def _runs_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
 def _merged_doubt(entries: Sequence[Entry], told: Collection[str]) -> str | None:
     """Return why names, or directories, that somebody makes one series of may be none."""
     sound = [entry for entry in entries if entry.is_sound]
-    if len(sound) > 1 and not is_ordered(sound):
+    if len(sound) > 1 and not has_order(sound):
         return UNORDERED
     is_told = all(entry.fields.blank in told for entry in entries)
     return None if is_told or not _counts_stand_still(sound) else EQUALLY_LONG

@@ -20,8 +20,8 @@ def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries:
         for name, told in entry.fields.metrics.items():
             own = entry.metrics.get(name, entry.loss if name == "loss" else None)
-            unit = _unit(told, entry.name)
-            if own is not None and not any(_is_rounded(told, one, unit) for one in (own, own * _PERCENT)):
+            unit = _last_decimal(told, entry.name)
+            if own is not None and not any(_rounds_to(told, one, unit) for one in (own, own * _PERCENT)):
                 others[name] += 1
                 first.setdefault(name, f"{entry.path} has {own:.6g} inside")
     for name, count in others.items():
@@ -29,7 +29,7 @@ def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
         yield f"{whose} is another inside than in the name, and what is inside counts: {first[name]}"
 
 
-def _unit(told: float, name: str) -> float:
+def _last_decimal(told: float, name: str) -> float:
     """Return what the last decimal in a name stands for: a whole number may have none, as ``acc_93``."""
     if not math.isfinite(told) or not told.is_integer():
         return 10.0 ** -decimals(told)
@@ -37,7 +37,7 @@ def _unit(told: float, name: str) -> float:
     return 1.0 if written is None else 10.0 ** -len(written[1])
 
 
-def _is_rounded(told: float, own: float, unit: float) -> bool:
+def _rounds_to(told: float, own: float, unit: float) -> bool:
     """Tell whether a number is another one as far as its decimals go."""
     if not math.isfinite(told) or not math.isfinite(own):
         return agree(told, own)

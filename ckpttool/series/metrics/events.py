@@ -89,7 +89,7 @@ def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
 
 
 def _add_event(data: bytes, path: str, offset: int, log: Log, prefix: str) -> None:
-    step = _plain_step(data)
+    step = _usual_step(data)
     if step is not None and step not in log.places and _EPOCH_TAG.encode() not in data:
         log.steps.add(step)
         return
@@ -105,7 +105,7 @@ def _add_event(data: bytes, path: str, offset: int, log: Log, prefix: str) -> No
                 _add_value(field.data, path, where, step, log, prefix)
 
 
-def _plain_step(data: bytes) -> int | None:
+def _usual_step(data: bytes) -> int | None:
     """Return the step of an event as all writers lay it out: time, step, one summary. None for any other."""
     if data[:1] != _TIME_KEY or data[9:10] != _STEP_KEY:
         return None
@@ -158,22 +158,22 @@ def _scalar(data: memoryview, path: str, where: str) -> float | None:
     if len(content):
         if len(content) != struct.calcsize(layout):
             raise DamagedCheckpoint(path, f"a scalar of {len(content)} bytes", where=where)
-        return _number(layout, bytes(content))
+        return _unpack(layout, bytes(content))
     values = found.get(_FIELDS[kind])
-    return 0.0 if not values else _stored(layout, values[-1], path, where)
+    return 0.0 if not values else _last_value(layout, values[-1], path, where)
 
 
-def _stored(layout: str, value: bytes | int, path: str, where: str) -> float:
+def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float:
     """Return the last of the values in a field, which may be packed."""
     if layout in ("<f", "<d"):
         size = struct.calcsize(layout)
         data = value if isinstance(value, bytes) else value.to_bytes(size, "little")
         if len(data) < size or len(data) % size:
             raise DamagedCheckpoint(path, f"a scalar of {len(data)} bytes", where=where)
-        return _number(layout, data[-size:])
+        return _unpack(layout, data[-size:])
     number = _last_varint(value, path, where) if isinstance(value, bytes) else value
     if layout == "<e":
-        return _number(layout, (number & 0xFFFF).to_bytes(2, "little"))
+        return _unpack(layout, (number & 0xFFFF).to_bytes(2, "little"))
     return float(number - (1 << _SIGN_BITS) if number >> (_SIGN_BITS - 1) else number)
 
 
@@ -187,6 +187,6 @@ def _last_varint(data: bytes, path: str, where: str) -> int:
     return number
 
 
-def _number(layout: str, data: bytes) -> float:
+def _unpack(layout: str, data: bytes) -> float:
     (number,) = struct.unpack(layout, data)
     return shortest(number) if layout == "<f" else float(number)

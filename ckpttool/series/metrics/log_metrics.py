@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 from ckpttool.errors import NotFound, Unsupported, UsageError, from_os_error
 from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.members.runs import with_number_pairs
+from ckpttool.series.members.runs import read_number_pairs
 from ckpttool.series.metrics.agreement import agree
 from ckpttool.series.metrics.events import event_files, is_event_file, read_events
 from ckpttool.series.metrics.log import Log, Number, Range
@@ -35,7 +35,7 @@ _FIRST_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LogArgument:
     """A log as it was named: ``metrics.csv``, or ``metrics.csv:epoch+1``.
 
     Attributes:
@@ -51,13 +51,13 @@ class Given:
     shift: int = 0
 
     @staticmethod
-    def parse(text: str) -> Given:
+    def parse(text: str) -> LogArgument:
         """Return what a name says; a file that is called so is meant as it is."""
         match = None if os.path.lexists(text) else _AS_COUNTED.fullmatch(text)
         if match is None:
-            return Given(text, text)
+            return LogArgument(text, text)
         count: Literal["step", "epoch"] = "step" if match["count"] == "step" else "epoch"
-        return Given(text, match["name"], count, int(match["shift"] or 0))
+        return LogArgument(text, match["name"], count, int(match["shift"] or 0))
 
     def places(self, entries: Sequence[Entry]) -> frozenset[Number]:
         """Return all steps and epochs of a log that could be those of checkpoints."""
@@ -67,7 +67,9 @@ class Given:
         return frozenset(number - self.shift for number in numbers if number is not None)
 
 
-def with_metrics(entries: Sequence[Entry], files: Sequence[str], root: str) -> tuple[list[Entry], list[str]]:
+def add_log_metrics(
+    entries: Sequence[Entry], files: Sequence[str], root: str
+) -> tuple[list[Entry], list[str]]:
     """Return checkpoints with what logs say of them, and what is doubtful about it.
 
     Args:
@@ -81,14 +83,14 @@ def with_metrics(entries: Sequence[Entry], files: Sequence[str], root: str) -> t
         NotFound: A log is nowhere.
         CheckpointError: A log is damaged, or can't be read.
     """
-    found, warnings = with_number_pairs(entries), list[str]()
-    for given in map(Given.parse, files) if found else ():
+    found, warnings = read_number_pairs(entries), list[str]()
+    for given in map(LogArgument.parse, files) if found else ():
         undecided: str | None = None
         has_any = False
-        for path, indexes in _located(given, found, root, warnings).items():
+        for path, indexes in _locate_logs(given, found, root, warnings).items():
             meant = [found[index] for index in indexes]
             log = read_log(path, given.places(meant))
-            values = list(_matched(given, log, meant))
+            values = list(_match(given, log, meant))
             doubts = [*log.warnings, *_doubts(given, log, meant, values)]
             warnings += doubts
             has_any = has_any or any(values)
@@ -103,21 +105,21 @@ def with_metrics(entries: Sequence[Entry], files: Sequence[str], root: str) -> t
 
 def read_log(path: str, places: frozenset[Number]) -> Log:
     """Return what a log has of some steps and epochs."""
-    log = Log(_shown(path), places)
+    log = Log(_short_path(path), places)
     if not os.path.isdir(path):
-        with _opened(path) as file:
-            _read(file, log)
+        with _open_log(path) as file:
+            _read_file(file, log)
         return log
     files = event_files(path)
     if not files:
         raise Unsupported(path, "a directory without event files", expected="events.out.tfevents…, or a file")
     for one, prefix in files:
-        with _opened(one) as file:
+        with _open_log(one) as file:
             read_events(file, one, log, prefix)
     return log
 
 
-def _read(file: BinaryIO, log: Log) -> None:
+def _read_file(file: BinaryIO, log: Log) -> None:
     """Read a file by what it begins with, whatever it is called."""
     start = file.peek(_FIRST_BYTES) if hasattr(file, "peek") else b""
     name = os.path.basename(log.path)
@@ -133,7 +135,7 @@ def _read(file: BinaryIO, log: Log) -> None:
         read_csv(file, log)
 
 
-def _opened(path: str) -> BinaryIO:
+def _open_log(path: str) -> BinaryIO:
     try:
         return open_regular(path, _BUFFER)
     except OSError as error:
@@ -145,19 +147,22 @@ def _opened(path: str) -> BinaryIO:
 # Where the logs lie --------------------------------------------------------------------------------
 
 
-def _located(given: Given, entries: Sequence[Entry], root: str, warnings: list[str]) -> dict[str, list[int]]:
+def _locate_logs(
+    given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
+) -> dict[str, list[int]]:
     """Return the logs that a name stands for, each with the checkpoints that it is for."""
     if os.path.isabs(given.name) or os.path.lexists(given.name):
         return {given.name: list(range(len(entries)))}
     places = {
-        directory: _beside(directory, given.name, root) for directory in {one.directory for one in entries}
+        directory: _log_beside(directory, given.name, root)
+        for directory in {one.directory for one in entries}
     }
     missing = sorted(directory for directory, path in places.items() if path is None)
     if len(missing) == len(places):
         found = "no such file or directory, neither here nor beside the checkpoints nor above them"
         raise NotFound(given.name, found)
     if missing:
-        warnings.append(f"{given.name}: there is none beside the checkpoints in {_some(missing)}")
+        warnings.append(f"{given.name}: there is none beside the checkpoints in {_first_and_others(missing)}")
     logs: dict[str, list[int]] = {}
     for index, entry in enumerate(entries):
         if (path := places[entry.directory]) is not None:
@@ -165,15 +170,15 @@ def _located(given: Given, entries: Sequence[Entry], root: str, warnings: list[s
     return logs
 
 
-def _beside(directory: str, name: str, root: str) -> str | None:
+def _log_beside(directory: str, name: str, root: str) -> str | None:
     for place in (directory, os.path.join(directory, os.pardir), root):
         path = os.path.join(place, name)
         if os.path.lexists(path):
-            return _shown(path)
+            return _short_path(path)
     return None
 
 
-def _shown(path: str) -> str:
+def _short_path(path: str) -> str:
     """Return a path without detours, where that is the same file."""
     short = os.path.normpath(path)
     try:
@@ -182,7 +187,7 @@ def _shown(path: str) -> str:
         return path
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_and_others(names: Sequence[str]) -> str:
     others = len(names) - 1
     more = "1 other directory" if others == 1 else f"{others:,} other directories"
     return f"{names[0]} and {more}" if others else names[0]
@@ -191,7 +196,7 @@ def _some(names: Sequence[str]) -> str:
 # What belongs to what ------------------------------------------------------------------------------
 
 
-def _matched(given: Given, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
+def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
     """Yield what a log says of each checkpoint.
 
     A log of Lightning's, which has epochs beside its steps, counts as Lightning's loggers do; one that fits
@@ -203,7 +208,7 @@ def _matched(given: Given, log: Log, entries: Sequence[Entry]) -> Iterator[Mappi
         as_logged = False
     for entry in entries:
         if given.count is not None:
-            yield _as_told(given, log, entry)
+            yield _match_as_given(given, log, entry)
             continue
         step = entry.logged_as if as_logged and entry.logged_as is not None else entry.step
         values: dict[str, float] = {}
@@ -216,9 +221,9 @@ def _matched(given: Given, log: Log, entries: Sequence[Entry]) -> Iterator[Mappi
         yield values
 
 
-def _as_told(given: Given, log: Log, entry: Entry) -> Mapping[str, float]:
+def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
     """Return what a log says of a checkpoint where it was told what to match, and by how much to shift it."""
-    number = _number(given, entry)
+    number = _matched_number(given, entry)
     if number is None:
         return {}
     number -= given.shift
@@ -227,13 +232,13 @@ def _as_told(given: Given, log: Log, entry: Entry) -> Mapping[str, float]:
     return {**log.in_epoch.get(number, {}), **log.by_epoch.get(number, {})}
 
 
-def _number(given: Given, entry: Entry) -> Number | None:
+def _matched_number(given: LogArgument, entry: Entry) -> Number | None:
     """Return the step or epoch that was asked for; the name's last number, if it has neither."""
     number = entry.step if given.count == "step" else entry.epoch
     return entry.fields.number if number is None and entry.fields.position.count(None) == 3 else number
 
 
-def _other_base(given: Given, log: Log, entries: Sequence[Entry]) -> bool:
+def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
     """Tell whether epochs of a log and of checkpoints seem to be counted from different numbers."""
     epochs = _epochs(entries)
     if given.count is not None or log.epochs.least is None or epochs.least is None:
@@ -266,33 +271,33 @@ def _steps(entries: Sequence[Entry]) -> Range:
 
 
 def _doubts(
-    given: Given, log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
+    given: LogArgument, log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
 ) -> Iterator[str]:
     if not any(values):
-        yield _nothing(given, log, entries)
+        yield _no_match(given, log, entries)
         return
     directories = {entry.directory for entry, found in zip(entries, values, strict=True) if found}
     if len(directories) > 1:
         yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
     if (log.by_epoch or not log.counts_both) and _other_base(given, log, entries):
         has, have = log.epochs, _epochs(entries)
-        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_undecided(given, log)}"
+        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(given, log)}"
     yield from _contradictions(log, entries, values)
 
 
-def _undecided(given: Given, log: Log) -> str:
+def _base_hint(given: LogArgument, log: Log) -> str:
     """Return what somebody can say where epochs of a log and of checkpoints begin differently."""
     hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
     told = "it can't be told which epochs are the same"
     return f"{told} (say {hint}, or {given.name}:epoch where equal numbers are)"
 
 
-def _nothing(given: Given, log: Log, entries: Sequence[Entry]) -> str:
+def _no_match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
     if log.steps.least is None and log.epochs.least is None:
         return f"{log.path}: nothing is in it yet"
     has, have = _counts(log.steps, log.epochs), _counts(_steps(entries), _epochs(entries))
     if _other_base(given, log, entries):
-        return f"{log.path}: it has {has}, the checkpoints {have}; {_undecided(given, log)}"
+        return f"{log.path}: it has {has}, the checkpoints {have}; {_base_hint(given, log)}"
     none = "it has no number at any of them" if log.has_bare else "none of them is in it"
     told = f"{log.path}: it has {has}, the checkpoints {have}; {none}"
     if log.epochs.least is None and _steps(entries).least is None and _epochs(entries).least is not None:

@@ -31,24 +31,24 @@ def read_csv(file: BinaryIO, log: Log) -> None:
 
     Source: Lightning ``CSVLogger``, Keras ``CSVLogger``.
     """
-    lines = _text(file, log)
+    lines = _text_lines(file, log)
     first = next((line for line in lines if line.strip()), None)
     if first is None:
         return
     delimiter = max(_DELIMITERS, key=first.count)
-    header = _Header(log.path, next(csv.reader([first], delimiter=delimiter), []), 1)
+    header = _CsvHeader(log.path, next(csv.reader([first], delimiter=delimiter), []), 1)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    while (row := _next(rows, log)) is not None:
+    while (row := _next_row(rows, log)) is not None:
         place = rows.line_num + 1
         if header.is_repeated(row):
-            header = _Header(log.path, row, place)
+            header = _CsvHeader(log.path, row, place)
         elif row:
             log.add(*header.read(row, place))
             if header.comma is not None and not log.warnings:
                 log.warnings.append(f"{log.path}: {header.comma}: a number with a comma is not read")
 
 
-def _next(rows: Any, log: Log) -> list[str] | None:
+def _next_row(rows: Any, log: Log) -> list[str] | None:
     """Return the next row, or None at the end."""
     try:
         row: list[str] | None = next(rows, None)
@@ -60,7 +60,7 @@ def _next(rows: Any, log: Log) -> list[str] | None:
     return row
 
 
-class _Header:
+class _CsvHeader:
     """The names of columns, and which of them count."""
 
     def __init__(self, path: str, names: Sequence[str], line: int) -> None:
@@ -74,7 +74,7 @@ class _Header:
         self.epoch = next((lower.index(name) for name in EPOCHS if name in lower), None)
         self.comma: str | None = None
         if self.step is None and self.epoch is None:
-            raise _uncounted(path, "no column of its first line")
+            raise _no_count_error(path, "no column of its first line")
 
     def is_repeated(self, row: Sequence[str]) -> bool:
         """Tell whether a row is a header once more: a restarted run may write it, with other columns."""
@@ -114,7 +114,7 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
         if not data.strip():
             continue
         try:
-            told = _object(log.path, data, line)
+            told = _json_object(log.path, data, line)
         except DamagedCheckpoint:
             if is_whole:
                 raise
@@ -123,18 +123,18 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
         has_any = True
         add_object(log, told)
     if has_any and log.steps.least is None and log.epochs.least is None:
-        raise _uncounted(log.path, "no object in it")
+        raise _no_count_error(log.path, "no object in it")
 
 
 def read_json_list(file: BinaryIO, log: Log) -> None:
     """Read a list of JSON objects into a log."""
-    told = _json(file, log.path, "list")
+    told = _json_document(file, log.path, "list")
     if not isinstance(told, list) or not all(isinstance(one, dict) for one in told):
         raise DamagedCheckpoint(log.path, "a JSON list of something else", expected="of objects")
     for one in told:
         add_object(log, one)
     if told and log.steps.least is None and log.epochs.least is None:
-        raise _uncounted(log.path, "no object in it")
+        raise _no_count_error(log.path, "no object in it")
 
 
 def add_object(log: Log, told: Mapping[str, Any]) -> None:
@@ -143,13 +143,13 @@ def add_object(log: Log, told: Mapping[str, Any]) -> None:
     inner = told.get("metrics")
     for name, value in [*told.items(), *(inner.items() if isinstance(inner, dict) else ())]:
         if name not in STEPS and name not in EPOCHS and not name.startswith("_"):
-            number = _of_json(value)
+            number = _json_number(value)
             if number is not None:
                 values[name] = number
-    log.add(_counted(told, STEPS), _counted(told, EPOCHS), values)
+    log.add(_first_number(told, STEPS), _first_number(told, EPOCHS), values)
 
 
-def _object(path: str, data: bytes, line: int) -> dict[str, Any]:
+def _json_object(path: str, data: bytes, line: int) -> dict[str, Any]:
     where = f"line {line:,}"
     try:
         told = parse_json(path, data, "line", constants=True, surrogates=True)
@@ -162,12 +162,12 @@ def _object(path: str, data: bytes, line: int) -> dict[str, Any]:
     return told
 
 
-def _counted(told: Mapping[str, Any], names: Iterable[str]) -> Number | None:
-    found = (_of_json(told.get(name)) for name in names)
+def _first_number(told: Mapping[str, Any], names: Iterable[str]) -> Number | None:
+    found = (_json_number(told.get(name)) for name in names)
     return next((number for number in found if number is not None), None)
 
 
-def _of_json(value: object) -> float | None:
+def _json_number(value: object) -> float | None:
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -188,7 +188,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _text(file: BinaryIO, log: Log) -> Iterator[str]:
+def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
     """Yield lines as text. The last one counts where it has an end: a number in it may be cut short else."""
     for line, data, is_whole in _lines(file, log.path):
         if not is_whole:
@@ -220,14 +220,14 @@ def _lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool]]:
         yield number, data, data.endswith(b"\n")
 
 
-def _uncounted(path: str, what: str) -> CheckpointError:
+def _no_count_error(path: str, what: str) -> CheckpointError:
     names = ", ".join(name for name in (*STEPS[:2], *EPOCHS[:1]))
     return Unsupported(path, f"{what} is a step or an epoch", expected=names)
 
 
 def read_state(file: BinaryIO, log: Log) -> None:
     """Read the history in a Trainer's ``trainer_state.json`` into a log."""
-    told = _json(file, log.path, "state")
+    told = _json_document(file, log.path, "state")
     history = told.get("log_history") if isinstance(told, dict) else None
     if not isinstance(history, list):
         raise DamagedCheckpoint(log.path, "no list of what was logged", expected="log_history")
@@ -236,7 +236,7 @@ def read_state(file: BinaryIO, log: Log) -> None:
             add_object(log, one)
 
 
-def _json(file: BinaryIO, path: str, what: str) -> Any:
+def _json_document(file: BinaryIO, path: str, what: str) -> Any:
     """Return what a file of JSON holds."""
     try:
         data = file.read(MAX_STATE + 1)

@@ -17,7 +17,7 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.ops.manifest import SHARED
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.readers import MAX_POINTER, PINS
-from ckpttool.series.pointers.targets import Index, exists
+from ckpttool.series.pointers.targets import CheckpointIndex, exists
 from ckpttool.wire.source import open_regular
 
 _MARKS = {
@@ -68,14 +68,14 @@ _MOST_PARTS = 64
 """Names in a path; a longer one is none."""
 
 
-class Meaning:
+class Mentions:
     """Finds the checkpoints that a text names: at the paths in it, or else of the same name.
 
     A path is tried relative to the text's directory and to those above it, and as it is. What lies there and
     is no checkpoint that was looked at is meant by it; only where nothing does, its last parts are tried.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: CheckpointIndex) -> None:
         self._index = index
         self._real: dict[str, str] = {}
         self._stems: dict[str, list[Entry]] = defaultdict(list)
@@ -96,12 +96,12 @@ class Meaning:
             directory: Where it lies.
             own: The name of its file: one that is called like a checkpoint belongs to that, and tells of it.
         """
-        alone = set(lines(text))
-        for word in dict.fromkeys(words(text)):
+        alone = set(note_lines(text))
+        for word in dict.fromkeys(note_words(text)):
             is_alone = word in alone and (_has_letter(word) or word == text.strip())
-            yield from self.word(word, directory, own, is_alone=is_alone)[1]
+            yield from self.look_up(word, directory, own, is_alone=is_alone)[1]
 
-    def word(
+    def look_up(
         self, word: str, directory: str, own: str, *, is_alone: bool = False
     ) -> tuple[str, Sequence[Entry]]:
         """Return the name in a word that is a checkpoint's, or its stem, and the checkpoints that it means.
@@ -114,27 +114,29 @@ class Meaning:
         """
         parts = [part for part in _SLASHES.split(word) if part not in ("", os.curdir)]
         known = next((part for part in reversed(parts) if part in self._names), None)
-        if known is None or len(parts) > _MOST_PARTS or _belongs(own, known):
+        if known is None or len(parts) > _MOST_PARTS or _describes(own, known):
             return "", ()
-        if len(parts) == 1 and not (is_alone or _is_telling(word)):
+        if len(parts) == 1 and not (is_alone or _looks_like_name(word)):
             return "", ()
-        return known, self._meant(parts, known, directory, word.startswith(("/", "\\")))
+        return known, self._entries_meant(parts, known, directory, word.startswith(("/", "\\")))
 
-    def _meant(self, parts: Sequence[str], known: str, directory: str, is_absolute: bool) -> Sequence[Entry]:
+    def _entries_meant(
+        self, parts: Sequence[str], known: str, directory: str, is_absolute: bool
+    ) -> Sequence[Entry]:
         bases = list(_upwards(os.path.abspath(directory)))
         for base in [os.sep] if is_absolute else bases:
             if found := self._at(base, parts):
                 return found
             if exists(os.path.join(base, *parts)):
-                entry = self._index.at(os.path.join(base, *parts))
-                is_around = entry is None or os.path.join(self._dir(base), "").startswith(_inside(entry))
+                entry = self._index.find(os.path.join(base, *parts))
+                is_around = entry is None or os.path.join(self._dir(base), "").startswith(_path_prefix(entry))
                 return [] if entry is None or is_around else [entry]
         for start in range(len(parts)):
             for base in bases:
                 if found := self._at(base, parts[start:]):
                     return found
         below = os.path.join(self._dir(directory), "")
-        return [one for one in self._names[known] if _inside(one).startswith(below)]
+        return [one for one in self._names[known] if _path_prefix(one).startswith(below)]
 
     def _at(self, base: str, parts: Sequence[str]) -> list[Entry]:
         """Return the checkpoints at a path, with or without a suffix."""
@@ -160,7 +162,7 @@ def _upwards(directory: str) -> Iterator[str]:
         directory = above
 
 
-def _inside(entry: Entry) -> str:
+def _path_prefix(entry: Entry) -> str:
     """Return what the real paths of all in a checkpoint begin with."""
     return os.path.join(os.path.realpath(entry.directory), entry.name, "")
 
@@ -171,13 +173,13 @@ def _stem(name: str) -> str | None:
     return stem if suffix and _has_digit(stem) else None
 
 
-def _belongs(name: str, known: str) -> bool:
+def _describes(name: str, known: str) -> bool:
     """Tell whether a file is called like a checkpoint, as ``epoch_3.json`` that tells of ``epoch_3.pt``."""
     stem = _stem(known) or known
     return _has_digit(stem) and name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
 
 
-def _is_telling(word: str) -> bool:
+def _looks_like_name(word: str) -> bool:
     """Tell whether a word is a name wherever it stands: ``final`` and ``100`` are not."""
     return _has_letter(word) and ("." in word or _has_digit(word))
 
@@ -196,7 +198,7 @@ def is_note(name: str) -> bool:
     return not is_list and SUMS.fullmatch(name) is None
 
 
-def said(file: os.DirEntry[str]) -> str | None:
+def read_note(file: os.DirEntry[str]) -> str | None:
     """Return what a small text file says, or None where it is something else."""
     try:
         if not file.is_file(follow_symlinks=False) or not 0 < file.stat().st_size <= MAX_POINTER:
@@ -205,10 +207,10 @@ def said(file: os.DirEntry[str]) -> str | None:
             data = opened.read(MAX_POINTER)
     except OSError:  # it has just gone, or is not for us
         return None
-    return decoded(data)
+    return decode_note(data)
 
 
-def decoded(data: bytes) -> str | None:
+def decode_note(data: bytes) -> str | None:
     """Return the text of a note, or None where it is too long for one, or none at all."""
     coding = next((coding for mark, coding in _MARKS.items() if data.startswith(mark)), "utf-8")
     try:
@@ -218,7 +220,7 @@ def decoded(data: bytes) -> str | None:
     return None if "\0" in text or len(data) > MAX_POINTER else text
 
 
-def lines(text: str) -> Iterator[str]:
+def note_lines(text: str) -> Iterator[str]:
     """Yield the lines of a text, and what stands in them behind a colon or an equals sign; without quotes."""
     for line in text.splitlines():
         bare = line.strip()
@@ -229,9 +231,9 @@ def lines(text: str) -> Iterator[str]:
                 yield plain
 
 
-def words(text: str) -> Iterator[str]:
+def note_words(text: str) -> Iterator[str]:
     """Yield what a text could name: its lines, what is quoted, and its words."""
-    yield from lines(text)
+    yield from note_lines(text)
     yield from (one or other for one, other in _QUOTED.findall(text))
     for word in _WORD.findall(text):
         yield word

@@ -17,7 +17,7 @@ from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
 from ckpttool.series.pointers.readers import MAX_STATE, PINS
-from ckpttool.series.surveying.path_resolution import named
+from ckpttool.series.surveying.path_resolution import resolve_checkpoint
 from ckpttool.wire.atomic import write_atomically
 from ckpttool.wire.source import NotRegular, open_regular
 from ckpttool.wire.tomledit import changed_strings
@@ -26,7 +26,7 @@ from ckpttool.wire.tomltext import parse_toml
 if TYPE_CHECKING:
     from ckpttool.series.members.order import Group
     from ckpttool.series.pointers.protection import Pointed
-    from ckpttool.series.pointers.targets import Index
+    from ckpttool.series.pointers.targets import CheckpointIndex
 
 
 KEY = "pinned"
@@ -35,7 +35,7 @@ KEY = "pinned"
 _WILD = re.compile(r"[*?]|\[.+\]")
 
 
-def files_for(directory: str) -> list[str]:
+def lists_for(directory: str) -> list[str]:
     """Return the lists that may pin what lies in a directory, from the nearest on.
 
     The search ends after the home directory, and where the file system ends.
@@ -43,11 +43,13 @@ def files_for(directory: str) -> list[str]:
     real = os.path.realpath(directory)
     own = [os.path.join(directory, PINS)] if os.path.lexists(os.path.join(real, PINS)) else []
     return own + [
-        _near(directory, real, above) for above in _above(real) if os.path.lexists(os.path.join(above, PINS))
+        _path_beside(directory, real, above)
+        for above in _directories_above(real)
+        if os.path.lexists(os.path.join(above, PINS))
     ]
 
 
-def _above(directory: str) -> Iterator[str]:
+def _directories_above(directory: str) -> Iterator[str]:
     home = os.path.realpath(os.path.expanduser("~"))
     parent = os.path.dirname(directory)
     while directory not in (home, parent) and _device(directory) in (_device(parent), None):
@@ -62,7 +64,7 @@ def _device(directory: str) -> int | None:
         return None
 
 
-def _near(directory: str, real: str, above: str) -> str:
+def _path_beside(directory: str, real: str, above: str) -> str:
     """Return a list's path as one would write it beside a directory's."""
     near = os.path.normpath(os.path.join(directory, os.path.relpath(above, real)))
     return os.path.join(near if os.path.realpath(near) == above else above, PINS)
@@ -71,17 +73,17 @@ def _near(directory: str, real: str, above: str) -> str:
 def pins_above(directory: str) -> Iterator[Pin]:
     """Yield the pins of what lies in a directory or below that stand in lists above it."""
     real = os.path.realpath(directory)
-    for file in files_for(directory):
+    for file in lists_for(directory):
         above = os.path.dirname(file)
         if os.path.realpath(above) == real:
             continue
-        for one in pins_in(file, read(file)):
-            place = os.path.realpath(_place(one))
+        for one in pins_in(file, read_list(file)):
+            place = os.path.realpath(_pin_path(one))
             if _is_within(place, real) and place != real:
                 yield Pin(file, one.name, shown(os.path.join(directory, os.path.relpath(place, real))))
 
 
-def _place(pinned: Pin) -> str:
+def _pin_path(pinned: Pin) -> str:
     return os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name))
 
 
@@ -89,60 +91,62 @@ def _is_within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)
 
 
-def fault_of(pinned: Pin) -> str | None:
+def pin_fault(pinned: Pin) -> str | None:
     """Return why an entry of a list pins nothing, though what it names is there; None where it pins that."""
-    if (fault := _misnamed(pinned)) is not None:
+    if (fault := _name_fault(pinned)) is not None:
         return fault
     try:
-        named(_place(pinned))
+        resolve_checkpoint(_pin_path(pinned))
     except CheckpointError as error:
         return f"which is no checkpoint: {error.found}"
     return None
 
 
-def _misnamed(pinned: Pin) -> str | None:
+def _name_fault(pinned: Pin) -> str | None:
     if not pinned.name.strip() or "\0" in pinned.name:
         return "which is no name"
     directory = os.path.realpath(os.path.dirname(pinned.file))
-    above, name = os.path.split(_place(pinned))
+    above, name = os.path.split(_pin_path(pinned))
     place = (
-        os.path.join(os.path.realpath(above), name) if name != os.pardir else os.path.realpath(_place(pinned))
+        os.path.join(os.path.realpath(above), name)
+        if name != os.pardir
+        else os.path.realpath(_pin_path(pinned))
     )
     if not _is_within(os.path.normpath(place), directory):
         return "which lies elsewhere: a list speaks of what is below it"
     return None
 
 
-def absence(pinned: Pin) -> str:
+def absence_message(pinned: Pin) -> str:
     """Return what to say of a pin of what isn't there."""
     hint = ": pins are names, and no globs" if _WILD.search(pinned.name) else ""
     return f"isn't there{hint} (ckpttool unpin takes that back)"
 
 
-def follow_pins(pointed: Pointed, root: str, groups: Sequence[Group], index: Index) -> None:
+def follow_pins(pointed: Pointed, root: str, groups: Sequence[Group], index: CheckpointIndex) -> None:
     """Protect what is pinned; where a list can't be understood, leave alone all that it speaks of."""
     reach = _Reach(groups)
     files: dict[str, str] = {}
-    for file in _lists(root, reach.directories):
+    for file in _lists_for_all(root, reach.directories):
         files.setdefault(os.path.join(os.path.realpath(os.path.dirname(file)), PINS), file)
     for file in files.values():
         try:
-            names = names_in(_text_in(file))
+            names = pinned_names(_list_text(file))
         except (CheckpointError, ValueError) as error:
             why = error.found if isinstance(error, CheckpointError) else str(error)
-            _leave(pointed, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
+            _leave_alone(pointed, reach.below(os.path.dirname(file)), file, f"{KEY} can't be read: {why}")
             continue
         for name in names:
-            _follow(pointed, Pin(file, name, name), index, reach)
+            _follow_pin(pointed, Pin(file, name, name), index, reach)
 
 
-def _lists(root: str, directories: Iterable[str]) -> Iterator[str]:
+def _lists_for_all(root: str, directories: Iterable[str]) -> Iterator[str]:
     """Yield the lists that speak of directories: of those below the root nobody looks above it again."""
-    yield from files_for(root)
+    yield from lists_for(root)
     seen = {root}
     for directory in sorted(directories):
         if not _is_within(directory, root):
-            yield from files_for(directory)
+            yield from lists_for(directory)
             continue
         while directory not in seen:
             seen.add(directory)
@@ -151,28 +155,28 @@ def _lists(root: str, directories: Iterable[str]) -> Iterator[str]:
             directory = os.path.dirname(directory) or os.curdir
 
 
-def _follow(pointed: Pointed, pinned: Pin, index: Index, reach: _Reach) -> None:
-    directory, place = os.path.dirname(pinned.file), _place(pinned)
-    if (fault := _misnamed(pinned)) is not None:
-        _leave(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
-    elif (entry := _meant(place, index)) is not None:
+def _follow_pin(pointed: Pointed, pinned: Pin, index: CheckpointIndex, reach: _Reach) -> None:
+    directory, place = os.path.dirname(pinned.file), _pin_path(pinned)
+    if (fault := _name_fault(pinned)) is not None:
+        _leave_alone(pointed, reach.below(directory), pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+    elif (entry := _pinned_entry(place, index)) is not None:
         pointed.protect(entry, KEY, pinned.file)
     elif not Pin(pinned.file, pinned.name, place).is_there:
-        lost = f"{KEY} is {pinned.name}, which {absence(pinned)}"
+        lost = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
         if os.path.isdir(os.path.dirname(place) or os.curdir):
-            _leave(pointed, reach.around(place), pinned.file, lost)
+            _leave_alone(pointed, reach.beside(place), pinned.file, lost)
         elif _WILD.search(pinned.name):
-            _leave(pointed, reach.like(place, directory), pinned.file, lost)
+            _leave_alone(pointed, reach.like(place, directory), pinned.file, lost)
         else:
             _protect_namesakes(pointed, pinned, index, lost)
     else:
         groups = reach.below(place if os.path.isdir(place) else os.path.dirname(place))
-        fault = fault_of(pinned) if groups else None
+        fault = pin_fault(pinned) if groups else None
         if fault is not None:
-            _leave(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
+            _leave_alone(pointed, groups, pinned.file, f"{KEY} has {pinned.name!r}, {fault}")
 
 
-def _protect_namesakes(pointed: Pointed, pinned: Pin, index: Index, lost: str) -> None:
+def _protect_namesakes(pointed: Pointed, pinned: Pin, index: CheckpointIndex, lost: str) -> None:
     """Protect what may be the pinned one where its directory was moved, or is gone with all in it."""
     directory, name = os.path.realpath(os.path.dirname(pinned.file)), os.path.basename(pinned.name)
     for place in index.places.get(name, ()):
@@ -181,17 +185,17 @@ def _protect_namesakes(pointed: Pointed, pinned: Pin, index: Index, lost: str) -
     pointed.warnings.append(f"{shown(pinned.file)}: {lost}; all below it that is called {name} stays")
 
 
-def _meant(place: str, index: Index) -> Entry | None:
+def _pinned_entry(place: str, index: CheckpointIndex) -> Entry | None:
     above, name = os.path.split(place)
     found = index.by_place.get(os.path.join(os.path.realpath(above), name))
     return (
         found
         or index.by_place.get(os.path.realpath(place))
-        or (index.at(place) if os.path.exists(place) else None)
+        or (index.find(place) if os.path.exists(place) else None)
     )
 
 
-def _leave(pointed: Pointed, groups: Iterable[Group], file: str, why: str) -> None:
+def _leave_alone(pointed: Pointed, groups: Iterable[Group], file: str, why: str) -> None:
     for one in groups:
         pointed.skipped[one.key] = f"{shown(file)}: {why}"
 
@@ -209,22 +213,22 @@ class _Reach:
         real = os.path.realpath(directory)
         return [one for one in self._groups if any(_is_within(place, real) for place in self._places(one))]
 
-    def around(self, path: str) -> list[Group]:
+    def beside(self, path: str) -> list[Group]:
         """Return the series beside a path: those that its name would belong to, or else all."""
         real = os.path.realpath(os.path.dirname(path))
         beside = [one for one in self._groups if real in self._places(one)]
-        return _called(beside, path) or beside
+        return _groups_of_name(beside, path) or beside
 
     def like(self, path: str, directory: str) -> list[Group]:
         """Return the series below a directory that a name would belong to, or else all there."""
         below = self.below(directory)
-        return _called(below, path) or below
+        return _groups_of_name(below, path) or below
 
     def _places(self, group: Group) -> Collection[str]:
         return {self._real[entry.directory] for entry in group.entries}
 
 
-def _called(groups: Iterable[Group], path: str) -> list[Group]:
+def _groups_of_name(groups: Iterable[Group], path: str) -> list[Group]:
     blank = parse_name(os.path.basename(path)).blank
     return [one for one in groups if any(entry.fields.blank == blank for entry in one.entries)]
 
@@ -247,7 +251,7 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
     """Yield the pins in a file."""
     directory = os.path.dirname(file)
     try:
-        names = names_in(text)
+        names = pinned_names(text)
     except ValueError as error:
         raise _unreadable(file, error) from error
     for name in names:
@@ -273,15 +277,15 @@ def changed_text(
         raise _unreadable(file, error) from error
 
 
-def read(file: str) -> str:
+def read_list(file: str) -> str:
     """Return a list of pins as it stands on the disk, line endings included; nothing where there is none."""
     try:
-        return _text_in(file)
+        return _list_text(file)
     except ValueError as error:
         raise _unreadable(file, error) from error
 
 
-def _text_in(file: str) -> str:
+def _list_text(file: str) -> str:
     """Return what a file says.
 
     Raises:
@@ -304,7 +308,7 @@ def _text_in(file: str) -> str:
     return content.decode()
 
 
-def write(file: str, text: str) -> None:
+def write_list(file: str, text: str) -> None:
     """Write a list of pins; one that says nothing any more goes."""
     try:
         _require_trusted_link(file)
@@ -328,20 +332,20 @@ def _require_trusted_link(file: str) -> None:
         raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
 
 
-def file_for(directory: str) -> str:
+def list_for(directory: str) -> str:
     """Return the file that what lies in a directory is pinned in."""
     home = state_dir_of(directory)
     return os.path.join(home.path if home.suffix else directory, PINS)
 
 
-def names_in(text: str) -> list[str]:
+def pinned_names(text: str) -> list[str]:
     """Return what is pinned, as it stands in a file.
 
     Raises:
         ValueError: It is no TOML, or no list of names; or such a list stands where nobody would look for it.
     """
     tables = parse_toml(text)
-    if (place := _misplaced(tables)) is not None:
+    if (place := _misplaced_key(tables)) is not None:
         raise ValueError(f"{place} means nothing; {KEY} is what pins, above all tables")
     names = tables.get(KEY, [])
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
@@ -349,7 +353,7 @@ def names_in(text: str) -> list[str]:
     return names
 
 
-def _misplaced(tables: Mapping[str, object]) -> str | None:
+def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     """Return a key that was meant to pin: misspelt, or below a table."""
     for key in tables:
         if key != KEY and (key.lower().startswith("pin") or get_close_matches(key.lower(), [KEY], 1, 0.8)):

@@ -26,16 +26,16 @@ from ckpttool.series.pointers.pin_lists import (
     KEY,
     Pin,
     changed_text,
-    file_for,
-    files_for,
-    names_in,
+    list_for,
+    lists_for,
+    pinned_names,
     pins_above,
     pins_in,
-    read,
-    write,
+    read_list,
+    write_list,
 )
 from ckpttool.series.pointers.readers import PINS
-from ckpttool.series.surveying.path_resolution import Place, named, place_of
+from ckpttool.series.surveying.path_resolution import CheckpointPlace, place_of, resolve_checkpoint
 from ckpttool.wire.tomledit import changed_strings, quoted
 from ckpttool.wire.walk import walk
 
@@ -68,24 +68,24 @@ def pin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
     """
     given = [os.fspath(path) for path in paths]
-    settled = tuple(_settled(given))
-    places = [named(path) for path in given]
+    settled = tuple(_settle(given))
+    places = [resolve_checkpoint(path) for path in given]
     _require_text(places)
-    files: dict[str, list[Place]] = defaultdict(list)
+    files: dict[str, list[CheckpointPlace]] = defaultdict(list)
     for place in places:
-        files[file_for(place.directory)].append(place)
+        files[list_for(place.directory)].append(place)
     changed: list[str] = []
     for file, found in files.items():
-        with _held(file, found):
-            text = read(file)
+        with _lock_all(file, found):
+            text = read_list(file)
             known = list(pins_in(file, text))
-            new = [one for one in found if not any(_means(one, pinned) for pinned in known)]
-            new = [one for one in new if not _files_with(one)]
+            new = [one for one in found if not any(_is_pin_of(one, pinned) for pinned in known)]
+            new = [one for one in new if not _lists_pinning(one)]
             new = list({one.path: one for one in new}.values())
             if new:
-                write(file, changed_text(file, text, added=[_name_in(file, one) for one in new]))
+                write_list(file, changed_text(file, text, added=[_name_in(file, one) for one in new]))
             changed += [one.path for one in new]
-    return replace(_done(files, places, changed), settled=settled)
+    return replace(_pinning(files, places, changed), settled=settled)
 
 
 def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -95,31 +95,34 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
     """
     given = [os.fspath(path) for path in paths]
-    settled = tuple(_settled(given))
-    places = [_named_or_pinned(path) for path in given]
-    files: dict[str, list[Place]] = defaultdict(list)
+    settled = tuple(_settle(given))
+    places = [_resolve_or_pinned(path) for path in given]
+    files: dict[str, list[CheckpointPlace]] = defaultdict(list)
     for place in places:
-        for file in _files_with(place):
+        for file in _lists_pinning(place):
             files[file].append(place)
     changed: list[str] = []
     for file, found in files.items():
-        with _held(file, found):
-            text = read(file)
+        with _lock_all(file, found):
+            text = read_list(file)
             ending = [
-                (one.path, known.name) for known in pins_in(file, text) for one in found if _means(one, known)
+                (one.path, known.name)
+                for known in pins_in(file, text)
+                for one in found
+                if _is_pin_of(one, known)
             ]
             if ending:
-                write(file, changed_text(file, text, renamed={name: None for _, name in ending}))
+                write_list(file, changed_text(file, text, renamed={name: None for _, name in ending}))
             changed += [path for path, _ in ending]
-    return replace(_done(files, places, changed), settled=settled)
+    return replace(_pinning(files, places, changed), settled=settled)
 
 
-def _raised(error: CheckpointError) -> None:
+def _raise_error(error: CheckpointError) -> None:
     raise error
 
 
 def pins_below(
-    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raised
+    directory: str | os.PathLike[str], on_error: Callable[[CheckpointError], None] = _raise_error
 ) -> tuple[Pin, ...]:
     """Return all pins of what lies in a directory tree; no link is followed.
 
@@ -151,26 +154,28 @@ def pins_below(
         names[:] = sorted(name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         file = os.path.join(parent, PINS)
         if os.path.lexists(file):
-            add(partial(_pins_of, file))
+            add(partial(_pins_in_list, file))
     return tuple(found)
 
 
-def _pins_of(file: str) -> list[Pin]:
-    return list(pins_in(file, read(file)))
+def _pins_in_list(file: str) -> list[Pin]:
+    return list(pins_in(file, read_list(file)))
 
 
-def repinned(text: str, renamed: Mapping[str, str]) -> str:
+def rename_pins(text: str, renamed: Mapping[str, str]) -> str:
     """Return a list of pins in which what has got another name is pinned under that."""
-    new = {name: renamed[key] for name in names_in(text) if (key := _plain(name, renamed)) in renamed}
+    new = {
+        name: renamed[key] for name in pinned_names(text) if (key := _plain_name(name, renamed)) in renamed
+    }
     return changed_strings(text, KEY, renamed=new) if new else text
 
 
-def _plain(name: str, renamed: Mapping[str, str]) -> str:
+def _plain_name(name: str, renamed: Mapping[str, str]) -> str:
     plain = os.path.normpath(name)
     return plain.removesuffix(INDEX) if plain not in renamed else plain
 
 
-def _held(file: str, places: Iterable[Place]) -> ExitStack:
+def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
     """Return what holds the locks of all directories that a list of pins is about."""
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
     with ExitStack() as stack:
@@ -180,7 +185,7 @@ def _held(file: str, places: Iterable[Place]) -> ExitStack:
         return stack.pop_all()
 
 
-def _settled(paths: Iterable[str]) -> Iterator[str]:
+def _settle(paths: Iterable[str]) -> Iterator[str]:
     """Settle what an interrupted command has left where some paths lie; a pin is for what is there then."""
     for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
         if not pending_journals(directory):
@@ -215,38 +220,38 @@ def _lock(stack: ExitStack, directory: str) -> None:
             return
 
 
-def _name_in(file: str, place: Place) -> str:
+def _name_in(file: str, place: CheckpointPlace) -> str:
     """Return what is written of a checkpoint: its name, and in front of it what leads there from the file."""
     start = os.path.realpath(os.path.dirname(file) or os.curdir)
     relative = os.path.relpath(os.path.realpath(place.directory), start)
     return place.name if relative == os.curdir else f"{relative}/{place.name}".replace(os.sep, "/")
 
 
-def _means(place: Place, pinned: Pin) -> bool:
+def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
     """Tell whether a pin means a checkpoint, by whatever name of it."""
     directory, name = os.path.split(os.path.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
     is_beside = os.path.realpath(directory) == os.path.realpath(place.directory)
     return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)
 
 
-def _named_or_pinned(path: str) -> Place:
+def _resolve_or_pinned(path: str) -> CheckpointPlace:
     """Return the checkpoint that a path names, or where it was, as long as it is pinned."""
     try:
-        return named(path)
+        return resolve_checkpoint(path)
     except CheckpointError:
         gone = place_of(bare(path))
-        if _files_with(gone):
+        if _lists_pinning(gone):
             return gone
         raise
 
 
-def _files_with(place: Place) -> list[str]:
+def _lists_pinning(place: CheckpointPlace) -> list[str]:
     """Return the lists that pin a checkpoint: the one beside it, and those above."""
-    lists = {file: _pins_of(file) for file in files_for(place.directory)}
-    return [file for file, pins in lists.items() if any(_means(place, pinned) for pinned in pins)]
+    lists = {file: _pins_in_list(file) for file in lists_for(place.directory)}
+    return [file for file, pins in lists.items() if any(_is_pin_of(place, pinned) for pinned in pins)]
 
 
-def _require_text(places: Iterable[Place]) -> None:
+def _require_text(places: Iterable[CheckpointPlace]) -> None:
     for place in places:
         try:
             quoted(place.name)
@@ -254,7 +259,7 @@ def _require_text(places: Iterable[Place]) -> None:
             raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
 
 
-def _done(files: Iterable[str], places: Sequence[Place], changed: Sequence[str]) -> Pinning:
+def _pinning(files: Iterable[str], places: Sequence[CheckpointPlace], changed: Sequence[str]) -> Pinning:
     unchanged = dict.fromkeys(one.path for one in places if one.path not in changed)
-    pins = [pinned for file in files for pinned in pins_in(file, read(file))]
+    pins = [pinned for file in files for pinned in pins_in(file, read_list(file))]
     return Pinning(tuple(dict.fromkeys(changed)), tuple(unchanged), tuple(pins))

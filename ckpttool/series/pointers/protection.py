@@ -16,7 +16,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.needs import all_places, named_above, places_on_the_way
 from ckpttool.series.members.order import Group
 from ckpttool.series.paths import shown
-from ckpttool.series.pointers.notes import Meaning, is_note, said
+from ckpttool.series.pointers.notes import Mentions, is_note, read_note
 from ckpttool.series.pointers.pin_lists import follow_pins
 from ckpttool.series.pointers.readers import (
     BEST_INSIDE,
@@ -29,12 +29,12 @@ from ckpttool.series.pointers.readers import (
     temporary_for,
 )
 from ckpttool.series.pointers.targets import (
-    Index,
-    elsewhere,
+    CheckpointIndex,
     exists,
-    in_own_run,
     lies_nearby,
-    renamed_since,
+    renamed_targets,
+    targets_elsewhere,
+    targets_in_run,
     was_here,
 )
 from ckpttool.series.reasons import Code, Reason
@@ -71,7 +71,7 @@ class Pointed:
                 self.holders[entry.path, reason] = shown(holder)
 
 
-class Series:
+class SeriesIndex:
     """Finds the series that a name can mean."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
@@ -82,7 +82,7 @@ class Series:
                 self.by_directory[entry.directory][one.key] = one
                 self.by_blank[entry.directory, entry.fields.blank][one.key] = one
 
-    def meant(self, pointer: Pointer, directory: str) -> Collection[Group]:
+    def candidates(self, pointer: Pointer, directory: str) -> Collection[Group]:
         """Return the series that a pointer can mean: those of its target's name, or else all beside it."""
         beside = self.by_directory.get(directory, {}).values()
         if pointer.target is None:
@@ -90,9 +90,9 @@ class Series:
             return [
                 one for one in beside if known is None or any(entry.format in known for entry in one.entries)
             ]
-        return self.called(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
+        return self.by_name(directory, os.path.basename(pointer.target.rstrip("/\\"))) or beside
 
-    def called(self, directory: str, name: str) -> Collection[Group]:
+    def by_name(self, directory: str, name: str) -> Collection[Group]:
         """Return the series in a directory that a name would belong to."""
         found = self.by_blank.get((directory, parse_name(name).blank))
         if found is None:
@@ -105,7 +105,7 @@ def _is_alike(directory: str, name: str, place: str, blank: str) -> bool:
     return place == directory and fnmatchcase(name, blank)
 
 
-def follow(
+def follow_pointers(
     root: str,
     groups: Sequence[Group],
     faults: Mapping[str, str] | None = None,
@@ -120,28 +120,30 @@ def follow(
         faults: What is wrong with checkpoints that seemed sound, by path: they speak for no series.
         recursive: Whether what lies below is meant, too: notes are looked for in all directories then.
     """
-    index = Index([entry for one in groups for entry in one.entries])
+    index = CheckpointIndex([entry for one in groups for entry in one.entries])
     pointed = Pointed()
-    series = Series(groups)
+    series = SeriesIndex(groups)
     for directory in sorted({root, *series.by_directory}):
         names = names_in(directory)
         for pointer in (found for read in READERS for found in read(directory, names)):
-            _apply(pointed, pointer, index, series.meant(pointer, directory))
-        _temporaries(pointed, names, index, directory)
-    _notes(pointed, root, index, recursive=recursive)
+            _follow_pointer(pointed, pointer, index, series.candidates(pointer, directory))
+        _protect_being_written(pointed, names, index, directory)
+    _follow_notes(pointed, root, index, recursive=recursive)
     follow_pins(pointed, root, groups, index)
     for one in groups:
         for pointer in from_newest(one, faults or {}):
-            _apply(pointed, pointer, index, [one] if len(one.entries) > 1 else [])
-    _symlinks(pointed, root, index, series)
-    _needed(pointed, root, index, [entry for one in groups for entry in one.entries])
+            _follow_pointer(pointed, pointer, index, [one] if len(one.entries) > 1 else [])
+    _follow_symlinks(pointed, root, index, series)
+    _follow_needs(pointed, root, index, [entry for one in groups for entry in one.entries])
     for entry in (entry for one in groups for entry in one.entries):
         if is_named_best(entry.name):
             pointed.protect(entry, NAMED_BEST)
     return pointed
 
 
-def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[Group]) -> None:
+def _follow_pointer(
+    pointed: Pointed, pointer: Pointer, index: CheckpointIndex, meant: Collection[Group]
+) -> None:
     """Protect what a pointer names; where nobody can tell what that is, leave the series alone."""
     if pointer.target is None:
         for group in meant:
@@ -149,15 +151,13 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[G
         return
     inside = [pointer.holder] if os.path.isdir(pointer.holder) else []
     directories = [pointer.directory, *inside]
-    places_on_the_way = [os.path.join(pointer.directory, pointer.target), pointer.target]
-    is_there = any(map(exists, places_on_the_way))
-    found = in_own_run(pointer.target, directories, index)
-    found = found or renamed_since(pointer.target, directories, index)
+    paths = [os.path.join(pointer.directory, pointer.target), pointer.target]
+    is_there = any(map(exists, paths))
+    found = targets_in_run(pointer.target, directories, index)
+    found = found or renamed_targets(pointer.target, directories, index)
     if not found and not is_there:
-        found = elsewhere(pointer.target, directories, index)
-    found += [
-        entry for place in places_on_the_way if exists(place) and (entry := index.at(place)) is not None
-    ]
+        found = targets_elsewhere(pointer.target, directories, index)
+    found += [entry for place in paths if exists(place) and (entry := index.find(place)) is not None]
     for one in found:
         pointed.protect(one, pointer.reason, pointer.holder)
     if found or is_there or lies_nearby(pointer.target, directories):
@@ -172,19 +172,19 @@ def _apply(pointed: Pointed, pointer: Pointer, index: Index, meant: Collection[G
         pointed.skipped[group.key] = lost
 
 
-def _notes(pointed: Pointed, root: str, index: Index, *, recursive: bool) -> None:
+def _follow_notes(pointed: Pointed, root: str, index: CheckpointIndex, *, recursive: bool) -> None:
     """Protect what small texts name, in and around a directory, whatever these are called: ``best.txt``."""
-    meaning = Meaning(index)
-    for directory in _noted_in(root, index, recursive=recursive):
+    meaning = Mentions(index)
+    for directory in _note_directories(root, index, recursive=recursive):
         for name, file in names_in(directory).items():
             if (directory, name) in index.by_name or not is_note(name):
                 continue
-            text = said(file)
+            text = read_note(file)
             for entry in meaning.of(text, directory, name) if text is not None else ():
                 pointed.protect(entry, name, file.path)
 
 
-def _noted_in(root: str, index: Index, *, recursive: bool) -> Iterator[str]:
+def _note_directories(root: str, index: CheckpointIndex, *, recursive: bool) -> Iterator[str]:
     """Yield the directories in which notes are looked for: the one above, this one, and all below."""
     yield os.path.join(root, os.pardir)
     yield root
@@ -192,7 +192,7 @@ def _noted_in(root: str, index: Index, *, recursive: bool) -> Iterator[str]:
         yield from directories_below(root, index)
 
 
-def directories_below(directory: str, index: Index) -> Iterator[str]:
+def directories_below(directory: str, index: CheckpointIndex) -> Iterator[str]:
     """Yield the directories below one in which notes may lie: not those that are checkpoints, or ours."""
     pending = [directory]
     while pending:
@@ -207,7 +207,7 @@ def directories_below(directory: str, index: Index) -> Iterator[str]:
         pending += reversed(below)
 
 
-def _temporaries(pointed: Pointed, names: Names, index: Index, directory: str) -> None:
+def _protect_being_written(pointed: Pointed, names: Names, index: CheckpointIndex, directory: str) -> None:
     """Protect what a writer is at work on: its temporary file lies beside, or is the checkpoint itself."""
     written = {name: final for name in names if (final := temporary_for(name)) is not None}
     if not written:
@@ -235,26 +235,26 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def _symlinks(pointed: Pointed, root: str, index: Index, series: Series) -> None:
+def _follow_symlinks(pointed: Pointed, root: str, index: CheckpointIndex, series: SeriesIndex) -> None:
     """Protect what symlinks in the tree, or beside it, lead to; one that leads nowhere may have meant us."""
     above = os.path.join(root, os.pardir)
     beside = [entry.path for entry in names_in(above).values() if entry.is_symlink()]
     for link in [*beside, *links_below(root)]:
-        found = list(filter(None, map(index.around, list(places_on_the_way(link))[1:])))
+        found = list(filter(None, map(index.enclosing, list(places_on_the_way(link))[1:])))
         reason = f"symlink {os.path.basename(link)}"
         for entry in found:
             if not _lies_in(link, entry):
                 pointed.protect(entry, reason, link)
         if not found and not exists(link):
-            _dangling(pointed, link, index, series)
+            _follow_dangling(pointed, link, index, series)
 
 
-def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry]) -> None:
+def _follow_needs(pointed: Pointed, root: str, index: CheckpointIndex, entries: Sequence[Entry]) -> None:
     """Protect what another checkpoint needs a file of, and what has parts that couldn't go with it."""
     deeper: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries:
         for place in all_places(entry.needs):
-            other = index.around(place)
+            other = index.enclosing(place)
             if other is not None and other is not entry:
                 pointed.protect(other, _part_of(entry.name))
         for name in entry.unit.shared:
@@ -264,7 +264,7 @@ def _needed(pointed: Pointed, root: str, index: Index, entries: Sequence[Entry])
         if len(sharers) == 1:
             pointed.protect(sharers[0], "has parts elsewhere")
     for place, holder in named_above(root).items():
-        other = index.around(place)
+        other = index.enclosing(place)
         if other is not None:
             pointed.protect(other, _part_of(os.path.basename(holder)), holder)
 
@@ -273,7 +273,7 @@ def _part_of(name: str) -> Reason:
     return Reason(Code.PART_OF, f"{Code.PART_OF.value} {name}")
 
 
-def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None:
+def _follow_dangling(pointed: Pointed, link: str, index: CheckpointIndex, series: SeriesIndex) -> None:
     try:
         target = os.readlink(link)
     except OSError:  # it has just gone
@@ -283,7 +283,7 @@ def _dangling(pointed: Pointed, link: str, index: Index, series: Series) -> None
     if (directory, name) in index.by_name:
         pointed.protect(index.by_name[directory, name], f"symlink {os.path.basename(link)}", link)
         return
-    for one in series.called(directory, name):
+    for one in series.by_name(directory, name):
         pointed.skipped[one.key] = f"{shown(link)}: leads to {target}, which isn't there"
 
 

@@ -20,7 +20,7 @@ _MOST_LEVELS = 4
 _SLASHES = re.compile(r"[/\\]+")
 
 
-class Index:
+class CheckpointIndex:
     """Finds the checkpoint that a path belongs to: real paths, and base names for runs that were moved."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -35,11 +35,11 @@ class Index:
                 self.by_name[entry.directory, name] = entry
                 self.places[name].append(place)
 
-    def at(self, path: str) -> Entry | None:
+    def find(self, path: str) -> Entry | None:
         """Return the checkpoint at a path, or around it."""
-        return self.around(os.path.realpath(path))
+        return self.enclosing(os.path.realpath(path))
 
-    def around(self, place: str) -> Entry | None:
+    def enclosing(self, place: str) -> Entry | None:
         """Return the checkpoint at a place in a directory without symlinks, or around it."""
         while place not in self.by_place:
             above = os.path.dirname(place)
@@ -53,12 +53,12 @@ class Index:
         return self.by_name[os.path.dirname(path), os.path.basename(path)].holds_others
 
 
-def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+def targets_in_run(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
     """Return the checkpoints of a pointer's target's name in the directories of its own run.
 
     The target may be a file in one that is a directory.
     """
-    parts = parts_of(target)
+    parts = path_parts(target)
     for level in range(min(len(parts), _MOST_LEVELS)):
         name, below = parts[-1 - level], parts[len(parts) - level :]
         found = [entry for one in directories if (entry := index.by_name.get((one, name))) is not None]
@@ -68,7 +68,7 @@ def in_own_run(target: str, directories: Sequence[str], index: Index) -> list[En
     return []
 
 
-def renamed_since(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
     """Return the checkpoints that were called as a pointer's target is, before ``rename`` renamed them.
 
     One that was changed since, or another one that has its name now, is none of them.
@@ -76,7 +76,7 @@ def renamed_since(target: str, directories: Sequence[str], index: Index) -> list
     found: dict[str, Entry] = {}
     for directory in directories:
         names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
-        for move in _moves(directory):
+        for move in _rename_moves(directory):
             new = {now for now, old in move.members if old in names}
             if os.path.basename(move.path) in names:
                 new |= {now for now, _ in move.members}
@@ -88,7 +88,7 @@ def renamed_since(target: str, directories: Sequence[str], index: Index) -> list
     return list(found.values())
 
 
-def _moves(directory: str) -> Iterator[Move]:
+def _rename_moves(directory: str) -> Iterator[Move]:
     """Yield what takes renamings back in a directory, the oldest first; nothing of what can't be read."""
     try:
         known = {identity: home for home in state_dirs(directory) for identity in identities(directory, home)}
@@ -107,33 +107,33 @@ def _is_same(entry: Entry, move: Move) -> bool:
     return now.issuperset((file.size, file.mtime_ns) for file in move.contents.files)
 
 
-def elsewhere(target: str, directories: Sequence[str], index: Index) -> list[Entry]:
+def targets_elsewhere(target: str, directories: Sequence[str], index: CheckpointIndex) -> list[Entry]:
     """Return the checkpoints that a pointer's target may be now, where its own run has none of its name.
 
     Another run's checkpoint of the same name is none of them: what lies elsewhere has to have more of the
     path's last names in common with it than the run's own directory has. A bare name is below it.
     """
-    parts = parts_of(target)
+    parts = path_parts(target)
     places = index.places.get(parts[-1], ()) if parts else ()
     if len(parts) == 1:
         below = os.path.join(os.path.realpath(directories[0]), "")
         return [index.by_place[place] for place in places if place.startswith(below)]
-    alike = {place: _alike(parts, place) for place in places}
+    alike = {place: _common_tail(parts, place) for place in places}
     most = max(alike.values(), default=0)
-    if not alike or most <= _own_alike(parts, directories):
+    if not alike or most <= _common_tail_of_run(parts, directories):
         return []
     return [index.by_place[place] for place, count in alike.items() if count == most]
 
 
 def lies_nearby(target: str, directories: Sequence[str]) -> bool:
     """Tell whether what a pointer means lies where nobody looked, as in the rest of a run that was moved."""
-    parts = parts_of(target)
+    parts = path_parts(target)
     if not parts:
         return False
     if any(exists(os.path.join(one, parts[-1])) for one in directories):
         return True
-    count = _own_alike(parts, directories) + 1
-    bases = _above(os.path.realpath(directories[0]), count) if count <= len(parts) else ()
+    count = _common_tail_of_run(parts, directories) + 1
+    bases = _directories_above(os.path.realpath(directories[0]), count) if count <= len(parts) else ()
     return any(exists(os.path.join(base, *parts[-count:])) for base in bases)
 
 
@@ -143,27 +143,31 @@ def was_here(target: str, directories: Sequence[str]) -> bool:
     above = os.path.dirname(target.rstrip("/"))
     if os.path.realpath(above) in own:
         return True
-    parts = parts_of(above)
-    return bool(parts) and not os.path.isabs(target) and any(_alike(parts, one) == len(parts) for one in own)
+    parts = path_parts(above)
+    return (
+        bool(parts)
+        and not os.path.isabs(target)
+        and any(_common_tail(parts, one) == len(parts) for one in own)
+    )
 
 
-def parts_of(path: str) -> list[str]:
+def path_parts(path: str) -> list[str]:
     """Return the names in a path, whoever's slashes it has."""
     return [part for part in _SLASHES.split(path) if part not in ("", os.curdir)]
 
 
-def _own_alike(parts: Sequence[str], directories: Sequence[str]) -> int:
+def _common_tail_of_run(parts: Sequence[str], directories: Sequence[str]) -> int:
     """Return how many of a path's last names are those of a place in its own run."""
-    return max(_alike(parts, os.path.join(os.path.realpath(one), parts[-1])) for one in directories)
+    return max(_common_tail(parts, os.path.join(os.path.realpath(one), parts[-1])) for one in directories)
 
 
-def _alike(parts: Sequence[str], path: str) -> int:
+def _common_tail(parts: Sequence[str], path: str) -> int:
     """Return how many of the last names of two paths are the same."""
     pairs = enumerate(zip(reversed(parts), reversed(path.split(os.sep)), strict=False))
     return next((count for count, (one, other) in pairs if one != other), min(len(parts), path.count(os.sep)))
 
 
-def _above(directory: str, levels: int) -> Iterator[str]:
+def _directories_above(directory: str, levels: int) -> Iterator[str]:
     for _ in range(levels):
         directory = os.path.dirname(directory)
         yield directory

@@ -15,7 +15,7 @@ from ckpttool.amounts import duration
 from ckpttool.errors import UsageError
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group
-from ckpttool.series.pruning.planning import Planned
+from ckpttool.series.pruning.planning import PrunePlan
 from ckpttool.series.retention.dates import PERIODS, save_time
 from ckpttool.series.retention.plan import GroupPlan, fault_of, history_of
 from ckpttool.series.retention.policy import Policy
@@ -54,14 +54,14 @@ class Explanation:
     asked: str | None = None
 
 
-def explain(planned: Planned, path: str) -> Explanation:
+def explain(planned: PrunePlan, path: str) -> Explanation:
     """Return why a checkpoint stays or goes."""
-    group, made, entry = _found(planned, path)
+    group, made, entry = _find(planned, path)
     stays = any(kept.entry is entry for kept in made.keep)
     said = next((kept.reasons for kept in made.keep if kept.entry is entry), ())
     history = history_of(group, planned.protections, planned.now)
     against = list(_against(planned, made, entry, history))
-    reasons = [_with_holder(planned, entry, reason) for reason in said]
+    reasons = [_add_holder(planned, entry, reason) for reason in said]
     if made.skipped is not None:
         reasons.insert(0, f"its series is left alone: {made.skipped}")
     place = tuple(_place(made.policy, entry, history))
@@ -69,7 +69,7 @@ def explain(planned: Planned, path: str) -> Explanation:
     return Explanation(entry, stays, tuple(reasons), tuple(against), place, group.key, asked)
 
 
-def _found(planned: Planned, path: str) -> tuple[Group, GroupPlan, Entry]:
+def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry]:
     """Return the checkpoint at a path, or the innermost one that it is a part of."""
     known: dict[str, tuple[Group, GroupPlan, Entry]] = {}
     for group, made in zip(planned.groups, planned.plan.groups, strict=True):
@@ -95,11 +95,11 @@ def _entries(made: GroupPlan) -> Iterator[Entry]:
     yield from made.remove
 
 
-def _went_whole(planned: Planned, made: GroupPlan) -> bool:
+def _goes_whole(planned: PrunePlan, made: GroupPlan) -> bool:
     return planned.plan.removes_failed and made.failed is not None
 
 
-def _with_holder(planned: Planned, entry: Entry, reason: str) -> str:
+def _add_holder(planned: PrunePlan, entry: Entry, reason: str) -> str:
     holder = planned.protections.holders.get((entry.path, reason))
     return reason if holder is None else f"{reason} ({holder})"
 
@@ -123,8 +123,8 @@ def _ordinal(place: int, superlative: str) -> str:
     return f"{place:,}{ending} {superlative}"
 
 
-def _against(planned: Planned, made: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
-    if _went_whole(planned, made):
+def _against(planned: PrunePlan, made: GroupPlan, entry: Entry, history: History) -> Iterator[str]:
+    if _goes_whole(planned, made):
         yield f"its series failed: {made.failed}"
         return
     fault = fault_of(entry, planned.protections)

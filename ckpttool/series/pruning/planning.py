@@ -25,7 +25,7 @@ from ckpttool.series.members.series_doubts import (
     copy_warnings,
 )
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.protection import Pointed, follow, unseen_above
+from ckpttool.series.pointers.protection import Pointed, follow_pointers, unseen_above
 from ckpttool.series.pruning.protections import protections_of
 from ckpttool.series.reasons import Code, Problem, Reason, code_of
 from ckpttool.series.retention.companions import metric_followers, reasons_to_stay, saved_together
@@ -83,7 +83,7 @@ class Request(Scope):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PrunePlan:
     """A plan, with what was found on the way.
 
     Attributes:
@@ -105,7 +105,7 @@ class Planned:
     now: float | None = None
 
 
-def make_plan(request: Request, progress: Progress = no_progress, known: Survey | None = None) -> Planned:
+def make_plan(request: Request, progress: Progress = no_progress, known: Survey | None = None) -> PrunePlan:
     """Return what a policy does to a directory; nothing on disk is changed.
 
     Args:
@@ -121,11 +121,11 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
     root = require_directory(request.directory)
     found = _survey_around(root, request, known)
     now = time.time()
-    pointed = follow(root, found.groups, recursive=request.recursive)
+    pointed = follow_pointers(root, found.groups, recursive=request.recursive)
     failed = _failures(request, found, pointed, now, progress)
     faults, checked = dict(failed.faults), set(failed.finite.values())
     if faults:
-        pointed = follow(root, found.groups, faults, recursive=request.recursive)
+        pointed = follow_pointers(root, found.groups, faults, recursive=request.recursive)
     following = metric_followers([(group, policies.of(group)) for group in found.groups])
     together = saved_together(found.groups)
     # What reading finds damaged is no survivor: others stay in its place, which are to be read in turn.
@@ -150,7 +150,7 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
         damaged = {path: fault for path, fault in read if fault is not None}
         if damaged:
             faults |= damaged
-            pointed = follow(root, found.groups, faults, recursive=request.recursive)
+            pointed = follow_pointers(root, found.groups, faults, recursive=request.recursive)
     _require_allowed(made, found, request.max_delete)
     chosen = [(group, planned.policy) for group, planned in zip(found.groups, made.groups, strict=True)]
     warnings = (
@@ -165,8 +165,8 @@ def make_plan(request: Request, progress: Progress = no_progress, known: Survey 
     )
     problems = (*_problems(found, made, faults), *lookalikes(chosen, protections, now))
     if request.depth == "full":
-        made = _with_unread_newest(made, {*checked, *faults})
-    return Planned(made, problems, warnings, found.journals, found.groups, protections, now)
+        made = _mark_unread_newest(made, {*checked, *faults})
+    return PrunePlan(made, problems, warnings, found.journals, found.groups, protections, now)
 
 
 def _survey_around(root: str, request: Request, known: Survey | None) -> Survey:
@@ -219,7 +219,7 @@ def _require_allowed(made: RetentionPlan, found: Survey, limit: str | None) -> N
         raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
 
 
-def _with_unread_newest(made: RetentionPlan, read: Collection[str]) -> RetentionPlan:
+def _mark_unread_newest(made: RetentionPlan, read: Collection[str]) -> RetentionPlan:
     """Return a plan that says so of each newest checkpoint that was not read."""
 
     def marked(kept: KeptEntry) -> KeptEntry:

@@ -82,11 +82,11 @@ def protections_of(
         for entry in witnesses(group, named_series, faults):
             reasons[entry.path].append(WITNESS)
     why = doubts_of(found.groups, named_series)
-    doubts = {group.key: _with_advice(group, why[group.key]) for group in found.groups if group.key in why}
+    doubts = {group.key: _add_advice(group, why[group.key]) for group in found.groups if group.key in why}
     return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders, root=found.root)
 
 
-def _with_advice(group: Group, why: str) -> str:
+def _add_advice(group: Group, why: str) -> str:
     """Return a doubt, and what a user can do who knows better."""
     if why in (METRICS_ALONE, UNORDERED):
         return why

@@ -23,12 +23,12 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, no_progress
 from ckpttool.series.members.needs import all_places, named_above, named_beside, who_needs
 from ckpttool.series.paths import require_directory
-from ckpttool.series.pruning.planning import Planned, Request, make_plan
+from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
 from ckpttool.series.reasons import Problem
 from ckpttool.series.retention.plan import GroupPlan, KeptEntry, RetentionPlan
 from ckpttool.series.undoing.trash import put_aside
 
-Confirm = Callable[[Planned], bool]
+Confirm = Callable[[PrunePlan], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ def prune(
     with ExitStack() as stack:
         locks = _Locks(stack)
         refusal = locks.refusal(root)
-        settled = [_settled(root, refusal)]
+        settled = [_settle(root, refusal)]
         planned = make_plan(request, progress)
-        if below := [one for one in _places(planned) if not os.path.samefile(one, root)]:
-            settled += [_settled(directory, locks.refusal(directory)) for directory in below]
+        if below := [one for one in _journal_directories(planned) if not os.path.samefile(one, root)]:
+            settled += [_settle(directory, locks.refusal(directory)) for directory in below]
             planned = make_plan(request, progress)
         result = _result(planned)
         if planned.plan.removals and refusal is not None:
@@ -106,9 +106,9 @@ def prune(
         if planned.plan.removals and not confirm(planned):
             result = replace(result, declined=True)
         elif planned.plan.removals:
-            result = _carried_out(locks, root, planned, new_identity() if trash is True else trash or None)
-        clear_stale(locks.others({entry.directory for one in planned.groups for entry in one.entries}))
-    return _with_settled(result, settled)
+            result = _carry_out(locks, root, planned, new_identity() if trash is True else trash or None)
+        clear_stale(locks.not_held({entry.directory for one in planned.groups for entry in one.entries}))
+    return _add_settled(result, settled)
 
 
 class _Locks:
@@ -124,7 +124,7 @@ class _Locks:
             self._stack.enter_context(lock_directory(directory))
             self._held.add(directory)
 
-    def others(self, directories: Iterable[str]) -> list[str]:
+    def not_held(self, directories: Iterable[str]) -> list[str]:
         """Return those of some directories that are not held."""
         held = {os.path.realpath(one) for one in self._held}
         return [one for one in directories if os.path.realpath(one) not in held]
@@ -140,7 +140,7 @@ class _Locks:
         return None
 
 
-def _settled(directory: str, refusal: AccessDenied | None) -> Recovery:
+def _settle(directory: str, refusal: AccessDenied | None) -> Recovery:
     """Return what became of interrupted removals in a directory that is held."""
     if refusal is None:
         return recover_directory(directory)
@@ -149,17 +149,17 @@ def _settled(directory: str, refusal: AccessDenied | None) -> Recovery:
     return Recovery()
 
 
-def _places(planned: Planned) -> list[str]:
+def _journal_directories(planned: PrunePlan) -> list[str]:
     """Return the directories that interrupted prunes wait for."""
     owners = (owner_of_stage(os.path.dirname(path)) for path in planned.journals)
     return [directory for directory in dict.fromkeys(owners) if os.path.isdir(directory)]
 
 
-def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | None) -> Pruned:
+def _carry_out(locks: _Locks, root: str, planned: PrunePlan, identity: str | None) -> Pruned:
     """Remove what a plan says, directory by directory; what can't be removed is kept and told."""
     total = RemovalOutcome()
-    intended = _by_directory(planned.plan.groups)
-    needed = {**named_above(root), **_needed(planned.plan.groups)}
+    intended = _removals_by_directory(planned.plan.groups)
+    needed = {**named_above(root), **_needed_places(planned.plan.groups)}
     for directory, parts in intended.items():
         try:
             locks.hold(directory)
@@ -180,7 +180,7 @@ def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | Non
         total.freed += outcome.freed
     lacking = "not removed" if identity is None else "not moved to the trash"
     stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
-    plan = replace(planned.plan, groups=tuple(_as_done(one, stayed) for one in planned.plan.groups))
+    plan = replace(planned.plan, groups=tuple(_keep_failures(one, stayed) for one in planned.plan.groups))
     problems = tuple(Problem(path, stayed.get(path, why)) for path, why in total.failed.items())
     freed = total.freed if identity is None else 0
     done = replace(_result(planned, freed=freed), plan=plan, failed=total.failed)
@@ -188,7 +188,7 @@ def _carried_out(locks: _Locks, root: str, planned: Planned, identity: str | Non
     return replace(done, problems=planned.problems + problems)
 
 
-def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+def _removals_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
     """Return what goes by the directory that it lies in, with the series that it is of; the oldest first."""
     found: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
     for one in groups:
@@ -200,7 +200,7 @@ def _by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan
     return found
 
 
-def _needed(groups: Sequence[GroupPlan]) -> dict[str, str]:
+def _needed_places(groups: Sequence[GroupPlan]) -> dict[str, str]:
     """Return the places of what those that stay need besides their own, with who needs it."""
     staying = (kept.entry for one in groups for kept in one.keep)
     return {place: entry.path for entry in staying for place in all_places(entry.needs)}
@@ -260,7 +260,7 @@ def _removal(entry: Entry, survivors: Sequence[Entry]) -> Removal:
     return Removal(entry.path, members, Contents(tuple(files), entry.contents.directories), names)
 
 
-def _as_done(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
+def _keep_failures(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
     """Return a plan with what could not be removed among what was kept."""
     entries = [entry for entry in group.remove if entry.path in stayed]
     kept = tuple(KeptEntry(entry, (stayed[entry.path],)) for entry in entries)
@@ -268,7 +268,7 @@ def _as_done(group: GroupPlan, stayed: Mapping[str, str]) -> GroupPlan:
     return replace(group, keep=group.keep + kept, remove=removed)
 
 
-def _result(planned: Planned, *, freed: int = 0, dry_run: bool = False) -> Pruned:
+def _result(planned: PrunePlan, *, freed: int = 0, dry_run: bool = False) -> Pruned:
     return Pruned(
         plan=planned.plan,
         freed_bytes=freed,
@@ -279,7 +279,7 @@ def _result(planned: Planned, *, freed: int = 0, dry_run: bool = False) -> Prune
     )
 
 
-def _with_settled(result: Pruned, settled: Sequence[Recovery]) -> Pruned:
+def _add_settled(result: Pruned, settled: Sequence[Recovery]) -> Pruned:
     failed = [Problem(path, why) for one in settled for path, why in one.failed.items()]
     return replace(
         result,
@@ -290,7 +290,7 @@ def _with_settled(result: Pruned, settled: Sequence[Recovery]) -> Pruned:
     )
 
 
-def strangers(entry: Entry) -> tuple[str, ...]:
+def foreign_files(entry: Entry) -> tuple[str, ...]:
     """Return what goes with a checkpoint and isn't its own, by its names in the checkpoint's directory.
 
     A directory ends with a slash, and stands for all that lies in it. Of formats that allow whatever name

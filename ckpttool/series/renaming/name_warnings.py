@@ -15,7 +15,7 @@ from ckpttool.report import counted
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import shown
 from ckpttool.series.renaming.names import Renaming, unit_stem
-from ckpttool.series.renaming.template import FIELDS, Lacking, Template, is_dated_by_file, render, run_of
+from ckpttool.series.renaming.template import FIELDS, FieldError, Template, is_dated_by_file, render, run_of
 
 _UNNAMED = "value"
 """What a metric is called whose name doesn't stand beside it."""
@@ -151,7 +151,7 @@ def _again(one: Renaming, template: Template) -> str:
     values = {**one.values, "name": stem, "run": run_of(stem, one.entry.directory)}
     try:
         new = render(template, values)
-    except Lacking:
+    except FieldError:
         return one.name
     suffix = one.name.removeprefix(stem)
     return new if suffix and new.endswith(suffix) else new + suffix

@@ -23,7 +23,7 @@ from ckpttool.name_patterns import STEP_DIRECTORY
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.pointers.readers import temporary_for
 from ckpttool.series.reasons import Problem
-from ckpttool.series.renaming.template import Lacking, Template, Value, render, stem_of, values_of
+from ckpttool.series.renaming.template import FieldError, Template, Value, render, stem_of, values_of
 
 MAX_NAME = 255
 """Bytes of a name, on every file system in use."""
@@ -130,13 +130,13 @@ def plan_names(
         if entry.path in left:
             continue
         try:
-            one = renaming(entry, template)
-        except Lacking as failure:
+            one = make_renaming(entry, template)
+        except FieldError as failure:
             refused.append(Problem(entry.path, str(failure)))
             continue
         if one.name == entry.name:
             same.append(entry)
-        elif why := _counted(one, () if counted is None else counted.get(entry.directory, ())):
+        elif why := _manager_conflict(one, () if counted is None else counted.get(entry.directory, ())):
             refused.append(Problem(entry.path, f"its name would be {one.name!r:.80}, {why}"))
         else:
             renamings.append(one)
@@ -145,12 +145,12 @@ def plan_names(
     return RenamePlan(tuple(renamings), tuple(same), problems, tuple(refused))
 
 
-def renaming(entry: Entry, template: Template) -> Renaming:
+def make_renaming(entry: Entry, template: Template) -> Renaming:
     """Return the name that a template gives a checkpoint, which may be the one that it has."""
     stem = unit_stem(entry)
     apart = [name for name in entry.unit.members if not name.startswith(stem)]
     if apart:
-        raise Lacking(f"its part {apart[0]} isn't named after it")
+        raise FieldError(f"its part {apart[0]} isn't named after it")
     values = values_of(entry, stem)
     new = render(template, values)
     suffix = entry.name.removeprefix(stem)
@@ -161,12 +161,12 @@ def renaming(entry: Entry, template: Template) -> Renaming:
     return Renaming(entry, new + suffix, members, values)
 
 
-def _counted(one: Renaming, prefixes: Collection[str]) -> str | None:
+def _manager_conflict(one: Renaming, prefixes: Collection[str]) -> str | None:
     """Return why a name is one that its owner will give again, to another checkpoint, or None."""
     match = _COUNTED.fullmatch(one.name)
     if one.entry.format != "tensorflow" or match is None:
         return None
-    if folded(match["prefix"]) not in map(folded, prefixes):
+    if fold_name(match["prefix"]) not in map(fold_name, prefixes):
         return None
     return f"which TensorFlow's manager may write over: it numbers its saves {match['prefix']}-<n>"
 
@@ -186,14 +186,14 @@ def unit_stem(entry: Entry) -> str:
 def _require_valid(entry: Entry, name: str, members: Sequence[tuple[str, str]]) -> None:
     """Require that names can stand in a directory, and mean there what they meant."""
     for old, new in ((entry.name, name), *members):
-        if why := _fault(old, new):
-            raise Lacking(f"its name would be {new!r:.80}, {why}")
+        if why := _name_fault(old, new):
+            raise FieldError(f"its name would be {new!r:.80}, {why}")
     if entry.is_step_directory and STEP_DIRECTORY.fullmatch(name) is None:
         told = "which doesn't say that one save lies in it (step_{step} does, and e{epoch:04d}-s{step:08d})"
-        raise Lacking(f"its name would be {name!r:.80}, {told}")
+        raise FieldError(f"its name would be {name!r:.80}, {told}")
 
 
-def _fault(old: str, new: str) -> str | None:
+def _name_fault(old: str, new: str) -> str | None:
     """Return what is wrong with a new name, or None."""
     if new == old:
         return None
@@ -227,7 +227,7 @@ def _misleads_shells(old: str, new: str) -> str | None:
     return None
 
 
-def folded(name: str) -> str:
+def fold_name(name: str) -> str:
     """Return a name as file systems compare it that know no case, and take accents apart."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
@@ -241,30 +241,30 @@ def _collisions(
         places[one.entry.directory].append(one)
     for directory, found in places.items():
         leaving = {old for one in found for old, _ in one.members}
-        stay = {folded(name): name for name in standing.get(directory, ()) if name not in leaving}
+        stay = {fold_name(name): name for name in standing.get(directory, ()) if name not in leaving}
         wanted: dict[str, list[tuple[Renaming, str]]] = defaultdict(list)
         for one in found:
             for name in {one.name, *(new for _, new in one.members)}:
-                wanted[folded(name)].append((one, name))
+                wanted[fold_name(name)].append((one, name))
         for one in found:
-            if why := _taken(one, wanted, stay):
+            if why := _name_conflict(one, wanted, stay):
                 yield Problem(one.entry.path, why)
 
 
-def _taken(
+def _name_conflict(
     one: Renaming, wanted: Mapping[str, Sequence[tuple[Renaming, str]]], stay: Mapping[str, str]
 ) -> str | None:
     """Return why a name isn't free, or None."""
     targets = sorted({one.name, *(new for _, new in one.members)})
     for name in targets:
-        if len({id(other) for other, _ in wanted[folded(name)]}) > 1:
-            return _shared(wanted[folded(name)])
-        there = stay.get(folded(name))
+        if len({id(other) for other, _ in wanted[fold_name(name)]}) > 1:
+            return _shared_name(wanted[fold_name(name)])
+        there = stay.get(fold_name(name))
         if there is not None:
             alike = "" if there == name else f", as {there}, which differs in case alone"
             return f"its name would be {name}, which is there already{alike}"
     stem = one.name.removesuffix(one.entry.name.removeprefix(unit_stem(one.entry)))
-    sidecars = (folded(name + ending) for name in targets for ending in SIDECARS)
+    sidecars = (fold_name(name + ending) for name in targets for ending in SIDECARS)
     own = [stay[name] for name in sidecars if name in stay]
     if len(targets) > 1:
         own += [there for there in stay.values() if _is_part(there, stem)]
@@ -273,7 +273,7 @@ def _taken(
     return None
 
 
-def _shared(wanted: Sequence[tuple[Renaming, str]]) -> str:
+def _shared_name(wanted: Sequence[tuple[Renaming, str]]) -> str:
     """Return that several would have one name, in the same words for each of them."""
     names = list(dict.fromkeys(wish for _, wish in wanted))
     case = ", which differ in case alone" if len(names) > 1 else ""

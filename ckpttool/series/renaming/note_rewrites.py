@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.notes import Meaning, decoded, is_note, said
+from ckpttool.series.pointers.notes import Mentions, decode_note, is_note, read_note
 from ckpttool.series.pointers.protection import directories_below
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.pointers.targets import Index
-from ckpttool.series.renaming.scene import Moved, Noted, Scene
-from ckpttool.series.renaming.text_rewrites import NewName
+from ckpttool.series.pointers.targets import CheckpointIndex
+from ckpttool.series.renaming.scene import Note, PathRenames, Scene
+from ckpttool.series.renaming.text_rewrites import Renamer
 
 _DATA = frozenset({"", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".list", ".lst"})
 """Endings of notes in which a value is a name; all others are prose or programs, which nobody rewrites."""
@@ -34,38 +34,38 @@ _MARK = "\ufeff"
 class Notes:
     """The notes around checkpoints that get other names: what each means before, and afterwards."""
 
-    def __init__(self, scene: Scene, moved: Moved) -> None:
+    def __init__(self, scene: Scene, moved: PathRenames) -> None:
         """Take the checkpoints under the names that notes have, and the new names."""
         self._scene = scene
         self._moved = moved
 
     @cached_property
-    def _after(self) -> Meaning:
-        return Meaning(Index([self._renamed(one) for one in self._scene.entries]))
+    def _after(self) -> Mentions:
+        return Mentions(CheckpointIndex([self._with_new_name(one) for one in self._scene.entries]))
 
-    def _renamed(self, entry: Entry) -> Entry:
+    def _with_new_name(self, entry: Entry) -> Entry:
         new = self._moved.at(entry.directory)
         path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
         members = tuple(new.get(name, name) for name in entry.unit.members)
         return replace(entry, unit=replace(entry.unit, path=path, members=members))
 
-    def reworded(self, text: str, directory: str, own: str) -> str:
+    def rewrite(self, text: str, directory: str, own: str) -> str:
         """Return a note with the new names in it, as far as values in it are names."""
         stem, ending = os.path.splitext(own.lower())
         if ending not in _DATA or stem in _NOT_DATA or text.startswith("#!"):
             return text
         mark = _MARK if text.startswith(_MARK) else ""
-        return mark + data_text(
-            text.removeprefix(_MARK), self._follower(directory, own), is_json=ending == ".json"
+        return mark + rewrite_data(
+            text.removeprefix(_MARK), self._renamer(directory, own), is_json=ending == ".json"
         )
 
-    def _follower(self, directory: str, own: str) -> NewName:
+    def _renamer(self, directory: str, own: str) -> Renamer:
         """Return what tells the new form of a word that means a checkpoint, wherever that lies."""
 
         def new(word: str) -> str | None:
             if "://" in word:  # what lies elsewhere has kept its name
                 return None
-            known, meant = self._scene.meaning.word(word, directory, own)
+            known, meant = self._scene.mentions.look_up(word, directory, own)
             told = {self._new_name(known, entry) for entry in meant}
             if len(told) != 1 or (name := told.pop()) == known:
                 return None
@@ -86,19 +86,19 @@ class Notes:
         name = new.get(entry.name, entry.name)
         return name.removesuffix(suffix) if name.endswith(suffix) else known
 
-    def lost(self, note: Noted) -> Iterator[str]:
+    def lost(self, note: Note) -> Iterator[str]:
         """Yield the names of the checkpoints that a note means, and won't mean once they have new names."""
-        meant = {one.path: one for one in self._meant(self._scene.meaning, note.before, note)}
+        meant = {one.path: one for one in self._mentioned(self._scene.mentions, note.before, note)}
         if not meant:
             return
-        still = {one.path for one in self._meant(self._after, note.after, note)}
+        still = {one.path for one in self._mentioned(self._after, note.after, note)}
         for path, one in meant.items():
             if path not in still:
                 yield one.name
 
     @staticmethod
-    def _meant(meaning: Meaning, text: str, note: Noted) -> Iterator[Entry]:
-        plain = decoded(text.encode("utf-8", "surrogateescape"))
+    def _mentioned(meaning: Mentions, text: str, note: Note) -> Iterator[Entry]:
+        plain = decode_note(text.encode("utf-8", "surrogateescape"))
         return iter(()) if plain is None else meaning.of(plain, note.directory, note.name)
 
 
@@ -114,22 +114,22 @@ def _leads_to(front: str, directory: str, place: str) -> bool:
     return True
 
 
-def noted_below(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
+def note_directories(root: str, entries: Sequence[Entry]) -> tuple[str, ...]:
     """Return the directories below one in which a note means one of its checkpoints."""
-    index = Index(entries)
-    meaning = Meaning(index)
+    index = CheckpointIndex(entries)
+    meaning = Mentions(index)
     return tuple(place for place in directories_below(root, index) if _has_notes(place, meaning))
 
 
-def _has_notes(directory: str, meaning: Meaning) -> bool:
+def _has_notes(directory: str, meaning: Mentions) -> bool:
     for name, file in names_in(directory).items():
-        text = said(file) if is_note(name) else None
+        text = read_note(file) if is_note(name) else None
         if text is not None and next(meaning.of(text, directory, name), None) is not None:
             return True
     return False
 
 
-def data_text(text: str, new: NewName, *, is_json: bool) -> str:
+def rewrite_data(text: str, new: Renamer, *, is_json: bool) -> str:
     """Return a text of data in which values are names: strings, lines, and what stands behind a key.
 
     Args:
@@ -140,7 +140,7 @@ def data_text(text: str, new: NewName, *, is_json: bool) -> str:
     Raises:
         ValueError: What came of it isn't what it is to say.
     """
-    told = "\n".join(_line(line, new, is_json=is_json) for line in text.split("\n"))
+    told = "\n".join(_rewrite_line(line, new, is_json=is_json) for line in text.split("\n"))
     if told == text or not is_json:
         return told
     try:
@@ -148,7 +148,7 @@ def data_text(text: str, new: NewName, *, is_json: bool) -> str:
     except (ValueError, RecursionError):  # JSON with comments, perhaps
         return told
     try:
-        is_right = json.loads(told) == _mapped(was, new)
+        is_right = json.loads(told) == _map_strings(was, new)
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
     if not is_right:
@@ -156,18 +156,18 @@ def data_text(text: str, new: NewName, *, is_json: bool) -> str:
     return told
 
 
-def _line(line: str, new: NewName, *, is_json: bool) -> str:
+def _rewrite_line(line: str, new: Renamer, *, is_json: bool) -> str:
     """Return a line with all values in it that are names under their new ones."""
-    spans = [(*match.span(), _requoted(match[0], new)) for match in _QUOTED.finditer(line)]
+    spans = [(*match.span(), _rewrite_quoted(match[0], new)) for match in _QUOTED.finditer(line)]
     if not is_json:
-        spans += _unquoted(line, new)
+        spans += _rewrite_unquoted(line, new)
     for start, end, told in sorted(spans, reverse=True):
         if told is not None:
             line = line[:start] + told + line[end:]
     return line
 
 
-def _unquoted(line: str, new: NewName) -> Iterator[tuple[int, int, str | None]]:
+def _rewrite_unquoted(line: str, new: Renamer) -> Iterator[tuple[int, int, str | None]]:
     """Yield what stands in a line alone, or behind a key, without quotes, with its new form."""
     match = _LINE.fullmatch(line)
     if match is None or any(quote in match["told"] for quote in _QUOTES):
@@ -181,7 +181,7 @@ def _unquoted(line: str, new: NewName) -> Iterator[tuple[int, int, str | None]]:
             return
 
 
-def _requoted(quoted: str, new: NewName) -> str | None:
+def _rewrite_quoted(quoted: str, new: Renamer) -> str | None:
     """Return a quoted string under its new name, quoted alike; None where it stays."""
     if quoted.startswith("'"):
         told = new(quoted[1:-1])
@@ -194,12 +194,12 @@ def _requoted(quoted: str, new: NewName) -> str | None:
     return None if told is None else json.dumps(told, ensure_ascii=quoted.isascii())
 
 
-def _mapped(tree: Any, new: Callable[[str], str | None]) -> Any:
+def _map_strings(tree: Any, new: Callable[[str], str | None]) -> Any:
     """Return a JSON document in which strings have their new forms."""
     if isinstance(tree, str):
         return new(tree) or tree
     if isinstance(tree, list):
-        return [_mapped(one, new) for one in tree]
+        return [_map_strings(one, new) for one in tree]
     if isinstance(tree, dict):
-        return {new(key) or key: _mapped(value, new) for key, value in tree.items()}
+        return {new(key) or key: _map_strings(value, new) for key, value in tree.items()}
     return tree

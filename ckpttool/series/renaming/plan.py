@@ -12,16 +12,21 @@ from ckpttool.formats.tensorflow import state as tf_state
 from ckpttool.series.changing.state_dir import enclosing_serial
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.protection import follow, unseen_above
+from ckpttool.series.pointers.protection import follow_pointers, unseen_above
 from ckpttool.series.pointers.readers import PINS, names_in
 from ckpttool.series.reasons import Code, Problem, code_of
 from ckpttool.series.renaming.name_warnings import doubts, left_beside
 from ckpttool.series.renaming.names import RenamePlan, plan_names
-from ckpttool.series.renaming.note_rewrites import Notes, noted_below
-from ckpttool.series.renaming.pointer_updates import following, holders
-from ckpttool.series.renaming.reserved_names import best_inside, counted_in, looked_for, reason_to_leave
-from ckpttool.series.renaming.scene import Following, Moved, Scene, links_around
-from ckpttool.series.renaming.steps import Step, steps
+from ckpttool.series.renaming.note_rewrites import Notes, note_directories
+from ckpttool.series.renaming.pointer_updates import link_holders, updates_for
+from ckpttool.series.renaming.reserved_names import (
+    lost_lookups,
+    manager_prefixes,
+    reason_to_leave,
+    stale_best_paths,
+)
+from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
+from ckpttool.series.renaming.steps import RenameStep, steps
 from ckpttool.series.renaming.template import FIELDS, Template, parse_template
 from ckpttool.series.surveying.survey import Scope, survey
 
@@ -82,32 +87,32 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     left = {
         entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
     }
-    for path, reasons in follow(root, found.groups, recursive=request.recursive).reasons.items():
+    for path, reasons in follow_pointers(root, found.groups, recursive=request.recursive).reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF):
                 left.setdefault(path, reason)
     _require_known(template, [entry for entry in entries if entry.path not in left])
-    scene = Scene(root, entries, links_around(root), noted_below(root, entries))
-    plan, moved, follows = _planned(template, scene, standing, left)
+    scene = Scene(root, entries, links_near(root), note_directories(root, entries))
+    plan, moved, follows = _plan_with_updates(template, scene, standing, left)
     errors = [Problem(shown(error.path), error.reason) for error in found.errors]
     problems = [*errors, *(replace(one, message=f"left alone: {one.message}") for one in plan.left)]
     if not plan.refused:
-        problems += _stale(follows, Notes(scene, moved))
+        problems += _stale_notes(follows, Notes(scene, moved))
     warnings = [
         f"{shown(path)}: it can't be changed, and may have old names: {why}"
         for path, why in follows.faults.items()
     ]
     renamed = [(one.entry, one.name) for one in plan.renamings]
-    warnings += [*looked_for(renamed), *best_inside(entries, [entry for entry, _ in renamed])]
+    warnings += [*lost_lookups(renamed), *stale_best_paths(entries, [entry for entry, _ in renamed])]
     warnings += [*found.remarks, *doubts(plan.renamings, template)]
     warnings += left_beside(plan.renamings, entries, standing)
-    warnings += _unknown(template, [entry for entry in entries if entry.path not in left])
+    warnings += _unknown_fields(template, [entry for entry in entries if entry.path not in left])
     warnings += unseen_above(root)
     count = follows.count
     return PlannedNames(plan, scene, count, tuple(problems), tuple(warnings), found.journals)
 
 
-def _stale(follows: Following, notes: Notes) -> Iterator[Problem]:
+def _stale_notes(follows: Updates, notes: Notes) -> Iterator[Problem]:
     """Yield the notes that will name checkpoints by names that these don't have any more."""
     for one in follows.notes:
         names = list(notes.lost(one))
@@ -121,7 +126,7 @@ def _stale(follows: Following, notes: Notes) -> Iterator[Problem]:
 
 def _require_known(template: Template, entries: Sequence[Entry]) -> None:
     """Require that each metric in a template is one that some checkpoint has."""
-    known = _known(entries)
+    known = _known_metrics(entries)
     for one in template.fields:
         if entries and one.name not in FIELDS and one.name not in known and not one.is_optional:
             told = ", ".join((*FIELDS, *sorted(known)))
@@ -130,9 +135,9 @@ def _require_known(template: Template, entries: Sequence[Entry]) -> None:
             )
 
 
-def _unknown(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
+def _unknown_fields(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
     """Yield the metrics that a template leaves out of every name, since no checkpoint has them."""
-    known = _known(entries)
+    known = _known_metrics(entries)
     for one in template.fields:
         if entries and one.name not in FIELDS and one.name not in known:
             told = ", ".join((*FIELDS, *sorted(known)))
@@ -140,32 +145,32 @@ def _unknown(template: Template, entries: Sequence[Entry]) -> Iterator[str]:
             yield f"{one.shown} of the template: {what} (there are {told})"
 
 
-def _known(entries: Sequence[Entry]) -> set[str]:
+def _known_metrics(entries: Sequence[Entry]) -> set[str]:
     known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
     return known | {"loss" for entry in entries if entry.metric("loss") is not None}
 
 
-def _planned(
+def _plan_with_updates(
     template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
-) -> tuple[RenamePlan, Moved, Following]:
+) -> tuple[RenamePlan, PathRenames, Updates]:
     """Return a plan, its names, and what has to follow it; what can't follow leaves alone what it names."""
-    counted = {directory: counted_in(directory) for directory in standing}
+    counted = {directory: manager_prefixes(directory) for directory in standing}
     while True:
         plan = plan_names(scene.entries, template, standing, left, counted)
-        moved = Moved(names_of(steps(plan.renamings)))
-        follows = following(scene, moved)
-        reasons = dict(_unfollowed(plan, scene, moved, follows))
+        moved = PathRenames(names_of(steps(plan.renamings)))
+        follows = updates_for(scene, moved)
+        reasons = dict(_what_cannot_follow(plan, scene, moved, follows))
         if not reasons:
             return plan, moved, follows
         left |= reasons
 
 
-def _unfollowed(
-    plan: RenamePlan, scene: Scene, moved: Moved, follows: Following
+def _what_cannot_follow(
+    plan: RenamePlan, scene: Scene, moved: PathRenames, follows: Updates
 ) -> Iterator[tuple[str, str]]:
     """Yield what has to keep its name since something that names it can't be changed, and why."""
     paths = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
-    for place in holders(scene, paths, moved):
+    for place in link_holders(scene, paths, moved):
         yield paths[place].path, "a symlink in it leads to a checkpoint that gets another name"
     beside: dict[str, list[Entry]] = defaultdict(list)
     for entry in paths.values():
@@ -178,7 +183,7 @@ def _unfollowed(
                 yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
 
 
-def names_of(waiting: Iterable[Step]) -> Names:
+def names_of(waiting: Iterable[RenameStep]) -> Names:
     """Return new names by old ones, by directory, of what steps make of them."""
     names: Names = defaultdict(dict)
     for step in waiting:

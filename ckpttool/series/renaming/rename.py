@@ -19,9 +19,9 @@ from ckpttool.series.paths import require_directory
 from ckpttool.series.pointers.readers import names_in
 from ckpttool.series.reasons import Problem
 from ckpttool.series.renaming.plan import Names, PlannedNames, RenameRequest, names_of, plan_rename
-from ckpttool.series.renaming.pointer_updates import following
-from ckpttool.series.renaming.scene import Following, Moved, Scene, links_around
-from ckpttool.series.renaming.steps import Step, after, next_wave, onwards, refreshed, steps
+from ckpttool.series.renaming.pointer_updates import updates_for
+from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
+from ckpttool.series.renaming.steps import RenameStep, after, next_wave, onwards, refresh, steps
 from ckpttool.series.renaming.template import parse_template
 
 
@@ -111,7 +111,7 @@ def _places(planned: PlannedNames) -> list[str]:
     names = names_of(steps(planned.plan.renamings))
     if not names or planned.plan.refused:
         return []
-    return list(dict.fromkeys((*names, *following(planned.scene, Moved(names)).homes)))
+    return list(dict.fromkeys((*names, *updates_for(planned.scene, PathRenames(names)).homes)))
 
 
 class _Held(NamedTuple):
@@ -140,7 +140,7 @@ class _Course:
         self._numbers: dict[str, list[int]] = defaultdict(list)
         for number, entry in enumerate(planned.scene.entries):
             self._numbers[entry.directory].append(number)
-        self._waiting: dict[str, list[Step]] = defaultdict(list)
+        self._waiting: dict[str, list[RenameStep]] = defaultdict(list)
         for step in steps(planned.plan.renamings):
             self._waiting[step.entry.directory].append(step)
         self._all = {directory: tuple(found) for directory, found in self._waiting.items()}
@@ -158,7 +158,7 @@ class _Course:
                 directory: stack.enter_context(ChainedMoves(directory)) for directory in self._waiting
             }
             while any(self._waiting.values()):
-                done: list[Step] = []
+                done: list[RenameStep] = []
                 before = self._scene
                 for directory in list(self._waiting):
                     done += self._directory(directory)
@@ -168,7 +168,7 @@ class _Course:
         self._renames.sort(key=lambda pair: order[pair[0]])
         return replace(result, renames=tuple(self._renames), failed=self._failed, stale=self._stale)
 
-    def _directory(self, directory: str) -> list[Step]:
+    def _directory(self, directory: str) -> list[RenameStep]:
         """Make the next steps in a directory; return those that were made."""
         waiting = self._waiting.pop(directory)
         wave = next_wave(
@@ -176,11 +176,11 @@ class _Course:
         )
         if not wave:
             return []
-        follows = following(self._scene, Moved(names_of(wave)), home=directory)
+        follows = updates_for(self._scene, PathRenames(names_of(wave)), home=directory)
         has_more = len(wave) < len(waiting) or not all(step.is_last for step in wave)
         is_row = has_more or self._rows[directory].is_begun
         try:
-            failed = self._made(directory, wave, follows, has_more=has_more)
+            failed = self._make(directory, wave, follows, has_more=has_more)
         except CheckpointError as failure:
             if self._is_alone and not self._renames:
                 raise
@@ -191,7 +191,7 @@ class _Course:
             return []
         done = [step for step in wave if step.wish.entry.path not in failed]
         if not failed:
-            entries = self._renewed(directory, done)
+            entries = self._refresh(directory, done)
             made = {step.wish.entry.path for step in wave}
             rest = [step for step in waiting if step.wish.entry.path not in made]
             rest = [replace(step, entry=entries.get(step.entry.path, step.entry)) for step in rest]
@@ -201,8 +201,8 @@ class _Course:
         self._renames += [(step.wish.entry.path, step.wish.to) for step in done if step.is_last]
         return done
 
-    def _made(
-        self, directory: str, wave: Sequence[Step], follows: Following, *, has_more: bool
+    def _make(
+        self, directory: str, wave: Sequence[RenameStep], follows: Updates, *, has_more: bool
     ) -> Mapping[str, str]:
         rewrites = tuple(follows.rewrites.get(directory, ()))
         renewed = {one.name for one in rewrites if one.after is None}
@@ -235,7 +235,7 @@ class _Course:
             self._look_again()
             self._elsewhere({directory: changed}, before, kind="restore")
 
-    def _renewed(self, directory: str, done: Sequence[Step]) -> dict[str, Entry]:
+    def _refresh(self, directory: str, done: Sequence[RenameStep]) -> dict[str, Entry]:
         """Return the checkpoints of a directory as they are now, by the paths that they had before."""
         made = {step.entry.path: step for step in done}
         entries: dict[str, Entry] = {}
@@ -246,13 +246,13 @@ class _Course:
 
     def _look_again(self) -> None:
         """Take the scene as it is once each directory has had its turn."""
-        self._scene = replace(self._scene, entries=tuple(self._entries), links=links_around(self._scene.root))
+        self._scene = replace(self._scene, entries=tuple(self._entries), links=links_near(self._scene.root))
 
     def _elsewhere(self, names: Names, before: Scene, kind: Kind = "rename") -> None:
         """Change what names checkpoints from other directories than their own; failing is told."""
         if not names:
             return
-        follows = following(self._scene, Moved(names), before=before)
+        follows = updates_for(self._scene, PathRenames(names), before=before)
         for home in follows.homes:
             moves = Moves(
                 kind=kind,
@@ -269,14 +269,14 @@ class _Course:
                 self._stale[home] = failure.reason
         if not follows.homes:
             return
-        self._scene = replace(self._scene, links=links_around(self._scene.root))
-        for home in following(self._scene, Moved(names), before=before).homes:
+        self._scene = replace(self._scene, links=links_near(self._scene.root))
+        for home in updates_for(self._scene, PathRenames(names), before=before).homes:
             self._stale.setdefault(home, "it has changed since the plan was made")
 
 
-def _as_it_is(entry: Entry, step: Step | None = None) -> Entry:
+def _as_it_is(entry: Entry, step: RenameStep | None = None) -> Entry:
     """Return a checkpoint with its files as they are now, after a step."""
     try:
-        return after(replace(step, entry=entry)) if step else refreshed(entry)
+        return after(replace(step, entry=entry)) if step else refresh(entry)
     except OSError as error:
         raise from_os_error(error, entry.path) from error

@@ -75,7 +75,7 @@ def _is_accelerates(entry: Entry) -> bool:
     return any(_RANDOM_STATES.fullmatch(os.path.basename(file.path)) for file in entry.contents.files)
 
 
-def counted_in(directory: str) -> frozenset[str]:
+def manager_prefixes(directory: str) -> frozenset[str]:
     """Return what the names begin with that TensorFlow's manager goes on to give in a directory.
 
     That is what stands before a dash in a name in its state file, and what it begins names with by itself.
@@ -92,7 +92,7 @@ def counted_in(directory: str) -> frozenset[str]:
     )
 
 
-def looked_for(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
+def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
     """Yield what will not find a checkpoint any more that gets a new name, or looks for it in vain."""
     trainer = [
         (entry, name)
@@ -102,13 +102,13 @@ def looked_for(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
         and not _TRAINER.fullmatch(name)
     ]
     if taken := [entry for entry, name in trainer if name.startswith(_TRAINERS)]:
-        yield _told(
+        yield _first_of(
             taken,
             "the Hugging Face Trainer's save_total_limit deletes it: from transformers 5 on, all that is "
             f"called {_TRAINERS}… is one of its own; let the template begin with something else",
         )
     if trainer:
-        yield _told(
+        yield _first_of(
             [entry for entry, _ in trainer],
             "the Hugging Face Trainer finds checkpoint-<step> alone; with another name it must be given as "
             "resume_from_checkpoint",
@@ -119,13 +119,13 @@ def looked_for(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
         if entry.format == "savedmodel" and entry.name.isdigit() and not name.isdigit()
     ]
     if served:
-        yield _told(served, "TensorFlow Serving finds versions whose names are numbers alone")
+        yield _first_of(served, "TensorFlow Serving finds versions whose names are numbers alone")
     last = [entry for entry, _ in renamed if re.fullmatch(r"last(?:-v\d+)?\.ckpt", entry.name)]
     if last:
-        yield _told(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
+        yield _first_of(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
 
 
-def best_inside(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
+def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
     """Yield what checkpoints call the best of their run in a pickle, which is never rewritten."""
     names = {(entry.directory, entry.name): entry for entry in renamed}
     holders = [
@@ -134,13 +134,13 @@ def best_inside(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[
         if any((entry.directory, os.path.basename(path.rstrip("/"))) in names for path in entry.best_paths)
     ]
     if holders:
-        yield _told(
+        yield _first_of(
             holders,
             "Lightning's best_model_path in it keeps the old name: it lies in a pickle, which is never "
             "changed, so ckpt_path='best' finds nothing; prune knows what it means until --empty-trash",
         )
 
 
-def _told(entries: Sequence[Entry], sentence: str) -> str:
+def _first_of(entries: Sequence[Entry], sentence: str) -> str:
     more = f" (and {len(entries) - 1:,} more)" if len(entries) > 1 else ""
     return f"{entries[0].path}{more}: {sentence}"

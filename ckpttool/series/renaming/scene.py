@@ -11,14 +11,14 @@ from functools import cached_property
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.series.changing.moves import Relink, Rewrite
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.pointers.notes import Meaning
+from ckpttool.series.pointers.notes import Mentions
 from ckpttool.series.pointers.protection import links_below
 from ckpttool.series.pointers.readers import names_in
-from ckpttool.series.pointers.targets import Index
-from ckpttool.series.renaming.text_rewrites import NewName
+from ckpttool.series.pointers.targets import CheckpointIndex
+from ckpttool.series.renaming.text_rewrites import Renamer
 
 
-class Moved:
+class PathRenames:
     """New names by old ones, of all that gets another name, directory by directory."""
 
     def __init__(self, names: Mapping[str, Mapping[str, str]]) -> None:
@@ -35,7 +35,7 @@ class Moved:
         """Return new names by old ones in one directory."""
         return self._names.get(self._place(directory), {})
 
-    def told(self, text: str, base: str) -> str | None:
+    def new_path(self, text: str, base: str) -> str | None:
         """Return a path in which a name is another; None where it leads past all that moves."""
         at = "/" if text.startswith("/") else base
         parts = text.split("/")
@@ -49,12 +49,12 @@ class Moved:
             return None
         return None
 
-    def follower(self, base: str, *others: str, near: Sequence[str] = ()) -> NewName:
+    def renamer(self, base: str, *others: str, near: Sequence[str] = ()) -> Renamer:
         """Return what tells the new path of one that stands in a text."""
 
         def new(text: str) -> str | None:
             for one in (base, *others):
-                if (told := self.told(text, one)) is not None:
+                if (told := self.new_path(text, one)) is not None:
                     return told
             if any(exists(os.path.join(one, text)) for one in (base, *others)):
                 return None
@@ -66,7 +66,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Note:
     """A note: where it lies, what it says, and what it is to say."""
 
     directory: str
@@ -76,7 +76,7 @@ class Noted:
 
 
 @dataclass(slots=True)
-class Following:
+class Updates:
     """What follows, by directory of the journal that it goes into, and what can't be read or changed.
 
     Attributes:
@@ -89,7 +89,7 @@ class Following:
     rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
     relinks: dict[str, list[Relink]] = field(default_factory=lambda: defaultdict(list))
     faults: dict[str, str] = field(default_factory=dict)
-    notes: list[Noted] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -105,7 +105,7 @@ class Following:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScenePart:
     """Directories of checkpoints, with what in them and below them may have to follow new names.
 
     Attributes:
@@ -143,20 +143,20 @@ class Scene:
         return sorted({self.root, *(entry.directory for entry in self.entries)})
 
     @cached_property
-    def meaning(self) -> Meaning:
+    def mentions(self) -> Mentions:
         """Return what finds the checkpoints that a text names."""
-        return Meaning(Index(self.entries))
+        return Mentions(CheckpointIndex(self.entries))
 
     @property
-    def whole(self) -> Part:
+    def whole(self) -> ScenePart:
         """Return all of it."""
         known = set(self.directories)
         noted = [directory for directory in self.noted if directory not in known]
-        return Part(self.directories, self.entries, noted, self.links)
+        return ScenePart(self.directories, self.entries, noted, self.links)
 
-    def part(self, home: str) -> Part:
+    def part(self, home: str) -> ScenePart:
         """Return what goes into the journal of one of its directories."""
-        return Part([home], self._entries[home], self._noted[home], self._links[home])
+        return ScenePart([home], self._entries[home], self._noted[home], self._links[home])
 
     def home(self, directory: str) -> str | None:
         """Return the directory of checkpoints that another is or lies below, the nearest one."""
@@ -194,7 +194,7 @@ class Scene:
         return found
 
 
-def links_around(root: str) -> dict[str, str]:
+def links_near(root: str) -> dict[str, str]:
     """Return the symlinks in a tree, and those beside it, with what they lead to; none is followed."""
     above = os.path.dirname(os.path.realpath(root))
     beside = (entry.path for entry in names_in(above).values() if entry.is_symlink())

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from ckpttool.series.changing.moves import Move
 from ckpttool.series.files import Contents, contents
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.renaming.names import MAX_NAME, Renaming, folded, unit_stem
+from ckpttool.series.renaming.names import MAX_NAME, Renaming, fold_name, unit_stem
 
 MOST_WAVES = 3
 """Each wave is a journal; what would take more goes by names of ours."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RenameStep:
     """A checkpoint on its way to its name.
 
     Attributes:
@@ -50,12 +50,12 @@ class Step:
         return Move(move.path, members, Contents(files, move.contents.directories))
 
 
-def steps(renamings: Sequence[Renaming]) -> list[Step]:
+def steps(renamings: Sequence[Renaming]) -> list[RenameStep]:
     """Return the steps that lead to some names, each the whole way."""
-    return [Step(one.entry, one.names, one) for one in renamings]
+    return [RenameStep(one.entry, one.names, one) for one in renamings]
 
 
-def next_wave(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
+def next_wave(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[RenameStep]:
     """Return the steps in one directory that can be made at once: nothing still has the names that they need.
 
     Where the others wait for each other, or in a long row, they go aside first, all at once, by names that
@@ -67,14 +67,14 @@ def next_wave(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
     return [*ready, *_aside([step for step in waiting if not any(step is one for one in ready)], standing)]
 
 
-def _ready(waiting: Sequence[Step]) -> list[Step]:
-    owners = {folded(old): step for step in waiting for old in step.to}
+def _ready(waiting: Sequence[RenameStep]) -> list[RenameStep]:
+    owners = {fold_name(old): step for step in waiting for old in step.to}
     return [
-        step for step in waiting if all(owners.get(folded(new), step) is step for new in step.to.values())
+        step for step in waiting if all(owners.get(fold_name(new), step) is step for new in step.to.values())
     ]
 
 
-def _is_short(waiting: Sequence[Step]) -> bool:
+def _is_short(waiting: Sequence[RenameStep]) -> bool:
     """Tell whether a few waves in their order are enough."""
     for _ in range(MOST_WAVES):
         if not waiting:
@@ -84,9 +84,9 @@ def _is_short(waiting: Sequence[Step]) -> bool:
     return not waiting
 
 
-def _aside(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
+def _aside(waiting: Sequence[RenameStep], standing: Collection[str]) -> list[RenameStep]:
     """Return steps to names that nothing has, from which the same fields can be read."""
-    taken = set(map(folded, standing))
+    taken = set(map(fold_name, standing))
     found = []
     for step in waiting:
         stem = unit_stem(step.entry)
@@ -97,32 +97,32 @@ def _aside(waiting: Sequence[Step], standing: Collection[str]) -> list[Step]:
             mark = f"~{number}"
             new = (stem if longest + len(mark) <= MAX_NAME else "renaming") + mark
             to = {name: new + name.removeprefix(stem) for name in step.to}
-            if taken.isdisjoint(map(folded, to.values())):
+            if taken.isdisjoint(map(fold_name, to.values())):
                 break
-        taken.update(map(folded, to.values()))
+        taken.update(map(fold_name, to.values()))
         found.append(replace(step, to=to, is_last=False))
     return found
 
 
-def after(step: Step) -> Entry:
+def after(step: RenameStep) -> Entry:
     """Return a checkpoint as it is once a step was made."""
     entry = step.entry
     name = step.to[entry.name]
     members = tuple(step.to[member] for member in entry.unit.members)
     unit = replace(entry.unit, path=os.path.join(os.path.dirname(entry.unit.path), name), members=members)
     path = os.path.join(os.path.dirname(entry.path), name)
-    return refreshed(replace(entry, path=path, unit=unit))
+    return refresh(replace(entry, path=path, unit=unit))
 
 
-def refreshed(entry: Entry) -> Entry:
+def refresh(entry: Entry) -> Entry:
     """Return a checkpoint with its files as they are now, after what we changed in it ourselves."""
     return replace(entry, contents=contents(entry.directory, entry.unit.members))
 
 
-def onwards(step: Step, entry: Entry) -> Step:
+def onwards(step: RenameStep, entry: Entry) -> RenameStep:
     """Return the step from where a checkpoint is now to its name."""
     old = {**dict(zip(step.entry.unit.members, entry.unit.members, strict=True)), step.entry.name: entry.name}
     goal = step.wish.names
     first = {**dict(zip(step.wish.entry.unit.members, step.entry.unit.members, strict=True))}
     first[step.wish.entry.name] = step.entry.name
-    return Step(entry, {old[first[name]]: new for name, new in goal.items()}, step.wish)
+    return RenameStep(entry, {old[first[name]]: new for name, new in goal.items()}, step.wish)

@@ -165,7 +165,7 @@ def utc_time(seconds: float) -> datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class TemplateField:
     """A place in a template that something of the checkpoint is written to.
 
     Attributes:
@@ -191,7 +191,7 @@ class Template:
     """A template that was parsed: its fields, and the text behind the last of them."""
 
     text: str
-    fields: tuple[Field, ...]
+    fields: tuple[TemplateField, ...]
     end: str
 
     @property
@@ -200,7 +200,7 @@ class Template:
         return frozenset(field.name for field in self.fields)
 
 
-class Lacking(ValueError):
+class FieldError(ValueError):
     """A checkpoint lacks a field, or has one that its format doesn't fit; the text says so."""
 
 
@@ -208,7 +208,7 @@ def parse_template(text: str) -> Template:
     """Return a template."""
     if len(text) > MAX_TEMPLATE:
         raise UsageError(f"a template of {len(text):,} characters (at most {MAX_TEMPLATE:,})")
-    fields: list[Field] = []
+    fields: list[TemplateField] = []
     literal = ""
     for at, kind, content in _pieces(text):
         if kind == "text":
@@ -245,17 +245,17 @@ def _pieces(text: str) -> Iterator[tuple[int, str, str]]:
             at += 1
 
 
-def _field(text: str, at: int, content: str, before: str) -> Field:
+def _field(text: str, at: int, content: str, before: str) -> TemplateField:
     name, _, spec = content.partition(":")
     is_optional = name.endswith("?")
-    field = Field(name.removesuffix("?"), spec, is_optional, before)
+    field = TemplateField(name.removesuffix("?"), spec, is_optional, before)
     if not field.name or not field.name.isprintable() or field.name != field.name.strip() or "{" in content:
         raise UsageError(
             f"template {text!r}: no field at character {at + 1} ({', '.join(FIELDS)}, or a metric)"
         )
     try:
         _written(field, _sample(field.name))
-    except Lacking as failure:
+    except FieldError as failure:
         raise UsageError(f"template {text!r}: {failure}") from failure
     return field
 
@@ -281,7 +281,7 @@ def render(template: Template, values: Mapping[str, Value]) -> str:
     for field in template.fields:
         value = values.get(field.name)
         if value is None and not field.is_optional:
-            raise Lacking(f"no {field.name} ({{{field.name}?}} leaves it out)")
+            raise FieldError(f"no {field.name} ({{{field.name}?}} leaves it out)")
         before = field.before.lstrip(_SEPARATORS) if is_cut and not name else field.before
         if value is None:
             name += _without_key(before, field.name)
@@ -316,21 +316,21 @@ def _keys(field: str, *, is_named: bool) -> list[str]:
     return sorted(keys | {field[:end] for end in range(1, len(field))}, key=len, reverse=True)
 
 
-def _written(field: Field, value: Value) -> str:
+def _written(field: TemplateField, value: Value) -> str:
     """Return a field's value in its format."""
     if isinstance(value, datetime):
         return _written_moment(field, value)
     if _SPEC.fullmatch(field.spec) is None:
-        raise Lacking(f"{field.shown}: no format: {field.spec!r}")
+        raise FieldError(f"{field.shown}: no format: {field.spec!r}")
     try:
         return format(value, field.spec)
     except (ValueError, OverflowError) as failure:
-        raise Lacking(f"{field.shown}: its format doesn't fit {value!r}") from failure
+        raise FieldError(f"{field.shown}: its format doesn't fit {value!r}") from failure
 
 
-def _written_moment(field: Field, value: datetime) -> str:
+def _written_moment(field: TemplateField, value: datetime) -> str:
     spec = field.spec or TIMES[field.name]
     literal = _DIRECTIVE.sub("", spec)
     if "%" in literal or "/" in literal or "\\" in literal or not spec.isprintable() or literal == spec:
-        raise Lacking(f"{field.shown}: no format of a time: {spec!r} (such as {TIMES[field.name]})")
+        raise FieldError(f"{field.shown}: no format of a time: {spec!r} (such as {TIMES[field.name]})")
     return _DIRECTIVE.sub(lambda match: value.strftime(match[0]), spec)

@@ -16,7 +16,7 @@ from ckpttool.formats.tensorflow.state import parse_state, state_text
 
 BEST = "best_model_checkpoint"
 
-NewName = Callable[[str], str | None]
+Renamer = Callable[[str], str | None]
 """Returns what a path that stands in a text is to be from now on, or None where it stays."""
 
 _STRING = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
@@ -34,7 +34,7 @@ _ESCAPE = re.compile(r"\\([\\nr])")
 _UNESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
 
 
-class Changed(NamedTuple):
+class FileChange(NamedTuple):
     """A file that says something else from now on: its digests, and its new size in bytes."""
 
     before: str
@@ -42,14 +42,14 @@ class Changed(NamedTuple):
     nbytes: int
 
 
-def line_text(text: str, new: NewName) -> str:
+def line_text(text: str, new: Renamer) -> str:
     """Return a text that is one path, with the white space around it."""
     bare = text.strip()
     told = new(bare) if bare else None
     return text if told is None else text.replace(bare, told, 1)
 
 
-def state_file_text(text: str, new: NewName) -> str:
+def state_file_text(text: str, new: Renamer) -> str:
     """Return TensorFlow's state file; paths and timestamps stay parallel."""
     state = parse_state(text)
     if state is None:
@@ -63,7 +63,7 @@ def state_file_text(text: str, new: NewName) -> str:
     )
 
 
-def best_text(text: str, new: NewName) -> str:
+def best_text(text: str, new: Renamer) -> str:
     """Return a ``trainer_state.json`` with another ``best_model_checkpoint``."""
     if BEST not in text:
         return text
@@ -74,38 +74,38 @@ def best_text(text: str, new: NewName) -> str:
         and new(json.loads(found[2], strict=False)) is None
     ):
         return text  # the whole history of a run takes long to parse
-    told = _loaded(text)
+    told = _load_object(text)
     best = told.get(BEST)
     renamed = new(best) if isinstance(best, str) and best else None
     if renamed is None:
         return text
     wanted = {**told, BEST: renamed}
-    return _verified(_BEST.sub(lambda match: match[1] + json.dumps(renamed), text), wanted)
+    return _verified_json(_BEST.sub(lambda match: match[1] + json.dumps(renamed), text), wanted)
 
 
 def index_text(text: str, names: Mapping[str, str]) -> str:
     """Return the index of a sharded set in which its shards have other names."""
-    told = _loaded(text)
+    told = _load_object(text)
     mapped = told.get("weight_map")
     if not isinstance(mapped, dict):
         raise ValueError("it maps nothing")
-    wanted = {**told, "weight_map": {key: _mapped(value, names) for key, value in mapped.items()}}
+    wanted = {**told, "weight_map": {key: _rename_shards(value, names) for key, value in mapped.items()}}
 
     def string(match: re.Match[str]) -> str:
         new = None if match[2] else names.get(json.loads(match[1], strict=False))
         return match[0] if new is None else json.dumps(new)
 
-    return _verified(_STRING.sub(string, text), wanted)
+    return _verified_json(_STRING.sub(string, text), wanted)
 
 
-def _mapped(value: object, names: Mapping[str, str]) -> object:
+def _rename_shards(value: object, names: Mapping[str, str]) -> object:
     """Return the shard of a tensor under its new name; Keras has a list of them."""
     if isinstance(value, list):
-        return [_mapped(one, names) for one in value]
+        return [_rename_shards(one, names) for one in value]
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def _loaded(text: str) -> dict[str, Any]:
+def _load_object(text: str) -> dict[str, Any]:
     try:
         told = json.loads(text)
     except RecursionError as failure:
@@ -115,7 +115,7 @@ def _loaded(text: str) -> dict[str, Any]:
     return told
 
 
-def _verified(text: str, wanted: Mapping[str, Any]) -> str:
+def _verified_json(text: str, wanted: Mapping[str, Any]) -> str:
     """Return an edited text if it says what it is to say; else what does, in a layout of its own."""
     try:
         is_right = json.dumps(json.loads(text)) == json.dumps(wanted)
@@ -124,7 +124,7 @@ def _verified(text: str, wanted: Mapping[str, Any]) -> str:
     return text if is_right else json.dumps(wanted, indent=2) + "\n"
 
 
-def sums_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+def sums_text(text: str, new: Renamer, changed: Mapping[str, FileChange]) -> str:
     """Return a list of digests in which files have other names, and some say something else.
 
     Args:
@@ -136,7 +136,7 @@ def sums_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
     return "\n".join(_sum_line(line, new, changed) for line in text.split("\n"))
 
 
-def _sum_line(line: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+def _sum_line(line: str, new: Renamer, changed: Mapping[str, FileChange]) -> str:
     match = _PLAIN.fullmatch(line) or _TAGGED.fullmatch(line)
     if match is None:
         return line
@@ -159,20 +159,21 @@ def _sum_line(line: str, new: NewName, changed: Mapping[str, Changed]) -> str:
     return f"{mark}{digest}{match['gap']}{escaped}{match['end']}"
 
 
-def digests_text(text: str, new: NewName, changed: Mapping[str, Changed]) -> str:
+def digests_text(text: str, new: Renamer, changed: Mapping[str, FileChange]) -> str:
     """Return the digests of tensors in which the files that hold them have other names, and other sizes."""
-    told = _loaded(text)
+    told = _load_object(text)
     files = told.get("files")
     if not isinstance(files, dict):
         raise ValueError("it lists no files")
     renamed = {
-        new(name) or name: _sized(entry, changed.get(os.path.normpath(name))) for name, entry in files.items()
+        new(name) or name: _with_size(entry, changed.get(os.path.normpath(name)))
+        for name, entry in files.items()
     }
     if renamed == files:
         return text
     line = f' "files": {json.dumps(renamed)},'
-    return _verified(_FILES.sub(lambda match: line, text, count=1), {**told, "files": renamed})
+    return _verified_json(_FILES.sub(lambda match: line, text, count=1), {**told, "files": renamed})
 
 
-def _sized(entry: object, edit: Changed | None) -> object:
+def _with_size(entry: object, edit: FileChange | None) -> object:
     return {**entry, "bytes": edit.nbytes} if edit is not None and isinstance(entry, dict) else entry

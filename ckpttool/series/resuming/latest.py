@@ -25,12 +25,12 @@ from ckpttool.series.resuming.writers import (
     GONE_SECONDS,
     MOMENTS,
     SYSTEM,
-    Clock,
     Tell,
     Unsettled,
+    WaitClock,
     Watch,
-    markers,
-    unfinished,
+    temporary_files,
+    written_inside,
 )
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
@@ -45,20 +45,20 @@ _MAX_RIVALS = 3
 """More names than that nobody reads in one line."""
 
 
-def measure(entry: Entry, metric: str) -> float | None:
+def comparable_value(entry: Entry, metric: str) -> float | None:
     """Return a metric's value where it is known and a number, infinite ones included."""
     value = entry.metrics.get(metric, entry.loss if metric == "loss" else None)
     return None if value is None or math.isnan(value) else value
 
 
-def hopeless(found: Survey) -> Iterator[Entry]:
+def without_sound(found: Survey) -> Iterator[Entry]:
     """Yield series of which nothing is sound, from the newest on: nobody can tell that they are older."""
     for one in found.groups:
         if not any(entry.is_sound for entry in one.entries):
             yield from reversed(one.entries)
 
 
-def newer(found: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
+def newer_but_lacking(found: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
     """Yield what is intact and newer than a choice, and what it lacks: a training can't go on from it."""
     lacking = []
     for entry in found.entries:
@@ -67,10 +67,10 @@ def newer(found: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[En
         lack = _lack(entry, chosen) if is_wanted and is_newer else None
         if lack is not None:
             lacking.append((entry, f"it is newer, {lack}"))
-    yield from sorted(lacking, key=lambda one: _count(one[0]), reverse=True)
+    yield from sorted(lacking, key=lambda one: _age_key(one[0]), reverse=True)
 
 
-def _count(entry: Entry) -> tuple[float, float, int]:
+def _age_key(entry: Entry) -> tuple[float, float, int]:
     return entry.epoch or 0, entry.step or 0, entry.modified_ns
 
 
@@ -88,7 +88,9 @@ def _lack(entry: Entry, chosen: Entry) -> str | None:
     return None
 
 
-def warnings(found: Survey, chosen: Entry, best: str | None, passed: Collection[str]) -> tuple[str, ...]:
+def choice_warnings(
+    found: Survey, chosen: Entry, best: str | None, passed: Collection[str]
+) -> tuple[str, ...]:
     """Return what is doubtful about a choice: the order of its series, and other series as good."""
     told = [warning for one in found.groups if one.key == chosen.group for warning in one.warnings]
     for tier in tiers(found.groups):
@@ -104,15 +106,15 @@ def _counts(entry: Entry, passed: Collection[str]) -> bool:
     return entry.is_sound and not entry.holds_others and entry.path not in passed
 
 
-def unmeasured(found: Survey, best: str | None) -> Iterator[str]:
+def unmeasured_warnings(found: Survey, best: str | None) -> Iterator[str]:
     """Yield how many lack the metric."""
     sound = [entry for entry in found.entries if entry.is_sound and not entry.holds_others]
-    count = sum(best is not None and measure(entry, best) is None for entry in sound)
+    count = sum(best is not None and comparable_value(entry, best) is None for entry in sound)
     if count:
         yield f"{found.root}: {count:,} of {counted(len(sound), 'checkpoint')} without a metric {best!r}"
 
 
-def unseen(found: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
+def unreadable_places(found: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
     """Return what nobody could look at, and why: that there is none can't be said then."""
     errors = [one for one in found.errors if not isinstance(one, NotFound | NotACheckpoint)]
     faults = {one.path: one.fault for one in found.entries if one.fault} | {
@@ -122,7 +124,7 @@ def unseen(found: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[st
     return (*((shown(one.path), one.reason) for one in errors), *unread)
 
 
-def blind(root: str, places: Sequence[tuple[str, str]]) -> AccessDenied:
+def blind_error(root: str, places: Sequence[tuple[str, str]]) -> AccessDenied:
     """Return the error that says that nobody can tell whether there is one."""
     path, why = places[0]
     others = f" (and {len(places) - 1:,} more)" if len(places) > 1 else ""
@@ -130,14 +132,14 @@ def blind(root: str, places: Sequence[tuple[str, str]]) -> AccessDenied:
     return AccessDenied(shown(root), f"{told}: {path}: {why}{others}")
 
 
-def none_safe(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
+def none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
     """Return the error that says that only unsafe ones are there: nobody is to begin anew for that."""
     others = f"; so are {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
     told = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
     return AccessDenied(shown(root), told, expected="--allow-unsafe takes it all the same")
 
 
-def require_merely_missing(directory: str) -> None:
+def require_never_made(directory: str) -> None:
     """Require that a directory that isn't there was never made: no link on the way leads nowhere."""
     path = bare(directory)
     while path and not os.path.lexists(path):
@@ -146,13 +148,13 @@ def require_merely_missing(directory: str) -> None:
         raise from_os_error(FileNotFoundError(), path)
 
 
-def why_none(found: Survey, *, recursive: bool, best: str | None, before: int | None) -> str:
+def no_answer(found: Survey, *, recursive: bool, best: str | None, before: int | None) -> str:
     """Return why there is no answer."""
     count = len(found.entries)
     if not count:
         return f"{found.root}: {nothing_in(found.root, recursive=recursive)}"
     sound = [entry for entry in found.entries if entry.is_sound]
-    if best is not None and sound and all(measure(one, best) is None for one in sound):
+    if best is not None and sound and all(comparable_value(one, best) is None for one in sound):
         return f"{found.root}: no checkpoint with a metric {best!r}{_known_metrics(sound)}"
     if before is not None and sound:
         return f"{found.root}: no intact checkpoint before step {before}"
@@ -191,11 +193,11 @@ class Latest:
     @property
     def value(self) -> float | None:
         """Return what the checkpoint was measured at, or None where nobody asked for it."""
-        return None if self.entry is None or self.best is None else measure(self.entry, self.best)
+        return None if self.entry is None or self.best is None else comparable_value(self.entry, self.best)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted(Scope):
+class LatestQuery(Scope):
     """Which checkpoint is wanted; ``latest`` says what each means."""
 
     best: str | None
@@ -218,7 +220,7 @@ def latest(
     allow_unsafe: bool = False,
     wait: float = 0,
     tell: Tell = lambda text: None,
-    clock: Clock = SYSTEM,
+    clock: WaitClock = SYSTEM,
     jobs: int | None = None,
     progress: Progress = unwatched,
 ) -> Latest:
@@ -249,7 +251,7 @@ def latest(
     """
     if (best is None) != (mode is None):
         raise UsageError("--best METRIC and --mode min|max belong together")
-    wanted = Wanted(
+    wanted = LatestQuery(
         recursive=recursive,
         exclude=exclude,
         max_depth=max_depth,
@@ -260,34 +262,34 @@ def latest(
         allow_unsafe=allow_unsafe,
     )
     watch = Watch(wait, tell, clock)
-    reader = _Reader(jobs, progress) if depth == "full" else None
+    reader = _FullReader(jobs, progress) if depth == "full" else None
     refused: frozenset[str] = frozenset()
     while True:
         search = _Search(directory, wanted, clock.time(), refused, frozenset(watch.writing), reader)
-        surveyed = search.surveyed()
+        surveyed = search.survey()
         # Reading takes long: as long as somebody writes what would come first, it would be in vain.
         look = search.look(surveyed, reads=not wait)
-        if wait and watch.wait([*look.unsettled, *watch.grown(look.quiet)]):
+        if wait and watch.wait([*look.unsettled, *watch.growing(look.quiet)]):
             continue
         if wait and reader is not None:
             look = search.look(surveyed, reads=True)
             if watch.wait(look.unsettled):
                 continue
         found, unsettled = look.found, [*look.unsettled, *look.quiet]
-        changing = {one.path for one in watch.still_changing(unsettled)} - refused
+        changing = {one.path for one in watch.changed_meanwhile(unsettled)} - refused
         if changing:
             refused |= changing
             continue
-        if found.entry is None and look.unseen:
-            raise blind(os.fspath(directory), look.unseen)
+        if found.entry is None and look.unreadable_places:
+            raise blind_error(os.fspath(directory), look.unreadable_places)
         if found.entry is None and look.unsafe:
-            raise none_safe(os.fspath(directory), look.unsafe)
+            raise none_safe_error(os.fspath(directory), look.unsafe)
         return replace(
             found, waited=watch.waited, waited_for=tuple(one.path for one in watch.waited_for), best=best
         )
 
 
-class _Reader:
+class _FullReader:
     """Reads checkpoints in full, each once as long as it stays what it was."""
 
     def __init__(self, jobs: int | None, progress: Progress) -> None:
@@ -307,7 +309,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _LookAnswer:
     """What one look at a directory came to.
 
     Attributes:
@@ -321,7 +323,7 @@ class _Look:
     found: Latest
     unsettled: Sequence[Unsettled] = ()
     quiet: Sequence[Unsettled] = ()
-    unseen: Sequence[tuple[str, str]] = ()
+    unreadable_places: Sequence[tuple[str, str]] = ()
     unsafe: Sequence[Entry] = ()
 
 
@@ -330,40 +332,42 @@ class _Search:
     """One look at a directory: what is there at a time, and which of it is wanted."""
 
     directory: str | os.PathLike[str]
-    wanted: Wanted
+    wanted: LatestQuery
     now: float
     refused: frozenset[str]
     writing: frozenset[str] = frozenset()
-    reader: _Reader | None = None
+    reader: _FullReader | None = None
 
-    def surveyed(self) -> Survey | NotFound:
+    def survey(self) -> Survey | NotFound:
         """Return what is there, or that the directory isn't."""
         try:
             return survey(self.directory, self.wanted)
         except NotFound as error:
             if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
                 raise
-            require_merely_missing(os.fspath(self.directory))
+            require_never_made(os.fspath(self.directory))
             return error
 
-    def look(self, found: Survey | NotFound, *, reads: bool) -> _Look:
+    def look(self, found: Survey | NotFound, *, reads: bool) -> _LookAnswer:
         """Return the answer, and what may become a better one."""
         if isinstance(found, NotFound):
-            return _Look(Latest(None, f"{found.path}: {found.reason}"))
+            return _LookAnswer(Latest(None, f"{found.path}: {found.reason}"))
         wanted = self.wanted
         chosen, passed = self._choice(found, reads=reads)
         told = {entry.path for entry, _ in passed}
-        without_hope = [(one, one.fault) for one in hopeless(found) if one.path not in told and one.fault]
-        unsettled = list(self._unsettled(found, chosen, passed, without_hope))
+        without_hope = [
+            (one, one.fault) for one in without_sound(found) if one.path not in told and one.fault
+        ]
+        unsettled = list(self._unsettled_better(found, chosen, passed, without_hope))
         if chosen is not None:
             passed += without_hope
-            lacking = newer(found, chosen, wanted.before) if wanted.best is None else ()
+            lacking = newer_but_lacking(found, chosen, wanted.before) if wanted.best is None else ()
             passed += [(entry, why) for entry, why in lacking if entry.path not in told]
-        return _Look(
+        return _LookAnswer(
             self._answer(found, chosen, passed),
             [one for one in unsettled if self._is_recent(one)],
             [one for one in unsettled if not self._is_recent(one)],
-            unseen(found, passed),
+            unreadable_places(found, passed),
             [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
         )
 
@@ -384,11 +388,11 @@ class _Search:
         errors = [Problem(shown(error.path), error.reason) for error in found.errors]
         problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
         if chosen is None:
-            why = why_none(found, recursive=wanted.recursive, best=wanted.best, before=wanted.before)
+            why = no_answer(found, recursive=wanted.recursive, best=wanted.best, before=wanted.before)
             return Latest(None, why, problems, found.remarks, found.journals)
-        doubts = warnings(found, chosen, wanted.best, {entry.path for entry, _ in passed})
+        doubts = choice_warnings(found, chosen, wanted.best, {entry.path for entry, _ in passed})
         danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
-        told = (*danger, *found.remarks, *doubts, *unmeasured(found, wanted.best))
+        told = (*danger, *found.remarks, *doubts, *unmeasured_warnings(found, wanted.best))
         return Latest(chosen, None, problems, told, found.journals)
 
     def _candidates(self, found: Survey) -> Iterator[Entry]:
@@ -400,14 +404,14 @@ class _Search:
         sign = 1 if self.wanted.mode == "min" else -1
         alike: dict[float, dict[str, list[Entry]]] = defaultdict(lambda: defaultdict(list))
         for entry in filter(self._may_be_chosen, found.entries):
-            if (value := measure(entry, best)) is not None:
+            if (value := comparable_value(entry, best)) is not None:
                 alike[sign * value if math.isfinite(value) else math.inf][entry.group].append(entry)
         carried_on = {one.key for one in found.groups if self._carries_on(one, best)}
         for _, series in sorted(alike.items()):
             yield from _newest_of(found, series, carried_on)
 
     def _carries_on(self, group: Group, metric: str) -> bool:
-        values = (measure(entry, metric) for entry in filter(self._may_be_chosen, group.entries))
+        values = (comparable_value(entry, metric) for entry in filter(self._may_be_chosen, group.entries))
         return is_carried_on(metric, [one for one in values if one is not None], self.wanted.mode)
 
     def _may_be_chosen(self, entry: Entry) -> bool:
@@ -426,12 +430,12 @@ class _Search:
             return BEING_WRITTEN
         if entry.path in self.refused:
             return Reason(Code.BEING_WRITTEN, "being written: it changed while it was waited for")
-        fault = unfinished(entry, self.now)
+        fault = written_inside(entry, self.now)
         if fault is None and not self.wanted.allow_unsafe:
             return _unsafe(entry)
         return fault
 
-    def _unsettled(
+    def _unsettled_better(
         self,
         found: Survey,
         chosen: Entry | None,
@@ -445,10 +449,10 @@ class _Search:
             is_waited_for = code_of(why) in WORTH_WAITING
             if is_waited_for and entry.path not in told and self._may_come(entry.step):
                 told.add(entry.path)
-                yield _unsettled(entry, why)
+                yield _unsettled_entry(entry, why)
         if chosen is not None and self._is_young(chosen):
-            yield _unsettled(chosen, "it was changed a moment ago", is_whole=True)
-        for one in markers(found, self.wanted.exclude):
+            yield _unsettled_entry(chosen, "it was changed a moment ago", is_whole=True)
+        for one in temporary_files(found, self.wanted.exclude):
             if one.path not in told and self._may_come(one.fields.step):
                 directory, name = os.path.split(one.path)
                 seen = one.contents.files
@@ -493,7 +497,7 @@ def _newest_of(
         yield next(turns[entry.group])
 
 
-def _unsettled(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
+def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> Unsettled:
     return Unsettled(
         entry.path,
         why,

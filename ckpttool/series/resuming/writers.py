@@ -43,7 +43,7 @@ State = tuple[Fingerprint, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class TemporaryFile:
     """A writer's temporary file or directory: where it is, and what its name says of what it will be."""
 
     path: str
@@ -52,7 +52,7 @@ class Marker:
     modified_ns: int
 
 
-def unfinished(entry: Entry, now: float) -> Reason | None:
+def written_inside(entry: Entry, now: float) -> Reason | None:
     """Return what tells that a writer is still at a directory that can be read already, or None."""
     for file in entry.contents.files:
         name = os.path.basename(file.path)
@@ -62,7 +62,7 @@ def unfinished(entry: Entry, now: float) -> Reason | None:
     return None
 
 
-def markers(found: Survey, exclude: Sequence[str]) -> Iterator[Marker]:
+def temporary_files(found: Survey, exclude: Sequence[str]) -> Iterator[TemporaryFile]:
     """Yield what writers have begun in the directories that were looked at, under names of their own."""
     if any(entry.unit.path == found.root and not entry.holds_others for entry in found.entries):
         return
@@ -81,14 +81,14 @@ def markers(found: Survey, exclude: Sequence[str]) -> Iterator[Marker]:
                     inside, own = contents(directory, [name]), os.lstat(path).st_mtime_ns
                 except OSError:  # it has just gone
                     continue
-                yield Marker(shown(path), fields, inside, max(own, inside.modified_ns))
+                yield TemporaryFile(shown(path), fields, inside, max(own, inside.modified_ns))
 
 
 def _is_checkpoint_name(name: str) -> bool:
     return suffix_format(name) is not None or name.endswith(INDEX) or DATA.fullmatch(name) is not None
 
 
-class Clock(Protocol):
+class WaitClock(Protocol):
     """What the time is, and how it passes."""
 
     def time(self) -> float:
@@ -160,12 +160,12 @@ class Watch:
         clock: What the time is.
     """
 
-    def __init__(self, seconds: float, tell: Tell, clock: Clock) -> None:
+    def __init__(self, seconds: float, tell: Tell, clock: WaitClock) -> None:
         self.clock = clock
         self._seconds = seconds
         self._tell = tell
         self._begun = clock.monotonic()
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._since: dict[str, tuple[State, float]] = {}
         self._changed: set[str] = set()
         self.writing: set[str] = set()
@@ -174,7 +174,7 @@ class Watch:
         self.waited = 0.0
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Return the seconds that are left."""
         return self._seconds - (self.clock.monotonic() - self._begun)
 
@@ -185,42 +185,42 @@ class Watch:
             False where nothing is unsettled, or no time is left.
         """
         open_ = [one for one in unsettled if not self._is_quiet(one)]
-        if not open_ or self.left <= 0:
+        if not open_ or self.remaining <= 0:
             return False
-        self._say(open_)
+        self._announce(open_)
         started = self.clock.monotonic()
         seen = {one.path: one.seen for one in open_}
         names = _names(open_)
-        while self.left > 0 and not any([self._has_finished(one, seen) for one in open_]):
-            self.clock.sleep(min(POLL_SECONDS, self.left))
+        while self.remaining > 0 and not any([self._has_finished(one, seen) for one in open_]):
+            self.clock.sleep(min(POLL_SECONDS, self.remaining))
             if _names(open_) != names:
                 break
         self.waited += self.clock.monotonic() - started
         return True
 
-    def grown(self, quiet: Sequence[Unsettled]) -> list[Unsettled]:
+    def growing(self, quiet: Sequence[Unsettled]) -> list[Unsettled]:
         """Return what changes though its time says that nobody is at it: a server's clock may be behind.
 
         The first time it takes a moment; whoever is known to write then is waited for like all others.
         """
         is_first, self._has_glimpsed = not self._has_glimpsed, True
-        if quiet and is_first and self.left > 0:
+        if quiet and is_first and self.remaining > 0:
             before = {one.path: one.seen for one in quiet}
-            self.clock.sleep(min(MOMENTS, self.left))
+            self.clock.sleep(min(MOMENTS, self.remaining))
             self.writing.update(one.path for one in quiet if _state(one) != before[one.path])
         return [replace(one, why=f"{one.why}, and it changes") for one in quiet if one.path in self.writing]
 
-    def still_changing(self, unsettled: Iterable[Unsettled]) -> list[Unsettled]:
+    def changed_meanwhile(self, unsettled: Iterable[Unsettled]) -> list[Unsettled]:
         """Return what can be read, and was written to while we waited: nobody knows whether it is whole."""
         return [
             one for one in unsettled if one.is_whole and one.path in self._changed and not self._is_quiet(one)
         ]
 
-    def _say(self, unsettled: Sequence[Unsettled]) -> None:
-        seconds = max(self.left, 0) if self._told else self._seconds
+    def _announce(self, unsettled: Sequence[Unsettled]) -> None:
+        seconds = max(self.remaining, 0) if self._announced else self._seconds
         for one in unsettled:
-            if one.path not in self._told:
-                self._told.add(one.path)
+            if one.path not in self._announced:
+                self._announced.add(one.path)
                 self.waited_for.append(one)
                 self._tell(f"waiting up to {seconds:.0f} s for {one.path}: {one.why}")
 
@@ -233,9 +233,9 @@ class Watch:
         return now != before and (now is None or _is_sound(one.path))
 
     def _is_quiet(self, one: Unsettled) -> bool:
-        return one.is_whole and self.clock.monotonic() - self._note(one) >= one.moments
+        return one.is_whole and self.clock.monotonic() - self._unchanged_since(one) >= one.moments
 
-    def _note(self, one: Unsettled) -> float:
+    def _unchanged_since(self, one: Unsettled) -> float:
         """Look at it, and return since when it has been as it is."""
         state = _state(one)
         before, since = self._since.get(one.path, (one.seen, self.clock.monotonic()))

@@ -128,7 +128,7 @@ def saved_together(groups: Sequence[Group]) -> dict[str, Hashable]:
     }
 
 
-def with_failed_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:
+def add_failed_siblings(groups: Sequence[Group], failed: Mapping[str, str]) -> dict[str, str]:
     """Return series that failed, and those that were written together with one: they are the same run."""
     told = dict(failed)
     for members, family in _families([one.entries for one in groups]) if failed else ():

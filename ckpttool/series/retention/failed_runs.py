@@ -14,7 +14,7 @@ from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.full_read import Progress, findings_of_weights, no_progress, read_all
 from ckpttool.series.members.order import Group, may_be_newest
 from ckpttool.series.pointers.readers import temporary_for
-from ckpttool.series.retention.companions import with_failed_siblings
+from ckpttool.series.retention.companions import add_failed_siblings
 
 STALE_SECONDS = 3600
 """No checkpoint takes an hour to write; a younger one may be about to be finished."""
@@ -54,7 +54,7 @@ def failures(
         goes: Whether they are to go, so that it matters what of them is worth keeping.
         progress: Is told what is read for that.
     """
-    reasons = with_failed_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
+    reasons = add_failed_siblings(groups, failed_runs(groups, now, busy=busy, jobs=jobs))
     if not goes:
         return Failures(reasons)
     faults: dict[str, str] = {}

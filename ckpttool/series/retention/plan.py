@@ -253,10 +253,10 @@ def _draft(group: Group, policy: Policy | None, protections: Protections, now: f
     if intact and not (ruled or goes_whole or follows or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep nothing of it")
     held = {*always, *kept_faults, *protected}
-    return _Draft(reasons, _limited(group, policy, history, reasons, held))
+    return _Draft(reasons, _limited_series(group, policy, history, reasons, held))
 
 
-def _limited(
+def _limited_series(
     group: Group,
     policy: Policy | None,
     history: History,

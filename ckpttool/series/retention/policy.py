@@ -101,7 +101,7 @@ class Policy:
     @property
     def rules(self) -> dict[str, Any]:
         """Return the rules that were given, by name, with what belongs to them."""
-        return dict(_given(self))
+        return dict(_given_rules(self))
 
     @property
     def has_limit(self) -> bool:
@@ -110,7 +110,7 @@ class Policy:
 
 
 @lru_cache
-def _given(policy: Policy) -> Mapping[str, Any]:
+def _given_rules(policy: Policy) -> Mapping[str, Any]:
     told = {one.name: (getattr(policy, one.name), one.default) for one in fields(policy)}
     return {name: value for name, (value, default) in told.items() if value != default}
 
@@ -190,15 +190,15 @@ def matches(glob: str, path: str) -> bool:
     names = path.split("/")
     if os.pardir in names:
         return False
-    reached = _skipped({0}, parts)
+    reached = _skip_wildcards({0}, parts)
     for name in names:
         stays = {at for at in reached if at < len(parts) and parts[at] == "**"}
         moves = {at + 1 for at in reached - stays if at < len(parts) and fnmatchcase(name, parts[at])}
-        reached = _skipped(stays | moves, parts)
+        reached = _skip_wildcards(stays | moves, parts)
     return len(parts) in reached
 
 
-def _skipped(reached: set[int], parts: Sequence[str]) -> set[int]:
+def _skip_wildcards(reached: set[int], parts: Sequence[str]) -> set[int]:
     """Return the places in a glob that are reached if each ``**`` may also stand for nothing."""
     for at, part in enumerate(parts):
         if at in reached and part == "**":

@@ -27,7 +27,7 @@ from ckpttool.series.retention.policy import Mode, Policy
 _BEST_SO_FAR = re.compile(r"(?:^|[^a-z])(?:best|min|max|lowest|highest)(?![a-z])", re.IGNORECASE)
 """Words in the name of a metric of which only the best value so far is kept."""
 
-Told = Iterator[tuple[Entry, str]]
+KeptWithReasons = Iterator[tuple[Entry, str]]
 """Checkpoints to keep, each with the reason in a few words."""
 
 
@@ -76,16 +76,16 @@ class History:
         return sorted(self.dated, key=attrgetter("seconds"), reverse=True)
 
     @property
-    def undated(self) -> Told:
+    def undated(self) -> KeptWithReasons:
         """Yield what has no date that can be believed: nobody knows that it is old."""
         doubts = ((entry, self._doubts.get(entry.path)) for entry in self.intact)
         return ((entry, doubt) for entry, doubt in doubts if doubt is not None)
 
 
-Rule = Callable[[Policy, History], Told]
+Rule = Callable[[Policy, History], KeptWithReasons]
 
 
-def _last(policy: Policy, history: History) -> Told:
+def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the newest, and as many of what a restarted run wrote last, though its epochs come before."""
     count = policy.keep_last or 0
     for entry in history.intact[:count]:
@@ -94,7 +94,7 @@ def _last(policy: Policy, history: History) -> Told:
         yield entry, f"last {count} by time"
 
 
-def _best(policy: Policy, history: History) -> Told:
+def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the best, and what nobody can compare; what follows another stays where that stays."""
     metric, count = policy.metric or "", policy.keep_best
     for entry in rank_by_metric(policy, history)[:count]:
@@ -154,7 +154,7 @@ def metric_lack(entry: Entry, metric: str) -> str | None:
     return f"{metric} is NaN" if math.isnan(value) else None
 
 
-def _every(count: str, policy: Policy, history: History) -> Told:
+def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons:
     """Keep the first of each stretch of so many steps, or epochs, and what has none."""
     each = getattr(policy, f"keep_every_{count}s")
     place = attrgetter(count)
@@ -181,7 +181,7 @@ def number(value: float) -> str:
     return f"{int(value):,}" if value == int(value) else f"{value:,}"
 
 
-def _periods(rule: str, policy: Policy, history: History) -> Told:
+def _keep_periods(rule: str, policy: Policy, history: History) -> KeptWithReasons:
     """Keep the newest of each of so many natural periods that have one, and what has no date."""
     count = getattr(policy, rule)
     word = rule.removeprefix("keep_")
@@ -200,7 +200,7 @@ def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]
             yield when.strftime(format), entry
 
 
-def _within(policy: Policy, history: History) -> Told:
+def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
     """Keep what is not much older than the newest that has a date, and what has none."""
     span = policy.keep_within or 0
     for seconds, _, entry in history.dated:
@@ -209,20 +209,20 @@ def _within(policy: Policy, history: History) -> Told:
     yield from history.undated
 
 
-def _younger(policy: Policy, history: History) -> Told:
+def _keep_younger(policy: Policy, history: History) -> KeptWithReasons:
     """Keep what was saved a short time ago from now, and what has no date; else the newest."""
     span = policy.older_than or 0
     is_young = [one for one in history.dated if history.now is None or one.seconds > history.now - span]
     for _, _, entry in is_young:
         yield entry, f"younger than {duration(span)}"
-    date_doubts = list(history.undated)
-    yield from date_doubts
-    if not is_young and not date_doubts:
+    undated = list(history.undated)
+    yield from undated
+    if not is_young and not undated:
         for entry in history.intact[:1]:
             yield entry, f"none is younger than {duration(span)}"
 
 
-def _names(policy: Policy, history: History) -> Told:
+def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
     globs = Globs(policy.keep_names, history.root)
     for entry in history.intact:
         for glob in list(chain.from_iterable(map(globs.of, entry.places)))[:1]:
@@ -230,12 +230,12 @@ def _names(policy: Policy, history: History) -> Told:
 
 
 RULES: Mapping[str, Rule] = {
-    "keep_last": _last,
-    "keep_best": _best,
-    "keep_every_steps": partial(_every, "step"),
-    "keep_every_epochs": partial(_every, "epoch"),
-    **{name: partial(_periods, name) for name in PERIODS},
-    "keep_within": _within,
-    "older_than": _younger,
-    "keep_names": _names,
+    "keep_last": _keep_last,
+    "keep_best": _keep_best,
+    "keep_every_steps": partial(_keep_every, "step"),
+    "keep_every_epochs": partial(_keep_every, "epoch"),
+    **{name: partial(_keep_periods, name) for name in PERIODS},
+    "keep_within": _keep_within,
+    "older_than": _keep_younger,
+    "keep_names": _keep_named,
 }

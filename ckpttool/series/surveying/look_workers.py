@@ -18,11 +18,11 @@ WORTH_UNITS = 300
 """So many checkpoints are worth a child, which takes as long to start as these to look at."""
 _BATCH = 50
 
-Found = tuple[Unit, bool] | str
+Discovered = tuple[Unit, bool] | str
 """A unit, and whether other checkpoints lie inside it; or the path of a file that may be one."""
 
 
-class Looked(NamedTuple):
+class LookResult(NamedTuple):
     """What was seen of something found.
 
     Attributes:
@@ -34,39 +34,39 @@ class Looked(NamedTuple):
     entry: Entry | None
 
 
-def look_at_all(found: Iterable[Found]) -> list[Looked | None]:
+def look_at_all(found: Iterable[Discovered]) -> list[LookResult | None]:
     """Return what is seen of all that is found, in its order, while it is being found.
 
     None stands for a file by whose path alone it can't be told: it can't be read, or is a part of more.
     """
-    crew = _Crew()
-    batch: list[Found] = []
+    pool = _LookPool()
+    batch: list[Discovered] = []
     try:
         for one in found:
             batch.append(one)
             if len(batch) == _BATCH:
-                crew.give(batch)
+                pool.give(batch)
                 batch = []
-        crew.give(batch)
-        crew.work_off()
+        pool.give(batch)
+        pool.work_off()
     finally:
-        crew.dismiss()
-    return crew.looked()
+        pool.dismiss()
+    return pool.results()
 
 
-class _Crew:
+class _LookPool:
     """Looks at batches: this process, and a child for each other processor once there is enough to do."""
 
     def __init__(self) -> None:
-        self._batches: list[Sequence[Found]] = []
+        self._batches: list[Sequence[Discovered]] = []
         self._waiting: deque[int] = deque()
-        self._done: dict[int, list[Looked | None]] = {}
+        self._done: dict[int, list[LookResult | None]] = {}
         self._changed = threading.Condition()
         self._is_complete = self._is_over = False
         self._threads: list[threading.Thread] = []
         self._count = 0
 
-    def give(self, batch: Sequence[Found]) -> None:
+    def give(self, batch: Sequence[Discovered]) -> None:
         """Have a batch looked at."""
         with self._changed:
             self._waiting.append(len(self._batches))
@@ -82,10 +82,10 @@ class _Crew:
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
-        self._work(_looked_at)
+        self._work(_look_at_batch)
         for thread in self._threads:
             thread.join()
-        self._work(_looked_at)  # what a child that was killed gave back
+        self._work(_look_at_batch)  # what a child that was killed gave back
 
     def dismiss(self) -> None:
         """Let the children end, be everything done or not."""
@@ -95,7 +95,7 @@ class _Crew:
         for thread in self._threads:
             thread.join()
 
-    def looked(self) -> list[Looked | None]:
+    def results(self) -> list[LookResult | None]:
         """Return what was seen, in the order in which it was found."""
         return [looked for number in range(len(self._batches)) for looked in self._done[number]]
 
@@ -112,7 +112,7 @@ class _Crew:
         finally:
             child.dismiss()
 
-    def _work(self, look: Callable[[Sequence[Found]], list[Looked | None]]) -> None:
+    def _work(self, look: Callable[[Sequence[Discovered]], list[LookResult | None]]) -> None:
         """Take batches until no more come, or an interrupt ended it."""
         while (number := self._next()) is not None:
             try:
@@ -127,21 +127,21 @@ class _Crew:
             return self._waiting.popleft() if self._waiting and not self._is_over else None
 
 
-def _looked_at(found: Sequence[Found]) -> list[Looked | None]:
-    return [_looked(one) for one in found]
+def _look_at_batch(found: Sequence[Discovered]) -> list[LookResult | None]:
+    return [_look(one) for one in found]
 
 
-def _looked(found: Found) -> Looked | None:
+def _look(found: Discovered) -> LookResult | None:
     if not isinstance(found, str):
         unit, holds_others = found
-        return Looked(unit, look_at(unit, holds_others=holds_others))
+        return LookResult(unit, look_at(unit, holds_others=holds_others))
     try:
-        looked = Looked(*look_for(found))
+        looked = LookResult(*look_for(found))
     except CheckpointError:
         return None
     return looked if looked.unit is None or looked.unit.path == found else None
 
 
-def answers() -> Callable[[Sequence[Found]], list[Looked | None]]:
+def answers() -> Callable[[Sequence[Discovered]], list[LookResult | None]]:
     """Return what a child answers orders with."""
-    return _looked_at
+    return _look_at_batch

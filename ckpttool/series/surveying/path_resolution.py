@@ -27,7 +27,7 @@ _WITH_DIRECTORIES = frozenset({"savedmodel", "fluid"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointPlace:
     """Where a checkpoint is: the directory that it lies in, its name there, and all its names."""
 
     directory: str
@@ -40,23 +40,23 @@ class Place:
         return shown(os.path.join(self.directory, self.name))
 
 
-def named(path: str) -> Place:
+def resolve_checkpoint(path: str) -> CheckpointPlace:
     """Return the checkpoint that a path means; a link means what it leads to.
 
     A file that belongs to a checkpoint of several means all of it.
     """
-    unit = _unit(_linked(bare(path)))
+    unit = _unit_at_path(_follow_link(bare(path)))
     directory = os.path.dirname(unit.path) or os.curdir
-    return Place(directory, os.path.basename(unit.path), frozenset(unit.members))
+    return CheckpointPlace(directory, os.path.basename(unit.path), frozenset(unit.members))
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> CheckpointPlace:
     """Return where a path is, whatever is there."""
     directory, name = os.path.split(path)
-    return Place(directory or os.curdir, name, frozenset({name}))
+    return CheckpointPlace(directory or os.curdir, name, frozenset({name}))
 
 
-def _linked(path: str) -> str:
+def _follow_link(path: str) -> str:
     """Return where a path leads, where its last part is a link."""
     if os.path.islink(path):
         return _real(path)
@@ -70,17 +70,17 @@ def _real(path: str) -> str:
     return real if os.path.isabs(path) else os.path.relpath(real)
 
 
-def _unit(path: str) -> Unit:
-    unit = _set_with(path) or unit_at(path)
+def _unit_at_path(path: str) -> Unit:
+    unit = _set_containing(path) or unit_at(path)
     if unit is not None:
-        return _around(unit)
-    whole = _around(Unit(path, (os.path.basename(path),), None))
+        return _enclosing_checkpoint(unit)
+    whole = _enclosing_checkpoint(Unit(path, (os.path.basename(path),), None))
     if whole.path == path or not os.path.lexists(path):
-        raise _none_at(path)
+        raise _no_checkpoint_error(path)
     return whole
 
 
-def _none_at(path: str) -> CheckpointError:
+def _no_checkpoint_error(path: str) -> CheckpointError:
     count = sum(1 for _ in islice(discover(path, Walk(recursive=False)), _ENOUGH))
     if count:
         told = f"{count} or more checkpoints" if count == _ENOUGH else counted(count, "checkpoint")
@@ -90,7 +90,7 @@ def _none_at(path: str) -> CheckpointError:
     return NotACheckpoint(path, "no checkpoint, and no part of one")
 
 
-def _set_with(path: str) -> Unit | None:
+def _set_containing(path: str) -> Unit | None:
     """Return the set of files in a directory that one of them belongs to."""
     directory, name = os.path.split(path)
     try:
@@ -107,7 +107,7 @@ def _set_with(path: str) -> Unit | None:
     return None
 
 
-def _around(unit: Unit) -> Unit:
+def _enclosing_checkpoint(unit: Unit) -> Unit:
     """Return the checkpoint that another is a part of, as a Trainer's directory is around its weights."""
     at = os.path.abspath(unit.path)
     for level in range(_MOST_LEVELS):

@@ -17,11 +17,11 @@ from ckpttool.formats.interface import Unit, scan
 from ckpttool.series.changing.journal import incomplete_names, pending_journals
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import Group, GroupBy, group
-from ckpttool.series.members.runs import in_named_series
+from ckpttool.series.members.runs import apply_series_globs
 from ckpttool.series.metrics.agreement import disagreements
 from ckpttool.series.paths import bare
 from ckpttool.series.reasons import Code, Reason
-from ckpttool.series.surveying.look_workers import Found, Looked, look_at_all
+from ckpttool.series.surveying.look_workers import Discovered, LookResult, look_at_all
 
 NOTHING = "no checkpoint"
 
@@ -91,8 +91,8 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_ro
     walk = Walk(
         recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root
     )
-    tour = _Tour(path, walk)
-    looked = tour.looked()
+    walked = _SurveyWalk(path, walk)
+    looked = walked.look()
     places = {unit.path: os.path.dirname(unit.path) or os.curdir for unit, _ in looked}
     directories = sorted({path, *places.values()})
     journals = tuple(place for directory in directories for place in pending_journals(directory))
@@ -105,15 +105,15 @@ def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_ro
     doubts = list(disagreements(entries))
     remarks: list[str] = []
     if scope.metrics:
-        from ckpttool.series.metrics.log_metrics import with_metrics
+        from ckpttool.series.metrics.log_metrics import add_log_metrics
 
-        entries, remarks = with_metrics(entries, scope.metrics, path)
+        entries, remarks = add_log_metrics(entries, scope.metrics, path)
     for place in (place for entry in entries for place in entry.places):
         excluded.of(place)  # a part of one that stays whole is matched, too
-    groups = group(in_named_series(entries, one_series), scope.group_by)
+    groups = group(apply_series_globs(entries, one_series), scope.group_by)
     unmatched = [*excluded.unmatched("--exclude"), *one_series.unmatched("--series")]
     remarks += [*doubts, *(Reason(Code.MATCHED_NOTHING, warning) for warning in unmatched)]
-    return Survey(path, groups, journals, tour.errors, tuple(remarks))
+    return Survey(path, groups, journals, walked.errors, tuple(remarks))
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
@@ -127,96 +127,96 @@ def nothing_in(root: str, *, recursive: bool) -> str:
     return f"{NOTHING} in it; {count}{' or more' if count == _ENOUGH else ''} below (-r descends)"
 
 
-class _Tour:
+class _SurveyWalk:
     """A walk through a tree, on which what is found is looked at, be it by other processes."""
 
     def __init__(self, root: str, walk: Walk) -> None:
         self._root = root
-        self._walk = replace(walk, on_error=self._told)
+        self._walk = replace(walk, on_error=self._record_error)
         self._errors: list[tuple[int, CheckpointError]] = []
         self._place = 0
-        self._found: list[Found] = []
+        self._found: list[Discovered] = []
 
     @property
     def errors(self) -> tuple[CheckpointError, ...]:
         """Return what could not be looked at, in the order of the walk."""
         return tuple(error for _, error in sorted(self._errors, key=itemgetter(0)))
 
-    def looked(self) -> list[tuple[Unit, Entry | None]]:
+    def look(self) -> list[tuple[Unit, Entry | None]]:
         """Return the checkpoints with their entries, in the order of the walk."""
         result: list[tuple[Unit, Entry | None]] = []
-        looked = look_at_all(self._noted(_units(self._root, self._walk)))
+        looked = look_at_all(self._record(_discover(self._root, self._walk)))
         for place, (found, one) in enumerate(zip(self._found, looked, strict=True)):
             self._place = place
-            result += self._resolved(found, one)
+            result += self._resolve(found, one)
         return result
 
-    def _noted(self, units: Iterator[Found]) -> Iterator[Found]:
+    def _record(self, units: Iterator[Discovered]) -> Iterator[Discovered]:
         for found in units:
             self._found.append(found)
             self._place += 1
             yield found
 
-    def _told(self, error: CheckpointError) -> None:
+    def _record_error(self, error: CheckpointError) -> None:
         self._errors.append((self._place, error))
 
-    def _resolved(self, found: Found, looked: Looked | None) -> Iterator[tuple[Unit, Entry | None]]:
+    def _resolve(self, found: Discovered, looked: LookResult | None) -> Iterator[tuple[Unit, Entry | None]]:
         """Yield a checkpoint, and of a path that told too little all that there comes to be of it."""
         if looked is not None:
             if looked.unit is not None:
                 yield looked.unit, looked.entry
             return
         unit = looked_at(found, self._walk) if isinstance(found, str) else None
-        more = () if unit is None else _with_those_inside(unit, self._root, self._walk)
+        more = () if unit is None else _unit_with_nested(unit, self._root, self._walk)
         for inner in more:
             (one,) = look_at_all((inner,))
-            yield from self._resolved(inner, one)
+            yield from self._resolve(inner, one)
 
 
-class _Inside(NamedTuple):
+class _Nested(NamedTuple):
     """A directory inside a unit that may be a checkpoint of its own."""
 
     path: str
 
 
-def _units(root: str, walk: Walk) -> Iterator[Found]:
+def _discover(root: str, walk: Walk) -> Iterator[Discovered]:
     """Yield what is found at a path: units, and files that may be some."""
-    return _entered(_found_at(root, walk), walk)
+    return _flatten(_found_at(root, walk), walk)
 
 
-def _with_those_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Found]:
+def _unit_with_nested(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered]:
     """Yield a unit, and what lies inside it: a run's own directory may be one too."""
-    return _entered(_unit_and_insides(unit, root, walk), walk)
+    return _flatten(_unit_and_nested(unit, root, walk), walk)
 
 
-def _entered(found: Iterator[Found | _Inside], walk: Walk) -> Iterator[Found]:
+def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
     """Yield what is found, and in the place of a directory all that is found in it; without recursion."""
     opened = [found]
     while opened:
         one = next(opened[-1], None)
         if one is None:
             opened.pop()
-        elif isinstance(one, _Inside):
+        elif isinstance(one, _Nested):
             opened.append(_found_at(one.path, walk))
         else:
             yield one
 
 
-def _found_at(root: str, walk: Walk) -> Iterator[Found | _Inside]:
+def _found_at(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
     for found in candidates(root, walk):
         if isinstance(found, str):
             yield found
         else:
-            yield from _unit_and_insides(found, root, walk)
+            yield from _unit_and_nested(found, root, walk)
 
 
-def _unit_and_insides(unit: Unit, root: str, walk: Walk) -> Iterator[Found | _Inside]:
+def _unit_and_nested(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
     nested = [path for path in _subdirectories(unit) if _is_checkpoint(path, walk)]
     yield unit, bool(nested)
     if walk.recursive or unit.path == root:
         for path in nested:
             if not is_excluded(path, walk):
-                yield _Inside(path)
+                yield _Nested(path)
 
 
 def _is_checkpoint(path: str, walk: Walk) -> bool:

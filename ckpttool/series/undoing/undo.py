@@ -35,8 +35,8 @@ from ckpttool.series.changing.trash_ownership import (
     trashes_under_other_names,
 )
 from ckpttool.series.paths import require_directory, shown
-from ckpttool.series.pointers.notes import is_note, said, words
-from ckpttool.series.pointers.pin_lists import files_for, pins_in, read
+from ckpttool.series.pointers.notes import is_note, note_words, read_note
+from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.series.pointers.readers import READERS, names_in
 from ckpttool.series.reasons import Problem
 from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
@@ -359,9 +359,9 @@ def _pinned(
     directory: str, moved: Mapping[str, str], passed: Collection[str], known: Mapping[str, RenamedBack]
 ) -> Iterator[Problem]:
     """Yield the pins of checkpoints that were set since these got the names that they lose."""
-    for file in files_for(directory):
+    for file in lists_for(directory):
         try:
-            pins = list(pins_in(file, read(file)))
+            pins = list(pins_in(file, read_list(file)))
         except CheckpointError:  # whoever goes by them says so
             continue
         for pin in pins:
@@ -394,10 +394,10 @@ def _pointers(directory: str) -> Iterator[tuple[str, str]]:
 
 def _noted(directory: str, known: Mapping[str, RenamedBack]) -> Iterator[tuple[str, RenamedBack]]:
     for name, file in names_in(directory).items():
-        text = said(file) if is_note(name) else None
+        text = read_note(file) if is_note(name) else None
         if text is not None:
             levels = next(iter(known)).count("/") + 1
-            named = (known.get("/".join(_parts(word)[-levels:])) for word in words(text))
+            named = (known.get("/".join(_parts(word)[-levels:])) for word in note_words(text))
             one = next((one for one in named if one is not None), None)
             if one is not None:
                 yield file.path, one

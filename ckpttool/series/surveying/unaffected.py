@@ -12,28 +12,28 @@ from ckpttool.series.changing.journal import incomplete_names, pending_journals
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UnaffectedUnits:
     """What was found: the checkpoints that are whole, as far as journals tell, and the journals that wait."""
 
     whole: tuple[Unit, ...]
     journals: tuple[str, ...] = ()
 
 
-def apart(units: Sequence[Unit], directories: Iterable[str] = ()) -> Found:
+def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> UnaffectedUnits:
     """Return checkpoints without those that a journal has on their way: they are whole elsewhere, or go."""
     places = sorted({*directories, *map(_directory, units)})
     journals = tuple(path for place in places for path in pending_journals(place))
     gone = {place: incomplete_names(place) for place in places} if journals else {}
     whole = (one for one in units if gone.get(_directory(one), frozenset()).isdisjoint(one.members))
-    return Found(tuple(whole), journals)
+    return UnaffectedUnits(tuple(whole), journals)
 
 
-def as_it_is_now(unit: Unit) -> Unit | None:
+def current_unit(unit: Unit) -> Unit | None:
     """Return a checkpoint as it is found at its path now; None where it has gone, or is on its way."""
     directory = _directory(unit)
     if not any(os.path.lexists(os.path.join(directory, name)) for name in unit.members):
         return None
-    if not apart([unit]).whole:
+    if not unaffected_units([unit]).whole:
         return None
     path = os.path.normpath(unit.path)
     units = discover(directory, Walk(recursive=False))
