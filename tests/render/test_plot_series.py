@@ -18,8 +18,7 @@ from ckpttool.render.plot_series import MOST_PANELS, SeriesPanel, series_picture
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
 from ckpttool.series.members.entry import Entry
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
+from tests.support.directories import damaged
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -145,7 +144,7 @@ def texts(picture: bytes) -> set[str]:
 
 def test_a_panel_says_what_it_shows() -> None:
     rows = [replace(PLAN[0]), replace(PLAN[1], is_best=True), PLAN[2]]
-    rows.append(row("m_epoch_11.pt", step=1100, fault=fault_of(Code.DAMAGED, "no"), kept=("damaged",)))
+    rows.append(row("m_epoch_11.pt", step=1100, fault=damaged("no"), kept=("damaged",)))
     said = texts(series_picture("svg", "the run", listing(rows, best="val_loss")))
     assert {"the run: 4 checkpoints in 1 series", "run/0", "step", "val_loss", "loss"} <= said
     assert {"keep", "remove", "best", "size", "size (remove)", "not sound"} <= said

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.formats.interface import Unit
-from ckpttool.naming import parse_name
 from ckpttool.series.changing import stage
-from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
+from tests.support.directories import make_entry
 
 
 @pytest.fixture(autouse=True)
@@ -70,16 +68,7 @@ def sharded(files: Path, tmp_path: Path) -> Path:
 def entry() -> Callable[..., Entry]:
     """Return what makes an entry of a name, without a file."""
 
-    def make(name: str, *, modified: int = 0, **told: object) -> Entry:
-        fields = parse_name(name)
-        file = Fingerprint(name, 1, hash(name) & 0xFFFF, 100, modified)
-        given: dict[str, object] = {"signature": "s", "inside": (fields.epoch, fields.step)}
-        given |= {"epoch": fields.epoch, "step": fields.step}
-        unit = Unit(os.path.join("run", name), (name,), None)
-        given |= {"path": unit.path, "unit": unit, "format": "pytorch", "fields": fields}
-        return Entry(**(given | {"contents": Contents((file,))} | told))
-
-    return make
+    return make_entry
 
 
 class Fault:

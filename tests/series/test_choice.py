@@ -6,8 +6,7 @@ import pytest
 
 from ckpttool.checkpoint import Granularity
 from ckpttool.series.members.order import group, newest_first, tiers
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
+from tests.support.directories import damaged
 
 FULL = {"granularity": Granularity.FULL, "has_weights": True}
 WEIGHTS = {"granularity": Granularity.PARTIAL, "has_weights": True}
@@ -34,7 +33,7 @@ def _first(*entries) -> str:
         (("model_3.pt", WEIGHTS), ("model_4_ema.pt", WEIGHTS)),
         (
             ("model.pt", WEIGHTS),
-            ("model_epoch_9.pt", {"fault": fault_of(Code.DAMAGED, "cut"), "signature": None}),
+            ("model_epoch_9.pt", {"fault": damaged("cut"), "signature": None}),
         ),
     ],
 )

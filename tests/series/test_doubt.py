@@ -18,12 +18,11 @@ from ckpttool.series.members.series_doubts import (
     doubt_of,
     untrained_entries,
 )
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.retention.companions import doubts_of, metric_followers, reasons_to_stay
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import Protections, plan
 from ckpttool.series.retention.policy import Policy
+from tests.support import directories
 
 HOUR = 3600 * 10**9
 
@@ -158,7 +157,7 @@ def test_what_was_not_trained_stays(entry) -> None:
 
 def _stays(entry, kinds: dict[str, list[int]], damaged: str) -> dict[str, list[str]]:
     entries = [
-        entry(name, signature=kind, **({"fault": fault_of(Code.DAMAGED, "cut")} if name == damaged else {}))
+        entry(name, signature=kind, **({"fault": directories.damaged("cut")} if name == damaged else {}))
         for kind, numbers in kinds.items()
         for name in (f"{kind}_{number}.pt" for number in numbers)
     ]

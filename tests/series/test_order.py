@@ -28,9 +28,8 @@ from ckpttool.series.members.order import (
 )
 from ckpttool.series.members.runs import apply_series_globs, keep_run_settings
 from ckpttool.series.members.series_doubts import doubt_of
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.surveying.newest import newest_in
+from tests.support.directories import damaged, incomplete
 
 DAY = 86_400 * 10**9
 HOUR = 3600 * 10**9
@@ -75,7 +74,7 @@ def test_numbers_alone_may_decide(entry) -> None:
     assert _names(order_by_numbers(epochs) or ()) == ["m_epoch_2.pt", "m_epoch_10.pt"]
     assert order_by_numbers([entry("a.pt", modified=1), entry("b.pt", modified=2)]) is None
     assert order_by_numbers([entry("a.pt", saved_at=1.0), entry("b.pt", saved_at=2.0)]) is None
-    assert order_by_numbers([entry("m_1.pt"), entry("m_2.pt", fault=fault_of(Code.DAMAGED, "short"))]) is None
+    assert order_by_numbers([entry("m_1.pt"), entry("m_2.pt", fault=damaged("short"))]) is None
 
 
 def test_an_epoch_that_all_share_leaves_it_to_the_step_in_the_name(entry) -> None:
@@ -105,9 +104,7 @@ def test_a_restarted_run_is_a_warning(entry) -> None:
 
 
 def test_an_unsound_one_does_not_spoil_the_order(entry) -> None:
-    broken = entry(
-        "m_epoch_3.pt", inside=(None, None), fault=fault_of(Code.DAMAGED, "cut"), is_complete=False
-    )
+    broken = entry("m_epoch_3.pt", inside=(None, None), fault=damaged("cut"), is_complete=False)
     entries = [entry("m_epoch_2.pt"), broken, entry("m_epoch_10.pt")]
     assert _names(order_entries(entries)[0]) == ["m_epoch_2.pt", "m_epoch_3.pt", "m_epoch_10.pt"]
 
@@ -118,7 +115,7 @@ def test_series_are_told_apart(entry) -> None:
         entry("a_epoch_2.pt", signature="other"),
         entry("b_epoch_1.pt"),
         entry("b_epoch_2.pt"),
-        entry("b_epoch_3.pt", fault=fault_of(Code.DAMAGED, "cut"), signature=None),
+        entry("b_epoch_3.pt", fault=damaged("cut"), signature=None),
     ]
     assert {one.key: _names(one.entries) for one in group(entries)} == {
         "run/a_epoch_*.pt (kind 2)": ["a_epoch_2.pt"],
@@ -186,13 +183,13 @@ def test_numpy_is_not_needed(series: Path) -> None:
 
 def test_an_unsound_one_stands_where_its_name_belongs(entry) -> None:
     sound = [entry(f"ckpt_{number}.pth", inside=(number - 1, None)) for number in (1, 2, 4)]
-    cut = {"inside": (None, None), "fault": fault_of(Code.DAMAGED, "cut"), "is_complete": False}
+    cut = {"inside": (None, None), "fault": damaged("cut"), "is_complete": False}
     broken = [entry(f"ckpt_{number}.pth", **cut) for number in (0, 3, 5, 6)]
     assert _names(order_entries([*broken[::-1], *sound])[0]) == [f"ckpt_{number}.pth" for number in range(7)]
 
 
 def test_an_unsound_one_that_no_name_places_is_newest(entry) -> None:
-    broken = entry("a.pth", fault=fault_of(Code.DAMAGED, "cut"))
+    broken = entry("a.pth", fault=damaged("cut"))
     assert _names(order_entries([broken, entry("b.pth", inside=(7, None), modified=5)])[0]) == [
         "b.pth",
         "a.pth",
@@ -284,7 +281,7 @@ def test_names_of_other_series_say_nothing_of_order(entry) -> None:
 
 
 def test_what_may_be_the_newest(entry) -> None:
-    cut = {"inside": (None, None), "fault": fault_of(Code.INCOMPLETE, "cut"), "is_complete": False}
+    cut = {"inside": (None, None), "fault": incomplete("cut"), "is_complete": False}
     saves = [entry(f"m_epoch_{epoch}.pt", modified=epoch * HOUR) for epoch in (1, 2, 3)]
     cut_short = entry("m_epoch_4.pt", modified=4 * HOUR, **cut)
     assert _names(may_be_newest([*saves, cut_short])) == ["m_epoch_4.pt"]

@@ -9,36 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpttool.errors import UsageError
-from ckpttool.formats.interface import Unit
-from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
+from ckpttool.series.reasons import Reason
 from ckpttool.series.retention.plan import Protections, freed_bytes, plan
 from ckpttool.series.retention.policy import Policy
+from tests.support.directories import damaged, incomplete, make_entry
 
 
-def _entry(series: str, epoch: int, fault: str | None) -> Entry:
+def _entry(series: str, epoch: int, fault: Reason | None) -> Entry:
+    lacks = {} if fault is None else {"signature": None, "is_complete": False, "fault": fault}
+    inside = (None if fault else epoch, None)
     name = f"{series}_epoch_{epoch}.pth"
-    contents = Contents((Fingerprint(name, 1, epoch, 100, epoch),))
-    return Entry(
-        path=f"run/{name}",
-        unit=Unit(f"run/{name}", (name,), None),
-        format="pytorch",
-        contents=contents,
-        fields=parse_name(name),
-        inside=(None if fault else epoch, None),
-        signature=None if fault else "s",
-        is_complete=fault is None,
-        fault=fault,
-    )
+    return make_entry(name, inode=epoch, modified=epoch, epoch=None, inside=inside, **lacks)
 
 
-FAULTS = st.sampled_from(
-    [None, None, None, fault_of(Code.DAMAGED, "cut short"), fault_of(Code.INCOMPLETE, "a shard is missing")]
-)
+FAULTS = st.sampled_from([None, None, None, damaged("cut short"), incomplete("a shard is missing")])
 SERIES = st.dictionaries(
     st.tuples(st.sampled_from("abc"), st.integers(0, 30)), FAULTS, min_size=1, max_size=25
 ).map(lambda told: [_entry(*key, fault) for key, fault in told.items()])
@@ -99,9 +86,7 @@ def test_every_checkpoint_is_told_of_once(entries, keep) -> None:
 
 def test_reasons(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pth") for epoch in range(1, 6)]
-    entries.append(
-        entry("m_epoch_6.pth", fault=fault_of(Code.INCOMPLETE, "a shard is missing"), is_complete=False)
-    )
+    entries.append(entry("m_epoch_6.pth", fault=incomplete("a shard is missing"), is_complete=False))
     protections = Protections({"run/m_epoch_1.pth": ["latest", "symlink best"]})
     (made,) = plan(group(entries), Policy(keep_last=2), protections).groups
     assert [(kept.entry.name, kept.reasons) for kept in made.keep] == [
@@ -122,7 +107,7 @@ def test_a_series_that_is_skipped_is_left_alone(entry) -> None:
 
 def test_the_newest_incomplete_one_stays_as_such_where_none_is_complete(entry) -> None:
     faults = {
-        "fault": fault_of(Code.INCOMPLETE, "a shard is missing"),
+        "fault": incomplete("a shard is missing"),
         "is_complete": False,
         "signature": None,
     }

@@ -19,12 +19,12 @@ from ckpttool.series.members.order import GroupBy, group
 from ckpttool.series.members.series_doubts import EQUALLY_LONG, UNORDERED, doubt_of
 from ckpttool.series.pruning.explanation import explain
 from ckpttool.series.pruning.planning import PrunePlan, Request, make_plan
-from ckpttool.series.reasons import Code, Problem
-from ckpttool.series.reasons import fault as fault_of
+from ckpttool.series.reasons import Problem
 from ckpttool.series.retention.companions import add_failed_siblings, reasons_to_stay
 from ckpttool.series.retention.failed_runs import failed_runs
 from ckpttool.series.retention.plan import FINITE, NO_RULE, Protections, plan
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
+from tests.support.directories import damaged, incomplete, unreadable
 
 
 def _planned(directory: Path, **told: object) -> PrunePlan:
@@ -55,7 +55,7 @@ def _many(entry) -> list[Entry]:
             "run/b",
             "m_epoch_6.pt",
             6,
-            fault=fault_of(Code.INCOMPLETE, "cut"),
+            fault=incomplete("cut"),
             signature=None,
             is_complete=False,
         ),
@@ -463,11 +463,11 @@ def test_nobody_reads_values_who_does_not_ask(diverged: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("fault", "age", "name", "busy", "is_failed"),
     [
-        (fault_of(Code.INCOMPLETE, "a shard is missing"), 7200, "m_epoch_3.pt", False, True),
-        (fault_of(Code.INCOMPLETE, "a shard is missing"), 60, "m_epoch_3.pt", False, False),
-        (fault_of(Code.INCOMPLETE, "a shard is missing"), 7200, "m_epoch_3.pt", True, False),
-        (fault_of(Code.DAMAGED, "checksum"), 7200, "m_epoch_3.pt", False, False),
-        (fault_of(Code.UNREADABLE, "permission denied"), 7200, "m_epoch_3.pt", False, False),
+        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", False, True),
+        (incomplete("a shard is missing"), 60, "m_epoch_3.pt", False, False),
+        (incomplete("a shard is missing"), 7200, "m_epoch_3.pt", True, False),
+        (damaged("checksum"), 7200, "m_epoch_3.pt", False, False),
+        (unreadable("permission denied"), 7200, "m_epoch_3.pt", False, False),
     ],
 )
 def test_which_unfinished_runs_failed(entry, fault, age, name, busy, is_failed) -> None:
@@ -598,7 +598,7 @@ def test_why_what_no_rule_keeps_stays(entry) -> None:
 
 
 def test_what_is_faulty_is_not_counted(entry) -> None:
-    cut = entry("m_epoch_1.pt", fault=fault_of(Code.INCOMPLETE, "cut"), is_complete=False, signature=None)
+    cut = entry("m_epoch_1.pt", fault=incomplete("cut"), is_complete=False, signature=None)
     entries = [cut, entry("m_epoch_2.pt")]
     assert _explained(entries, "m_epoch_1.pt", keep_last=1) == (
         True,

@@ -15,18 +15,15 @@ from ckpttool.naming import parse_name
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group, order_entries
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.retention import plan as retention
 from ckpttool.series.retention.plan import FINITE, GroupPlan, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import LIMITS, Policy
+from tests.support.directories import damaged, incomplete
 
 NOW = 1_790_000_000.0
 DAY = 86_400
 
-_FAULTS = st.sampled_from(
-    [None] * 6 + [fault_of(Code.DAMAGED, "cut short"), fault_of(Code.INCOMPLETE, "a shard is missing")]
-)
+_FAULTS = st.sampled_from([None] * 6 + [damaged("cut short"), incomplete("a shard is missing")])
 _TIMES = st.one_of(
     st.floats(NOW - 900 * DAY, NOW), st.sampled_from([NOW - 3600, NOW - DAY, NOW + DAY, 4.29e9, 0.0])
 )

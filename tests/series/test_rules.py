@@ -13,11 +13,10 @@ from ckpttool.errors import UsageError
 from ckpttool.series.files import Contents, Fingerprint
 from ckpttool.series.members.entry import Entry
 from ckpttool.series.members.order import group
-from ckpttool.series.reasons import Code
-from ckpttool.series.reasons import fault as fault_of
 from ckpttool.series.retention.missing_metrics import lack_warnings
 from ckpttool.series.retention.plan import GroupPlan, Protections, plan
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
+from tests.support.directories import incomplete
 
 NOW = datetime(2026, 5, 10, 12, tzinfo=timezone.utc).timestamp()
 DAY = 86_400
@@ -458,7 +457,7 @@ def test_bytes_with_two_names_count_once(entry) -> None:
 
 def _cut(entry, epoch: int, modified: int = 0) -> Entry:
     faults = {
-        "fault": fault_of(Code.INCOMPLETE, "a shard is missing"),
+        "fault": incomplete("a shard is missing"),
         "is_complete": False,
         "signature": None,
     }
