@@ -158,7 +158,7 @@ class _TwoPasses:
         outcomes |= {id(pair): Comparison(True) for pair in left if pair.is_open}
         unequal = [pair for pair in left if pair.differs and pair.a.dtype.kind != "string"]
         measurable = [pair for pair in unequal if pair.failure is None]
-        self._pass(measurable, self._measuring(measurable), element_ranges)
+        self._pass(measurable, self._measuring_workers(measurable), element_ranges)
         outcomes |= {id(pair): _outcome_of(pair) for pair in left if not pair.is_open}
         self._advance(sum(pair.unread for pair in pairs))
         return outcomes
@@ -183,7 +183,7 @@ class _TwoPasses:
         crew = RangeCrew(batches(one for pair in placed for one in cut(pair)), streams.values())
         crew.work([partial(one, crew, Meter(self._advance)) for one in begin])
 
-    def _measuring(self, pairs: Sequence[TensorPair]) -> list[Begin]:
+    def _measuring_workers(self, pairs: Sequence[TensorPair]) -> list[Begin]:
         """Return what measures values: this thread, others for what has to be put together, children."""
         own = partial(ValuesWorker, tolerance=self._tolerance)
         streams = len({pair.stream for pair in pairs} - {None})

@@ -68,10 +68,10 @@ def _strings(tensor: Tensor, side: Side) -> list[bytes]:
     try:
         return decoded_strings(bytes(data), tensor.size)
     except ValueError as failure:
-        raise Unreadable(side, _damaged(tensor, str(failure))) from failure
+        raise Unreadable(side, _damage_error(tensor, str(failure))) from failure
 
 
-def _damaged(tensor: Tensor, found: str) -> CheckpointError:
+def _damage_error(tensor: Tensor, found: str) -> CheckpointError:
     return DamagedCheckpoint(tensor.extent.file if tensor.extent else "", found, where=tensor.name)
 
 

@@ -5,7 +5,7 @@ A check passes only for what it looked at: what a format can't tell is skipped, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, LimitExceeded
 from ckpttool.formats.torch.chunks import storages_of
 from ckpttool.ops.hollow_weights import Element, hollow_findings
-from ckpttool.ops.manifest import compare, has_digests, manifests_of
+from ckpttool.ops.manifest import compare_manifests, has_digests, manifests_of
 from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
@@ -81,16 +81,17 @@ class Verifier:
         """Run all checks that were asked for, a prediction last."""
         checks = self._own_checks()
         if prediction is not None:
-            checks += self._predicted(prediction, self._verification(checks), ignores)
+            checks += self._prediction_checks(prediction, self._verification(checks), ignores)
         return self._verification(checks)
 
     def _verification(self, checks: tuple[Check, ...]) -> Verification:
         found = self._checkpoint
+        safety = safety_of(found.safety) if "safety" in self._only else Safety.UNKNOWN
         return Verification(
             found.path,
             found.format,
             found.variant,
-            self._verdict(),
+            safety,
             checks,
             tuple(self._findings),
             found.nbytes,
@@ -112,10 +113,13 @@ class Verifier:
             for name, run in zip(CHECKS, runs, strict=True)
             if name != OPTIONAL or compares
         )
-        self._findings.extend(_nothing_checked(checks, self._only))
+        wanted = [check for check in checks if check.name in self._only]
+        if all(check.status is Status.SKIPPED for check in wanted):  # skipped is not passed
+            why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
+            self._findings.append(error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})"))
         return checks
 
-    def _predicted(
+    def _prediction_checks(
         self, prediction: Prediction, before: Verification, ignores: Sequence[Ignore]
     ) -> tuple[Check, ...]:
         """Return the checks of a prediction, which only a checkpoint earns that passed all before."""
@@ -126,16 +130,13 @@ class Verifier:
         answer = prediction.answer(has_failed=has_failed)
         if not has_failed:
             self._findings.extend(answer.owed())
-        return tuple(self._staged(stage) for stage in (answer.load, answer.predict))
+        return tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
 
-    def _staged(self, stage: Stage) -> Check:
+    def _stage_check(self, stage: Stage) -> Check:
         if stage.is_skipped:
             return Check(stage.name, Status.SKIPPED, stage.detail)
         check = self._check(stage.name, stage.findings, stage.detail)
         return Check(check.name, check.status, stage.detail)
-
-    def _verdict(self) -> Safety:
-        return safety_of(self._checkpoint.safety) if "safety" in self._only else Safety.UNKNOWN
 
     def _check(self, name: str, findings: Iterable[Finding], detail: str) -> Check:
         """Record findings and return the check that made them."""
@@ -242,16 +243,8 @@ class Verifier:
     def _manifest(self) -> Check:
         if not self._has_manifest:
             return Check("manifest", Status.SKIPPED, "there is none beside it")
-        findings, compared = compare(self._checkpoint, self._manifests, self._jobs)
+        findings, compared = compare_manifests(self._checkpoint, self._manifests, self._jobs)
         return self._check("manifest", findings, compared)
-
-
-def _nothing_checked(checks: Sequence[Check], only: Collection[str]) -> Iterator[Finding]:
-    """Yield an error where none of the checks that were asked for could run: skipped is not passed."""
-    wanted = [check for check in checks if check.name in only]
-    if all(check.status is Status.SKIPPED for check in wanted):
-        why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
-        yield error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})")
 
 
 def _place(span: Span) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from ckpttool.ops.difference import (
     Undecided,
     ValueChange,
 )
-from ckpttool.ops.metadata_diff import compare_metadata, not_compared
+from ckpttool.ops.metadata_diff import compare_metadata, partly_known
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import LayoutItem
@@ -104,13 +104,13 @@ def diff_checkpoints(
     broken = [*structural_damage(a, Side.A), *structural_damage(b, Side.B)]
     _require_readable(broken, a, b, wishes)
     pairing = pair_up(a, b, _pairing_wishes(wishes))
-    _require_something(pairing, a, b)
+    _require_tensors(pairing, a, b)
     jobs = wishes.jobs or default_jobs()
     tolerance = Tolerance(rtol=wishes.rtol, atol=wishes.atol, bitwise=wishes.bitwise)
     pairs = [*pairing.pairs, *pairing.undecided]
     tensors = [(pair.a.tensor, pair.b.tensor) for pair in pairs]
     compared = [*zip(pairs, compare_all(tensors, tolerance, jobs=jobs, advance=advance), strict=True)]
-    broken += [_unread(pair, one) for pair, one in compared if isinstance(one, Failure)]
+    broken += [_read_failure(pair, one) for pair, one in compared if isinstance(one, Failure)]
     rotten = [*corrupted_tensors(compared, a, b, jobs)]
     broken += rotten
     _require_readable(broken, a, b, wishes)
@@ -130,7 +130,7 @@ def _pairing_wishes(wishes: DiffWishes) -> PairingWishes:
     )
 
 
-def _unread(pair: Pair, failure: Failure) -> Broken:
+def _read_failure(pair: Pair, failure: Failure) -> Broken:
     item = pair.a if failure.side is Side.A else pair.b
     return Broken(_name(item), failure.side, failure.error.reason)
 
@@ -141,7 +141,7 @@ def _stored_names(pair: Pair) -> Iterator[tuple[Side, str]]:
             yield side, source.name
 
 
-def _require_something(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
+def _require_tensors(pairing: Pairing, a: Checkpoint, b: Checkpoint) -> None:
     """Require that the wishes leave something to compare."""
     left = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
     if not left and (a.tensors or b.tensors):
@@ -160,23 +160,23 @@ def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, wi
 def _difference_of(
     a: Checkpoint, b: Checkpoint, wishes: DiffWishes, pairing: Pairing, compared: Sequence[Compared]
 ) -> Difference:
-    undecided = _undecided(pairing, compared)
+    undecided = _undecided_pairs(pairing, compared)
     measured = [
         (pair, outcome)
         for pair, outcome in compared
         if isinstance(outcome, Comparison) and id(pair) not in undecided
     ]
-    changes = [_change(pair, outcome) for pair, outcome in measured]
+    changes = [_change_of_pair(pair, outcome) for pair, outcome in measured]
     differing, reported = compare_metadata(a, b)
     if a.format == b.format:
-        differing += _other_keys(pairing)
+        differing += _other_key_changes(pairing)
     values, told = _counted_and_reported(differing, wishes, pairing)
     rules = Counter(rule for pair, _ in measured for rule in {pair.a.rule, pair.b.rule} if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
     is_one_family = family_of(a.conventions) == family_of(b.conventions)
     return Difference(
-        a=_described(a),
-        b=_described(b),
+        a=_side_facts(a),
+        b=_side_facts(b),
         compared=len(changes),
         unchanged=changes.count(None),
         changed=tuple(change for change in changes if change is not None),
@@ -185,20 +185,20 @@ def _difference_of(
         renamed=tuple((_name(pair.a), _name(pair.b)) for pair, _ in compared if pair.how in _RENAMED),
         rename_counts=is_one_family or bool(pairing.crossed),
         values=tuple(values),
-        reported=(*_bookkeeping(pairing), *told, *reported),
+        reported=(*_bookkeeping_changes(pairing), *told, *reported),
         rules=dict(rules),
         notes=(
             *pairing.notes,
-            *_on_layouts(pairing, undecided),
+            *_layout_notes(pairing, undecided),
             *_notes_on_ignored(differing, wishes, pairing),
         ),
-        not_compared=tuple(_not_compared(a, b, wishes, compared)),
+        not_compared=tuple(_uncompared_notes(a, b, wishes, compared)),
         undecided=tuple(undecided.values()),
         compared_nbytes=max(map(sum, zip(*sizes, strict=True)), default=0),
     )
 
 
-def _other_keys(pairing: Pairing) -> Iterator[ValueChange]:
+def _other_key_changes(pairing: Pairing) -> Iterator[ValueChange]:
     """Yield the tensors that lie under other keys, though their names read alike: 0 is not "0"."""
     for pair in pairing.pairs:
         (a, *_), (b, *_) = pair.a.sources, pair.b.sources
@@ -231,7 +231,7 @@ def _notes_on_ignored(
             yield f"--ignore {glob}: no tensor has such a name, and nothing else that differs"
 
 
-def _undecided(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
+def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
     """Return the pairs that stay undecided, by ``id``: not those that are equal as they are stored."""
     candidates = {id(pair) for pair in pairing.undecided}
     found = {}
@@ -256,7 +256,7 @@ def _outcome_text(outcome: Comparison) -> str:
     return f"{statistics.count:,} of {counted(statistics.size, 'element')} {differ}"
 
 
-def _on_layouts(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
+def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
     """Yield what was taken as equal although its layout isn't known, and what decides of the others."""
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
     names = [_name(pair.a) for pair in equal]
@@ -268,17 +268,17 @@ def _on_layouts(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterato
     yield from (_DECIDED_BY[kind] for kind in kinds)
 
 
-def _not_compared(
+def _uncompared_notes(
     a: Checkpoint, b: Checkpoint, wishes: DiffWishes, compared: Iterable[Compared]
 ) -> Iterator[str]:
     for pair, outcome in compared:
         if isinstance(outcome, NotCompared):
             yield f"{_name(pair.a)}: {outcome.why}"
     if wishes.only == "all":
-        yield from not_compared(a, b)
+        yield from partly_known(a, b)
 
 
-def _change(pair: Pair, outcome: Comparison) -> Change | None:
+def _change_of_pair(pair: Pair, outcome: Comparison) -> Change | None:
     """Return what is to be told of one pair; None where it is equal in every respect."""
     a, b = pair.a.tensor, pair.b.tensor
     kind: Kind = "shape" if a.shape != b.shape else "dtype" if a.dtype is not b.dtype else "values"
@@ -297,7 +297,7 @@ def _name(item: LayoutItem) -> str:
     return item.sources[0].name if len(item.sources) == 1 else item.name
 
 
-def _bookkeeping(pairing: Pairing) -> Iterator[ValueChange]:
+def _bookkeeping_changes(pairing: Pairing) -> Iterator[ValueChange]:
     for side, item in pairing.bookkeeping:
         present = f"{item.tensor.dtype.name} tensor"
         yield ValueChange(_name(item), *((present, ABSENT) if side == "a" else (ABSENT, present)))
@@ -307,7 +307,7 @@ def _matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
 
 
-def _described(checkpoint: Checkpoint) -> Described:
+def _side_facts(checkpoint: Checkpoint) -> Described:
     return Described(
         checkpoint.path,
         checkpoint.format,

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from ckpttool.checkpoint import Checkpoint
@@ -28,14 +27,14 @@ Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
-class _Stopped(Exception):
+class _DigestStopped(Exception):
     """Somebody waits no longer for the answer."""
 
 
 def digests_of_files(paths: Iterable[str], jobs: int) -> dict[str, Digest]:
     """Return the digest of each file by its path; every file is read by one thread."""
     wanted = list(dict.fromkeys(paths))
-    return dict(zip(wanted, _side_by_side(wanted, _of_file, jobs), strict=True))
+    return dict(zip(wanted, _side_by_side(wanted, _file_digest, jobs), strict=True))
 
 
 def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest | None]:
@@ -47,7 +46,7 @@ def digests_of_tensors(tensors: Iterable[Tensor], jobs: int) -> dict[str, Digest
     first = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
     read = [tensor for name, tensor in wanted.items() if name not in first and tensor.values is not None]
     found: dict[str, Digest] = dict(
-        zip((tensor.name for tensor in read), _side_by_side(read, _of_tensor, jobs), strict=True)
+        zip((tensor.name for tensor in read), _side_by_side(read, _elements_digest, jobs), strict=True)
     )
     return {name: found.get(first.get(name) or name) for name in wanted}
 
@@ -59,42 +58,42 @@ def _side_by_side(
     from concurrent.futures import ThreadPoolExecutor
 
     stop = threading.Event()
+
+    def digest_of(item: T) -> Digest:
+        try:
+            return digest(item, stop)
+        except CheckpointError as failure:
+            return failure
+
     with ThreadPoolExecutor(max_workers=max(1, min(jobs, len(items)))) as pool:
         try:
-            return list(pool.map(partial(_unless_stopped, digest, stop), items))
+            return list(pool.map(digest_of, items))
         except BaseException:  # Ctrl-C above all: leaving the pool waits for its threads
             stop.set()
             raise
 
 
-def _unless_stopped(digest: Callable[[T, threading.Event], Digest], stop: threading.Event, item: T) -> Digest:
-    try:
-        return digest(item, stop)
-    except CheckpointError as failure:
-        return failure
-
-
-def _of_file(path: str, stop: threading.Event) -> str:
+def _file_digest(path: str, stop: threading.Event) -> str:
     with Source(path) as source:
-        return _of_blocks(_blocks(source), stop)
+        return _digest_of_blocks(_blocks_of(source), stop)
 
 
-def _of_tensor(tensor: Tensor, stop: threading.Event) -> str:
-    return _of_blocks(tensor.blocks(), stop)
+def _elements_digest(tensor: Tensor, stop: threading.Event) -> str:
+    return _digest_of_blocks(tensor.blocks(), stop)
 
 
-def _of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> str:
+def _digest_of_blocks(blocks: Iterable[memoryview], stop: threading.Event) -> str:
     import hashlib
 
     running = hashlib.sha256()
     for block in blocks:
         if stop.is_set():
-            raise _Stopped
+            raise _DigestStopped
         running.update(block)
     return running.hexdigest()
 
 
-def _blocks(source: Source) -> Iterator[memoryview]:
+def _blocks_of(source: Source) -> Iterator[memoryview]:
     buffer = aligned(min(_BLOCK_BYTES, source.size))
     for start in range(0, source.size, _BLOCK_BYTES):
         block = buffer[: min(_BLOCK_BYTES, source.size - start)]
@@ -150,7 +149,7 @@ def read_digests(path: str) -> Digests:
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:
         raise DamagedCheckpoint(path, "no digests of tensors", expected=f"schema {SCHEMA}")
     try:
-        files = {name: _whole(entry["bytes"]) for name, entry in told["files"].items()}
+        files = {name: _integer(entry["bytes"]) for name, entry in told["files"].items()}
         return Digests(files, {name: _tensor_digest(entry) for name, entry in told["tensors"].items()})
     except (AttributeError, KeyError, TypeError, ValueError) as failure:
         raise DamagedCheckpoint(path, "an entry is malformed", expected=f"schema {SCHEMA}") from failure
@@ -160,10 +159,10 @@ def _tensor_digest(entry: Mapping[str, Any]) -> TensorDigest:
     sha256 = entry["sha256"]
     if not isinstance(sha256, str | None):
         raise TypeError("no digest")
-    return TensorDigest(str(entry["dtype"]), tuple(map(_whole, entry["shape"])), sha256)
+    return TensorDigest(str(entry["dtype"]), tuple(map(_integer, entry["shape"])), sha256)
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int:
         raise TypeError("no whole number")
     return value
@@ -189,10 +188,5 @@ def _difference(tensor: Tensor | None, was: TensorDigest, found: Digest | None) 
     if isinstance(found, CheckpointError):
         return f"it can't be read: {found.reason}"
     if (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
-        is_now, old = (f"{kind}{list(shape)}" for kind, shape in (_kind(tensor), (was.dtype, was.shape)))
-        return f"it is {is_now} instead of {old}"
+        return f"it is {tensor.dtype.name}{list(tensor.shape)} instead of {was.dtype}{list(was.shape)}"
     return None if found == was.sha256 else "its elements are not those that were written down"
-
-
-def _kind(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    return tensor.dtype.name, tensor.shape

@@ -43,7 +43,14 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
     """
     yield from _nothing_held(checkpoint)
     weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
-    yield from _of_no_element(weights)
+    needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
+    empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
+    if empty:
+        message = (
+            f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "
+            "that is split over processes and was not gathered"
+        )
+        yield warning("weights-empty", message, _places(empty))
     filled = [one for one in weights if one.size and one.values is not None and one.shares_with is None]
     repeated = {one.name: element for one in filled if (element := element_of(one)) is not None}
     zero = {name for name, element in repeated.items() if not any(element)}
@@ -66,23 +73,10 @@ def _nothing_held(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not checkpoint.tensors and is_bare:
         yield warning("no-tensors", "it holds no tensor")
     for key, value in told.items():
-        if isinstance(value, Mapping) and not value and _is_state_dict(key):
+        if not isinstance(value, Mapping) or value or not _STATE_DICT.fullmatch(key):
+            continue
+        if role_below((key,)) is Role.WEIGHTS:
             yield warning("no-tensors", "a state dict that holds no tensor", key)
-
-
-def _is_state_dict(key: str) -> bool:
-    return _STATE_DICT.fullmatch(key) is not None and role_below((key,)) is Role.WEIGHTS
-
-
-def _of_no_element(weights: Sequence[Tensor]) -> Iterator[Finding]:
-    needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
-    empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
-    if empty:
-        message = (
-            f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "
-            "that is split over processes and was not gathered"
-        )
-        yield warning("weights-empty", message, _places(empty))
 
 
 def _constant_matrices(

@@ -49,12 +49,12 @@ def apply_ignores(
         ignores: The first that means a finding gives the reason.
         strict: Whether warnings failed their check.
     """
-    findings = tuple(_marked(finding, verification, ignores) for finding in verification.findings)
+    findings = tuple(_with_reason(finding, verification, ignores) for finding in verification.findings)
     if findings == verification.findings:
         return verification
     failing = fatal(strict=strict)
     checks = tuple(
-        _judged_again(check, [finding for finding in findings if finding.check == check.name], failing)
+        _reassessed(check, [finding for finding in findings if finding.check == check.name], failing)
         for check in verification.checks
     )
     return replace(verification, checks=checks, findings=findings)
@@ -75,7 +75,7 @@ def is_used(ignore: Ignore, verification: Verification) -> bool:
     return any(ignore.matches(finding) for finding in verification.findings)
 
 
-def _marked(finding: Finding, verification: Verification, ignores: Iterable[Ignore]) -> Finding:
+def _with_reason(finding: Finding, verification: Verification, ignores: Iterable[Ignore]) -> Finding:
     meant = next((ignore for ignore in ignores if ignore.matches(finding)), None)
     if meant is None or _refusal(finding, verification) is not None:
         return finding
@@ -95,7 +95,7 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
     return None
 
 
-def _judged_again(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
+def _reassessed(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
     """Return a failed check with what its findings come to now that some are ignored."""
     ignored = sum(finding.ignored is not None and finding.severity in failing for finding in own)
     if check.status is not Status.FAILED or not ignored:

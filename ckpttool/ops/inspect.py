@@ -75,16 +75,9 @@ def inspection(checkpoint: Checkpoint, *, filter: str | None = None, stats: bool
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
     # What a closed file can't tell any more is asked now.
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata
-    statistics = {t.name: statistics_of(t) for t in tensors if _is_numeric(t)} if stats else None
+    numeric = (t for t in tensors if t.dtype.kind in ("float", "integer", "boolean") and t.dtype.numpy)
+    statistics = {t.name: statistics_of(t) for t in numeric if t.values is not None} if stats else None
     return Inspection(checkpoint, tensors, statistics)
-
-
-def _is_numeric(tensor: Tensor) -> bool:
-    return (
-        tensor.values is not None
-        and tensor.dtype.numpy is not None
-        and tensor.dtype.kind in ("float", "integer", "boolean")
-    )
 
 
 def statistics_of(tensor: Tensor) -> ValueStatistics:

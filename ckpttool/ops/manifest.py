@@ -63,14 +63,20 @@ def has_digests(checkpoint: Checkpoint) -> bool:
     return os.path.isfile(base_of(checkpoint) + DIGESTS_SUFFIX)
 
 
-def compare(checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int) -> tuple[list[Finding], str]:
+def compare_manifests(
+    checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int
+) -> tuple[list[Finding], str]:
     """Return how a checkpoint differs from what lies beside it, and what was compared, in words."""
     told, faults = _read_digests(checkpoint)
-    stated = _stated(manifests)
-    away = {path: _away(stated[path].name) for path in _leading_away(checkpoint, stated)}
+    stated = _digests_by_path(manifests)
+    outside = "a link that leads out of the manifest's directory; it was not opened"
+    away = {
+        path: error("manifest-malformed", outside, stated[path].name)
+        for path in _outside_links(checkpoint, stated)
+    }
     missing = {path: None for path in stated if path not in away and not os.path.lexists(path)}
     found = digests_of_files((path for path in stated if path not in away and path not in missing), jobs)
-    changed = list(_changed(stated, found, told))
+    changed = list(_changed_files(stated, found, told))
     findings = [finding for manifest in manifests for finding in manifest.malformed]
     findings += [*faults, *away.values()]
     findings += [
@@ -80,29 +86,29 @@ def compare(checkpoint: Checkpoint, manifests: Sequence[Manifest], jobs: int) ->
     if told is not None and (changed or not manifests):
         findings += changed_tensors(checkpoint, told, jobs)
     if manifests:
-        findings += _unlisted(checkpoint, manifests)
+        findings += _unlisted_files(checkpoint, manifests)
         return findings, counted(len(found), "file")
     return findings, counted(len(told.tensors), "tensor") if told else "digests that can't be read"
 
 
-class _Stated(NamedTuple):
+class _StatedDigests(NamedTuple):
     """What manifests state of a file: its name in the first of them, and its digest; of several, all."""
 
     name: str
     digests: frozenset[str]
 
 
-def _stated(manifests: Iterable[Manifest]) -> dict[str, _Stated]:
-    found: dict[str, _Stated] = {}
+def _digests_by_path(manifests: Iterable[Manifest]) -> dict[str, _StatedDigests]:
+    found: dict[str, _StatedDigests] = {}
     for manifest in manifests:
         directory = os.path.dirname(os.path.abspath(manifest.path))
         for path, digests in manifest.digests.items():
             name, others = found.get(path, (os.path.relpath(path, directory), frozenset[str]()))
-            found[path] = _Stated(name, others | digests)
+            found[path] = _StatedDigests(name, others | digests)
     return found
 
 
-def _leading_away(checkpoint: Checkpoint, stated: Mapping[str, _Stated]) -> Iterator[str]:
+def _outside_links(checkpoint: Checkpoint, stated: Mapping[str, _StatedDigests]) -> Iterator[str]:
     """Yield what is no part of the checkpoint, and a link out of the directory that the names begin in."""
     known = {os.path.abspath(entry.path) for entry in checkpoint.files}
     for path, one in stated.items():
@@ -112,13 +118,8 @@ def _leading_away(checkpoint: Checkpoint, stated: Mapping[str, _Stated]) -> Iter
             yield path
 
 
-def _away(name: str) -> Finding:
-    message = "a link that leads out of the manifest's directory; it was not opened"
-    return error("manifest-malformed", message, name)
-
-
-def _changed(
-    stated: Mapping[str, _Stated], found: Mapping[str, Digest], told: Digests | None
+def _changed_files(
+    stated: Mapping[str, _StatedDigests], found: Mapping[str, Digest], told: Digests | None
 ) -> Iterator[Finding]:
     """Yield an error for each file whose digest is another."""
     for path, digest in found.items():
@@ -143,7 +144,7 @@ def _read_digests(checkpoint: Checkpoint) -> tuple[Digests | None, Sequence[Find
         return None, (error("manifest-malformed", failure.reason, os.path.basename(path)),)
 
 
-def _unlisted(checkpoint: Checkpoint, manifests: Iterable[Manifest]) -> Iterator[Finding]:
+def _unlisted_files(checkpoint: Checkpoint, manifests: Iterable[Manifest]) -> Iterator[Finding]:
     """Yield a warning for each file that no manifest lists; manifests list neither themselves nor others."""
     base = os.path.abspath(base_of(checkpoint))
     listed = {base + DIGESTS_SUFFIX}

@@ -130,7 +130,7 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
     ]
 
 
-def not_compared(a: Checkpoint, b: Checkpoint) -> list[str]:
+def partly_known(a: Checkpoint, b: Checkpoint) -> list[str]:
     """Return what of the two was shown neither equal nor different although both have it, and why."""
     notes = []
     if a.format == b.format and a.format in _PROGRAMS:
@@ -302,10 +302,13 @@ def _in_training_words(
             named[name] = ValueChange(name, one.value, other.value)
         covered |= {said.origin.key for said in (one, other) if is_changed or not said.origin.is_last}
     rest = (one for one in tree if one.path not in covered)
-    return [*named.values(), *(_renamed(one, ours if one.b is ABSENT else theirs) for one in rest)]
+    return [
+        *named.values(),
+        *(_in_training_words_alone(one, ours if one.b is ABSENT else theirs) for one in rest),
+    ]
 
 
-def _renamed(change: ValueChange, said: Mapping[str, _TrainingValue]) -> ValueChange:
+def _in_training_words_alone(change: ValueChange, said: Mapping[str, _TrainingValue]) -> ValueChange:
     """Return what one side alone has under the training state's word for it, where it has one."""
     if _has_both(change):
         return change
@@ -346,7 +349,7 @@ def tree_changes(a: object, b: object, path: str = "", *, spelled: bool = False)
     while pending:
         here, x, y = pending.pop()
         if spelled:
-            x, y = _as_tree(x, y), _as_tree(y, x)
+            x, y = _json_tree(x, y), _json_tree(y, x)
         if isinstance(x, Mapping) and isinstance(y, Mapping):
             if not spelled:
                 yield from _key_type_changes(here, x, y)
@@ -415,7 +418,7 @@ def _spells(text: str, value: object) -> bool:
     return same_value(number, value)
 
 
-def _as_tree(value: object, other: object) -> object:
+def _json_tree(value: object, other: object) -> object:
     """Return what a text of JSON holds, where the other side is a container; anything else as it is."""
     if not isinstance(value, str) or not isinstance(other, Mapping | list):
         return value

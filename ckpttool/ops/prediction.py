@@ -47,10 +47,10 @@ class Prediction(AbstractContextManager["Prediction"]):
             has_failed: Whether a check failed, so that it must not be loaded.
         """
         if self._child is None:
-            return _refused(self.refusal or "")
+            return _skipped_answer(self.refusal or "")
         if not has_failed and _stamps(self._checkpoint) != self._as_opened:
-            return _refused("it was changed while it was checked")
-        return _refused("a check before failed") if has_failed else self._child.ask(self._job)
+            return _skipped_answer("it was changed while it was checked")
+        return _skipped_answer("a check before failed") if has_failed else self._child.ask(self._job)
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:
@@ -73,7 +73,7 @@ def _stamp(path: str) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _refused(reason: str) -> Answer:
+def _skipped_answer(reason: str) -> Answer:
     """Return the answer for what is not loaded at all."""
     return Answer(
         Stage("load", reason, is_skipped=True), Stage("predict", "it was not loaded", is_skipped=True)

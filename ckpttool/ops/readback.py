@@ -62,7 +62,11 @@ def mismatches(
         jobs: Number of threads.
         advance: Told the bytes that were read.
     """
-    yield from _structural(opened)
+    for finding in opened.findings:
+        if finding.severity is Severity.ERROR:
+            yield f"{finding.where or 'structure'}: {finding.message}"
+    if not opened.complete:
+        yield "it is not complete"
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs: list[tuple[Tensor, Tensor]] = []
     for tensor in content.tensors:
@@ -104,10 +108,10 @@ def _differing_tensors(
             elif not one.matches:
                 yield f"{one.span.where}: its values are others"
     if others:
-        yield from _compared(others, jobs, advance)
+        yield from _element_mismatches(others, jobs, advance)
 
 
-def _compared(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
+def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advance: Advance) -> Iterator[str]:
     """Yield which tensors hold other elements, by reading both sides."""
     from ckpttool.comparing.compare import Comparison, Failure, NotCompared, Side, Tolerance, compare_all
 
@@ -130,14 +134,6 @@ def _span(own: Written, found: Tensor, values: Contiguous) -> Span:
     return Span(extent, own.tensor.name, read, own.own, algorithm=own.algorithm)
 
 
-def _structural(opened: Checkpoint) -> Iterator[str]:
-    for finding in opened.findings:
-        if finding.severity is Severity.ERROR:
-            yield f"{finding.where or 'structure'}: {finding.message}"
-    if not opened.complete:
-        yield "it is not complete"
-
-
 def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -> Iterator[str]:
     """Yield what of a content a target lacks or says otherwise, elements aside, a sentence each.
 
@@ -152,19 +148,19 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs = [(one, found[name]) for one in content.tensors if (name := writer.named(one)) in found]
     for tensor, other in pairs:
-        yield from _around(tensor, other)
-    yield from _ties(pairs)
+        yield from _tensor_mismatches(tensor, other)
+    yield from _tie_mismatches(pairs)
     if content.conventions:
-        yield from _conventions(content, opened, pairs)
-    if content.tree is not None and not _is_same(content.tree, opened.tree):
+        yield from _convention_mismatches(content, opened, pairs)
+    if content.tree is not None and not _carries_the_same(content.tree, opened.tree):
         yield "what is not a tensor came back as something else"
     told = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
-    yield from _lost("metadata", told, opened.metadata, _SAID_BY.get(writer.name, frozenset()))
-    native = dict(_native(content, writer))
-    yield from _lost("native part", native, opened.native, _HELD_BY.get(writer.name, frozenset()))
+    yield from _lost_entries("metadata", told, opened.metadata, _SAID_BY.get(writer.name, frozenset()))
+    native = dict(_native_parts(content, writer))
+    yield from _lost_entries("native part", native, opened.native, _HELD_BY.get(writer.name, frozenset()))
     training, stands = training_document(content.training), training_document(opened.training)
     training.pop("origin", None)
-    yield from _lost("training state", training, stands, frozenset())
+    yield from _lost_entries("training state", training, stands, frozenset())
 
 
 def _is_of_files(key: str, content: Content) -> bool:
@@ -173,14 +169,14 @@ def _is_of_files(key: str, content: Content) -> bool:
     return key in _OF_FILES.get(content.source_format, ()) and not is_written
 
 
-def _native(content: Content, writer: Writer) -> Iterator[tuple[str, bytes]]:
+def _native_parts(content: Content, writer: Writer) -> Iterator[tuple[str, bytes]]:
     """Yield the native parts that are to come back: not a graph that was cut."""
     names = {tensor.name for tensor in content.tensors}
     is_cut = writer.name == "tensorflow" and not names >= (known_keys(content.native) or {}).keys()
     yield from (one for one in content.native.items() if not (is_cut and one[0] in (GRAPH, KEYS)))
 
 
-def _around(tensor: Tensor, other: Tensor) -> Iterator[str]:
+def _tensor_mismatches(tensor: Tensor, other: Tensor) -> Iterator[str]:
     if other.role is not tensor.role:
         yield f"{tensor.name} serves {other.role.value} instead of {tensor.role.value}"
     is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
@@ -188,7 +184,9 @@ def _around(tensor: Tensor, other: Tensor) -> Iterator[str]:
         yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
 
 
-def _conventions(content: Content, opened: Checkpoint, pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
+def _convention_mismatches(
+    content: Content, opened: Checkpoint, pairs: list[tuple[Tensor, Tensor]]
+) -> Iterator[str]:
     """Yield what is not told any more of how the tensors lie."""
     if opened.conventions != content.conventions:
         yield f"the layout is told to be that of {opened.conventions} instead of {content.conventions}"
@@ -197,7 +195,7 @@ def _conventions(content: Content, opened: Checkpoint, pairs: list[tuple[Tensor,
             yield f"{tensor.name} is told to be of another type of layer"
 
 
-def _ties(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
+def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
     """Yield which tensors are not tied to those that they were tied to; an empty one can't be told.
 
     Of two that a writer calls by one name, which are one in the target, the first counts.
@@ -215,7 +213,7 @@ def _ties(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
             yield f"{tensor.name} is tied to {back[theirs]}, and was not"
 
 
-def _lost(
+def _lost_entries(
     what: str, told: Mapping[str, object], found: Mapping[str, object], in_own_words: frozenset[str]
 ) -> Iterator[str]:
     """Yield what is not there, or is something else; what is said in own words only has to be there."""
@@ -236,7 +234,7 @@ def _says_the_same(value: object, other: object) -> bool:
         return False
 
 
-def _is_same(tree: object, other: object) -> bool:
+def _carries_the_same(tree: object, other: object) -> bool:
     """Tell whether two trees carry the same; what differs in its nodes may still be carried the same."""
     return trees_equal(tree, other) or _text(without_opaque(tree)) == _text(without_opaque(other))
 

@@ -93,15 +93,15 @@ def check_target(
     if name in ("", os.curdir, os.pardir):
         raise UsageError(f"{target!r}: no name that a target can have")
     parent = parent or os.curdir
-    beside = _listed(parent)
+    beside = _writable_names(parent)
     if not wishes.dry_run and any(map(is_area_name, beside)):
         clear_beside(target)
-        beside = _listed(parent)
+        beside = _writable_names(parent)
     for path in also:
         _check_outside(target, path)
     for source in opened:
         _check_apart(target, source)
-    found = _standing(name, beside, is_prefix=is_prefix)
+    found = _existing_names(name, beside, is_prefix=is_prefix)
     if not found:
         return None
     if not wishes.force:
@@ -112,7 +112,7 @@ def check_target(
     return [*found, *sorted(one for one in manifests if os.path.isfile(os.path.join(parent, one)))]
 
 
-def _listed(parent: str) -> frozenset[str]:
+def _writable_names(parent: str) -> frozenset[str]:
     """Return the names in a directory that can be written to."""
     try:
         names = os.listdir(parent)
@@ -150,7 +150,7 @@ def _is_same(target: str, others: set[str]) -> bool:
     )
 
 
-def _standing(name: str, beside: Iterable[str], *, is_prefix: bool) -> list[str]:
+def _existing_names(name: str, beside: Iterable[str], *, is_prefix: bool) -> list[str]:
     """Return the names of what stands in the place of a target: itself, or the files behind the prefix."""
     behind = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
     return sorted(one for one in beside if one == name or (is_prefix and behind.fullmatch(one)))

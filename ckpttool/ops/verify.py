@@ -65,10 +65,12 @@ def verify(
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
     format = unit.format if unit else None
     try:
-        format = format or _format_of(name)
+        if format is None:
+            with Probe(name) as probe:
+                format = recognised(probe)
         with (
             format.open_unit(unit or Unit(name, (), format)) as checkpoint,
-            _started(checkpoint, prediction) as child,
+            _start_prediction(checkpoint, prediction) as child,
         ):
             from ckpttool.ops.checks import Verifier
 
@@ -78,16 +80,13 @@ def verify(
         hint = None if is_ambiguous else format or suffix_format(os.path.basename(name))
         unit = unit or Unit(name, (os.path.basename(name.rstrip(os.sep)),), hint)
         nbytes = replace(unit, members=unit.parts).nbytes
-        found = _beyond_opening(name, hint, failure, only, predicts=prediction is not None)
+        found = _unopened_verification(name, hint, failure, only, predicts=prediction is not None)
         return replace(found, nbytes=nbytes)
 
 
-def _format_of(path: str) -> Format:
-    with Probe(path) as probe:
-        return recognised(probe)
-
-
-def _started(checkpoint: Checkpoint, request: Request | None) -> AbstractContextManager[Prediction | None]:
+def _start_prediction(
+    checkpoint: Checkpoint, request: Request | None
+) -> AbstractContextManager[Prediction | None]:
     """Return the prediction that was asked for, with its child on the way."""
     if request is None:
         return nullcontext()
@@ -96,7 +95,7 @@ def _started(checkpoint: Checkpoint, request: Request | None) -> AbstractContext
     return Prediction(checkpoint, request)
 
 
-def _beyond_opening(
+def _unopened_verification(
     path: str, format: Format | None, failure: CheckpointError, only: Collection[str], *, predicts: bool
 ) -> Verification:
     """Return the verdict on what can't be opened; what was seen before the damage still counts."""

@@ -14,7 +14,7 @@ from ckpttool.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.dtypes import BY_NAME
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
-from ckpttool.ops.metadata_diff import compare_metadata, not_compared
+from ckpttool.ops.metadata_diff import compare_metadata, partly_known
 from ckpttool.tensor import Role, Tensor
 from ckpttool.training import training_state
 
@@ -520,8 +520,8 @@ def test_mangled_names_of_torchscript_are_one_class() -> None:
 def test_values_told_in_part_are_named(told: object) -> None:
     tree = {"config": {"blob": told, "more": [told]}}
     expected = ["config.blob: known only in part", "config.more.0: known only in part"]
-    assert not_compared(checkpoint(tree), checkpoint(tree)) == expected
-    assert not_compared(checkpoint(tree), checkpoint(tree, format="hdf5")) == expected
+    assert partly_known(checkpoint(tree), checkpoint(tree)) == expected
+    assert partly_known(checkpoint(tree), checkpoint(tree, format="hdf5")) == expected
 
 
 @pytest.mark.parametrize(
@@ -544,17 +544,17 @@ def test_values_told_in_part_are_named(told: object) -> None:
     ],
 )
 def test_values_told_in_full_need_no_note(told: object) -> None:
-    assert not_compared(checkpoint({"x": told}), checkpoint({"x": told})) == []
+    assert partly_known(checkpoint({"x": told}), checkpoint({"x": told})) == []
 
 
 @pytest.mark.parametrize(
     ("format", "key"), [("torchscript", "code"), ("torch-export", "models"), ("savedmodel", "graph")]
 )
 def test_programs_without_a_checksum_are_not_compared(format: str, key: str) -> None:
-    assert len(not_compared(checkpoint(format=format), checkpoint(format=format))) == 1
-    assert not_compared(checkpoint(format=format), checkpoint()) == []
+    assert len(partly_known(checkpoint(format=format), checkpoint(format=format))) == 1
+    assert partly_known(checkpoint(format=format), checkpoint()) == []
     summed = checkpoint({key: [{"main": "<80 bytes, CRC-32 0123abcd>"}]}, format=format)
-    assert not_compared(summed, summed) == []
-    assert len(not_compared(summed, checkpoint(format=format))) == 1
+    assert partly_known(summed, summed) == []
+    assert len(partly_known(summed, checkpoint(format=format))) == 1
     other = checkpoint({"note": "<80 bytes, CRC-32 0123abcd>"}, format=format)
-    assert len(not_compared(other, other)) == 1
+    assert len(partly_known(other, other)) == 1

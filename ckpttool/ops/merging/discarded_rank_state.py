@@ -48,7 +48,7 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropp
     first = checkpoint.metadata
     for path in job.others:
         own = rank_metadata(checkpoint, path)
-        yield from _differing(stem(path), first, own, OF_PARTITIONS)
+        yield from _differing_keys(stem(path), first, own, OF_PARTITIONS)
         below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
         for key in sorted(below - OF_PARTITIONS):
             yield Dropped(f"{stem(path)}.{key}", _DIFFERS)
@@ -56,14 +56,14 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Dropp
     for rank in ranks[1:]:
         states, wanted = rank.told.get(STATES), ranks[0].told.get(STATES)
         if isinstance(states, Mapping) and isinstance(wanted, Mapping):
-            yield from _differing(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
+            yield from _differing_keys(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
         if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
             yield Dropped(stem(name), "a file beside the model and its optimizer")
 
 
-def _differing(
+def _differing_keys(
     stem: str, first: Mapping[str, Any], other: Mapping[str, Any], known: frozenset[str]
 ) -> Iterator[Dropped]:
     for key, value in other.items():

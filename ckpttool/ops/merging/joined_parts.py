@@ -116,10 +116,10 @@ def _require_own_tensors(parts: Sequence[MergePart]) -> None:
         for tensor in part.checkpoint.tensors:
             first, other = owners.setdefault(tensor.name, (part, tensor))
             if first is not part:
-                raise _doubled(first, other, part, tensor)
+                raise _duplicate_error(first, other, part, tensor)
 
 
-def _doubled(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> CheckpointError:
+def _duplicate_error(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> CheckpointError:
     doubled = [name for name in second.checkpoint if name in first.checkpoint]
     unlike = any(first.checkpoint[name].shape != second.checkpoint[name].shape for name in doubled)
     named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(part.path)) for part in (first, second))

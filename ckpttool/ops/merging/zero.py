@@ -45,16 +45,16 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCh
     """
     job = job_of(checkpoint)
     if not job.zero or not all(stage.ranks for stage in job.stages):
-        return MergedCheckpoint(checkpoint=_as_saved(checkpoint, job), sources=sources)
+        return MergedCheckpoint(checkpoint=_with_tree(checkpoint, job), sources=sources)
     cuts = {cut.name: cut for cut in cuts_of(job)}
     if not cuts:
         found = "which parameters the ranks hold together is not said (param_shapes)"
         raise DamagedCheckpoint(job.first, found, code="partition-sum")
     module = _module(checkpoint, cuts)
-    states, dropped = _states(cuts)
+    states, dropped = _optimizer_states(cuts)
     content = _content(checkpoint, job)
     dropped += discarded_rank_state(checkpoint, job)
-    groups = _groups(job, cuts, content.pop(STATES, {}))
+    groups = _param_groups(job, cuts, content.pop(STATES, {}))
     tree = {
         MODULE: {tensor.path[1]: tensor for tensor in module},
         OPTIMIZER: {"state": states, "param_groups": groups[0], **groups[1]},
@@ -73,7 +73,7 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCh
     return MergedCheckpoint(checkpoint=whole, sources=sources, dropped=tuple(dropped), notes=(note,))
 
 
-def _as_saved(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
+def _with_tree(checkpoint: Checkpoint, job: ZeroJob) -> Checkpoint:
     """Return a checkpoint without ZeRO with its nested content, where one file holds all of it."""
     tree = _tree(job.first)
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
@@ -100,10 +100,10 @@ def _module(checkpoint: Checkpoint, cuts: Mapping[str, ParameterCut]) -> list[Te
     for tensor in checkpoint.tensors:
         if tensor.path[0] == MODULE and len(tensor.path) == 2:
             name = str(tensor.path[1])
-            found[name] = _in_full(cuts[name]) if name in cuts and tensor.size else tensor
+            found[name] = _full_weights(cuts[name]) if name in cuts and tensor.size else tensor
     for name, cut in cuts.items():
         if name not in found:
-            found[name] = _in_full(cut)
+            found[name] = _full_weights(cut)
     ties = {}
     for name, tensor in found.items():
         owner = _owner(name, tensor, owners, found) if name not in cuts else None
@@ -122,7 +122,7 @@ def _owner(name: str, tensor: Tensor, owners: Mapping[str, Any], found: Mapping[
     return shares if shares in found else None
 
 
-def _in_full(cut: ParameterCut) -> Tensor:
+def _full_weights(cut: ParameterCut) -> Tensor:
     whole = cut.weights((MODULE, cut.name))
     if whole is None:
         path = cut.runs[0].rank.path
@@ -134,7 +134,7 @@ def _in_full(cut: ParameterCut) -> Tensor:
 # The optimizer --------------------------------------------------------------------------------------------
 
 
-def _states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Dropped]]:
+def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Dropped]]:
     """Return what the optimizer keeps of each parameter, and what of it can't be told."""
     states: dict[str, dict[str, object]] = {}
     dropped = []
@@ -142,7 +142,7 @@ def _states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, objec
         own = states.setdefault(name, {})
         for key in _keys(cut):
             path: Path = (OPTIMIZER, "state", name, key)
-            value = _common(cut, key, path)
+            value = _shared_state(cut, key, path)
             value = cut.state(path, key) if value is None else value
             if value is None:
                 why = "the ranks do not keep it element by element, or not alike"
@@ -157,7 +157,7 @@ def _keys(cut: ParameterCut) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _common(cut: ParameterCut, key: str, path: Path) -> object:
+def _shared_state(cut: ParameterCut, key: str, path: Path) -> object:
     """Return what all ranks keep alike, once for a group, such as the step; None for anything else."""
     found = [run.rank.states.get(at, {}).get(key) for run in cut.runs for at in run.groups]
     first, *others = found
@@ -175,7 +175,7 @@ def _are_equal(one: Tensor, other: object) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def _groups(
+def _param_groups(
     job: ZeroJob, cuts: Mapping[str, ParameterCut], told: Mapping[str, Any]
 ) -> tuple[list[dict[str, object]], dict[str, object]]:
     """Return the groups of parameters, by their names, and what else the optimizer's states say."""
@@ -189,11 +189,11 @@ def _groups(
     for at in range(count):
         settings = groups[at] if at < len(groups) and isinstance(groups[at], Mapping) else {}
         made.append({**settings, "params": [cut.name for cut in cuts.values() if cut.group == at]})
-    rest = {key: _as_data(value) for key, value in told.items() if key not in OF_OPTIMIZER}
+    rest = {key: _plain_data(value) for key, value in told.items() if key not in OF_OPTIMIZER}
     return made, {key: value for key, value in rest.items() if not any(tensors_in(value))}
 
 
-def _as_data(value: object) -> object:
+def _plain_data(value: object) -> object:
     """Return what an object of DeepSpeed's holds, such as the loss scaler; nobody else can make it."""
     if not isinstance(value, Call) or not isinstance(value.function, Global):
         return value

@@ -141,14 +141,14 @@ def _rank(number: int, path: str, told: Mapping[str, Any], tensors: Mapping[Path
         if len(place) == 3 and place[:1] == (STATES,) and place[1] in (MASTERS, FLAT):
             if (group := _number(place[2])) is not None:
                 rank.masters[group] = tensor
-        elif (found := _of_a_group(place)) is not None:
+        elif (found := _group_and_key(place)) is not None:
             rank.states[found[0]][found[1]] = tensor
     for at, key, value in _plain_states(rank):
         rank.states[at].setdefault(key, value)
     return rank
 
 
-def _of_a_group(place: Path) -> tuple[int, str] | None:
+def _group_and_key(place: Path) -> tuple[int, str] | None:
     """Return of which group of parameters the optimizer keeps what lies at a path, and as what."""
     number = None
     if len(place) == 5 and place[0] == STATES and place[1] in (BASE, INNER) and place[2] == "state":
@@ -285,12 +285,12 @@ def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCu
             for at, rank in enumerate(stage.ranks):
                 take = min(part, count - at * part)
                 if take > 0:
-                    runs.append(_run(rank, ends[at], offset, take))
+                    runs.append(_run_across_groups(rank, ends[at], offset, take))
             yield ParameterCut(name, shape, group, tuple(runs))
             offset += part
 
 
-def _run(rank: Rank, ends: Sequence[int], offset: int, size: int) -> ParameterRun:
+def _run_across_groups(rank: Rank, ends: Sequence[int], offset: int, size: int) -> ParameterRun:
     """Return a range of all that a rank keeps, in the groups where it lies, which end at ``ends``."""
     first, last = bisect_right(ends, offset), bisect_left(ends, offset + size)
     groups = sorted(rank.masters)[first : last + 1]
