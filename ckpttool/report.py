@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -59,3 +59,13 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun, in the plural where there isn't just one."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+SHOWN_NAMES = 3
+"""How many names stand in a sentence; the others are counted."""
+
+
+def first_names(names: Sequence[str]) -> str:
+    """Return the first names in a list, and how many more there are: ``a, b, c and 4 more``."""
+    more = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more

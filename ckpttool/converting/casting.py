@@ -11,7 +11,7 @@ from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.tree import replace_tensors
 from ckpttool.pairing.rearrangement import regroup
-from ckpttool.report import counted
+from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
 
@@ -24,7 +24,6 @@ TARGETS = ("float32", "float16", "bfloat16")
 _STATE = (Role.OPTIMIZER, Role.TRAINING)
 _GROUP = 1 << 18
 """Elements that are rounded at once; of packed ones, whole bytes."""
-_SHOWN = 3
 
 
 def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
@@ -77,15 +76,12 @@ def _notes(cast_ones: Iterable[Tensor], dtype: DType, kept: list[Tensor]) -> lis
         done = "widened" if _holds_all_values(dtype, source) else "rounded"
         notes.append(f"{counted(count, 'tensor')} of {source.name} {done} to {dtype.name}")
     if scaled:
-        notes.append(f"{_some_names(scaled)}: as they are; scales that lie beside them are not multiplied in")
+        names = first_names([tensor.name for tensor in scaled])
+        notes.append(f"{names}: as they are; scales that lie beside them are not multiplied in")
     if kept:
-        notes.append(f"{_some_names(kept)}: state of the training, and not rounded")
+        names = first_names([tensor.name for tensor in kept])
+        notes.append(f"{names}: state of the training, and not rounded")
     return notes
-
-
-def _some_names(tensors: list[Tensor]) -> str:
-    more = f" and {len(tensors) - _SHOWN:,} more" if len(tensors) > _SHOWN else ""
-    return ", ".join(tensor.name for tensor in tensors[:_SHOWN]) + more
 
 
 @dataclass(frozen=True, slots=True)

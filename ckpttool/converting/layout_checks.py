@@ -8,6 +8,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import UNWIRED, Doubt, DoubtReason, has_other_word
 from ckpttool.pairing.layouts import RULES, LayoutItem
+from ckpttool.report import first_names
 from ckpttool.tensor import Tensor
 from ckpttool.writing.content import Content
 
@@ -19,7 +20,6 @@ _AS_TORCH = frozenset(
     }
 )
 """What Paddle's files call layers whose weights lie as PyTorch's do."""
-_SHOWN = 3
 _REMEDY = (
     'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
     'order, "flatten" behind a Flatten of an image'
@@ -50,9 +50,7 @@ def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
 
 def name_list(tensors: Iterable[Tensor]) -> str:
     """Return the names of some tensors, and how many more there are."""
-    names = [tensor.name for tensor in tensors]
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return first_names([tensor.name for tensor in tensors])
 
 
 def norm_notes(rules: Iterable[str]) -> list[str]:
@@ -66,8 +64,7 @@ def norm_notes(rules: Iterable[str]) -> list[str]:
 def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
     """Return what does not go with weights that get the names of others: values, and an architecture."""
     values = list(checkpoint.metadata) if content.tree is not None else []
-    more = f" and {len(values) - _SHOWN:,} more" if len(values) > _SHOWN else ""
-    notes = [f"left out beside the tensors: {', '.join(values[:_SHOWN])}{more}"] if values else []
+    notes = [f"left out beside the tensors: {first_names(values)}"] if values else []
     if content.native:
         owners = sorted({name.partition(".")[0] for name in content.native})
         notes.append(f"left out, as names and layouts are others: what {' and '.join(owners)} alone needs")

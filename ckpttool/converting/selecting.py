@@ -12,7 +12,7 @@ from ckpttool.converting.ties import retied
 from ckpttool.errors import UsageError
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, heights_of
 from ckpttool.pairing.variable_names import INSIDE
-from ckpttool.report import counted
+from ckpttool.report import counted, first_names
 from ckpttool.roles import WHOLE_WEIGHTS
 from ckpttool.tensor import Path, Role, Tensor
 from ckpttool.writing.content import Content
@@ -62,8 +62,7 @@ def _left_out(tensors: Iterable[Tensor]) -> list[str]:
     optimizer = sum(tensor.role is Role.OPTIMIZER for tensor in rest)
     others = [tensor.name for tensor in rest if tensor.role is not Role.OPTIMIZER]
     told = [f"{optimizer:,} of an optimizer"] if optimizer else []
-    more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
-    told += [", ".join(others[:_SHOWN]) + more] if others else []
+    told += [first_names(others)] if others else []
     are = "that is no weight" if len(rest) == 1 else "that are no weights"
     return [f"{counted(len(rest), 'tensor')} {are} left out: {'; '.join(told)}"]
 

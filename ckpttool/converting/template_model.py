@@ -26,11 +26,10 @@ from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
 from ckpttool.pairing.rearrangement import Unfit, concatenate
 from ckpttool.pairing.second_names import may_be_copy
 from ckpttool.pairing.variable_names import leaf_name
-from ckpttool.report import counted
+from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role, Tensor
 from ckpttool.writing.content import Content
 
-_SHOWN = 3
 _PAIRS = 20
 """How many pairs of layers are named, of which a reader has to see whether they are right."""
 _Contents = frozenset[tuple[str, tuple[int, ...]]]
@@ -157,13 +156,8 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
     named = {leaf_name(item): item.sources[0].name for item in other[0]}
     lines = {item.sources[0].name: named[leaf_name(item)] for item in one[0] if leaf_name(item) in named}
     told = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
-    layers = " and ".join(_shortened_names([_layer(layer[0]) for layer in side]) for side in (one, other))
+    layers = " and ".join(first_names([_layer(layer[0]) for layer in side]) for side in (one, other))
     return f"alike are {layers}; a --map gives names that pair: [names] {told}, if these are the same"
-
-
-def _shortened_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
@@ -256,8 +250,7 @@ class _TemplateTensors:
         """Return what was taken from the model."""
         if not self._kept:
             return []
-        more = f" and {len(self._kept) - _SHOWN:,} more" if len(self._kept) > _SHOWN else ""
-        return [f"values of the model's own: {', '.join(self._kept[:_SHOWN])}{more}"]
+        return [f"values of the model's own: {first_names(self._kept)}"]
 
 
 # What is told -----------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckpttool.report import counted
+from ckpttool.report import counted, first_names
 from ckpttool.tensor import Tensor
-
-_SHOWN = 3
 
 
 def retied(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
@@ -44,6 +42,5 @@ def untied(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
     names = [name for owner in members if owner in apart for name in sorted(members[owner])]
     if not names:
         return []
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    shown = ", ".join(names[:_SHOWN]) + more
+    shown = first_names(names)
     return [f"{counted(len(names), 'tensor')} that shared bytes: not all of them do any more: {shown}"]

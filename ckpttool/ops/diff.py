@@ -32,7 +32,7 @@ from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.map_file import read_map
 from ckpttool.pairing.pairing import Pair, Pairing, PairingWishes, pair_up
-from ckpttool.report import Severity, counted
+from ckpttool.report import Severity, counted, first_names
 from ckpttool.tensor import Span
 from ckpttool.wire.scan import scan
 from ckpttool.work import Advance, default_jobs
@@ -46,7 +46,6 @@ _DECIDED_BY = {
     False: "a whole model of Keras (.keras, .h5) or a --map with a [[tensor]] says in which order they are",
 }
 """What helps where nothing says how tensors lie, by whether they were compared as stored."""
-_SHOWN = 3
 _FEW = 0.1
 """The share of a tensor's elements below which a change looks like damage."""
 
@@ -261,9 +260,8 @@ def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Itera
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
     names = [_name(pair.a) for pair in equal]
     if names:
-        more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-        listed = ", ".join(names[:_SHOWN])
-        yield f"equal as stored, though nothing says of what type of layer they are: {listed}{more}"
+        told = first_names(names)
+        yield f"equal as stored, though nothing says of what type of layer they are: {told}"
     kinds = dict.fromkeys(pair.doubt is None for pair in pairing.undecided if id(pair) in undecided)
     yield from (_DECIDED_BY[kind] for kind in kinds)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.dtypes import numpy_dtype
-from ckpttool.report import Finding, counted, warning
+from ckpttool.report import Finding, counted, first_names, warning
 from ckpttool.roles import role_below
 from ckpttool.tensor import Role, Tensor
 
@@ -31,7 +31,6 @@ _MAY_REPEAT = re.compile(
 )
 """Words in the last part of a name that say it is none of those that multiply what comes in."""
 _HAVE_KERNELS = frozenset({"Dense", "Conv1D", "Conv2D", "Conv3D", "Embedding"})
-_SHOWN = 3
 
 
 def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Finding]:
@@ -50,7 +49,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
             f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "
             "that is split over processes and was not gathered"
         )
-        yield warning("weights-empty", message, _places(empty))
+        yield warning("weights-empty", message, first_names(empty))
     filled = [one for one in weights if one.size and one.values is not None and one.shares_with is None]
     repeated = {one.name: element for one in filled if (element := element_of(one)) is not None}
     zero = {name for name, element in repeated.items() if not any(element)}
@@ -62,7 +61,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
         message = (
             f"a LoRA adapter that changes nothing yet: all {len(starts):,} of its second factors are zero"
         )
-        yield warning("adapter-untrained", message, _places(starts))
+        yield warning("adapter-untrained", message, first_names(starts))
     yield from _constant_matrices(checkpoint, filled, repeated, set(starts))
 
 
@@ -121,8 +120,3 @@ def _number(tensor: Tensor, element: bytes) -> complex:
 
     data = np.frombuffer(element, numpy_dtype(tensor.dtype))
     return complex(data[0]) if tensor.dtype.kind == "complex" else float(data[0])
-
-
-def _places(names: Sequence[str]) -> str:
-    more = "" if len(names) <= _SHOWN else f" and {len(names) - _SHOWN:,} more"
-    return ", ".join(names[:_SHOWN]) + more

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.ops.verdict import VALUES_NOT_READ
-from ckpttool.report import Finding, counted, error, has_errors, warning
+from ckpttool.report import Finding, counted, error, first_names, has_errors, warning
 from ckpttool.tensor import Tensor
 from ckpttool.wire.scan import Scanned, Specials
 
@@ -94,7 +94,6 @@ _UNREAD = frozenset(
     }
 )
 """Findings of formats which say that there are values that nothing looks at."""
-_NAMED = 3
 
 
 def unread_values(checkpoint: Checkpoint) -> str | None:
@@ -117,8 +116,7 @@ def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
         return []
     count = f"{len(bare):,} of {counted(len(checkpoint.tensors), 'tensor')}"
     message = f"the values of {count} are not in the file, or in a form that is not read"
-    more = "" if len(bare) <= _NAMED else f" and {len(bare) - _NAMED:,} more"
-    return [warning(VALUES_NOT_READ, message, ", ".join(bare[:_NAMED]) + more)]
+    return [warning(VALUES_NOT_READ, message, first_names(bare))]
 
 
 def _without_values(checkpoint: Checkpoint) -> list[str]:

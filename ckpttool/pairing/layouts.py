@@ -198,7 +198,7 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
     """Return the tensors in PyTorch's layout and by PyTorch's names, where rules say how.
 
     One tensor may give several items: a GRU's bias. The three parts of an attention's input, and the two
-    biases of an LSTM, are put together by ``meeting.met``, where the other side has them in one.
+    biases of an LSTM, are put together by ``fuse_split_parameters`` if the other side has them in one.
     """
     turned = {id(tensor): items for layer in layers_of(checkpoint) for tensor, items in _layer_items(layer)}
     for doubt in layout_doubts(checkpoint):

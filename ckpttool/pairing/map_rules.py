@@ -180,7 +180,7 @@ class _MapPairs:
                 self.used[0].add(id(item.tensor))
                 continue
             matched += 1
-            self._pair(place, _laid_out(item, layouts[0]), _laid_out(other, layouts[1]))
+            self._pair(place, _in_torch_layout(item, layouts[0]), _in_torch_layout(other, layouts[1]))
         if not matched:
             raise self._map.wrong(place, self._unmatched(glob, name))
 
@@ -262,7 +262,7 @@ def _items_by_name(items: Iterable[LayoutItem]) -> dict[str, LayoutItem]:
     return found
 
 
-def _laid_out(item: LayoutItem, layouts: Becomes) -> LayoutItem:
+def _in_torch_layout(item: LayoutItem, layouts: Becomes) -> LayoutItem:
     made = layouts(item)
     return made[0] if len(made) == 1 else item  # what becomes several tensors is compared as stored
 

@@ -11,7 +11,7 @@ from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.matching import Clash, Pair, Unpaired
 from ckpttool.pairing.variable_names import INSIDE
-from ckpttool.report import counted
+from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role
 
 _SHOWN = 3
@@ -55,9 +55,8 @@ def non_weight_notes(side: str, items: Sequence[LayoutItem]) -> list[str]:
         return []
     optimizer = sum(item.tensor.role is Role.OPTIMIZER for item in items)
     others = [item.name for item in items if item.tensor.role is not Role.OPTIMIZER]
-    more = f" and {len(others) - _SHOWN:,} more" if len(others) > _SHOWN else ""
     parts = [f"{optimizer:,} of an optimizer"] if optimizer else []
-    parts += [", ".join(others[:_SHOWN]) + more] if others else []
+    parts += [first_names(others)] if others else []
     return [f"{counted(len(items), 'tensor')} of {side} that are not weights left out: {'; '.join(parts)}"]
 
 
@@ -136,9 +135,7 @@ def unknown_layouts(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> list
     names = [name for pair in pairs if pair.how != "content" for name in _unknown_matrices(pair, a, b)]
     if not names:
         return []
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    told = ", ".join(names[:_SHOWN])
-    return [f"compared as stored, for nothing says of what type of layer they are: {told}{more}"]
+    return [f"compared as stored, for nothing says of what type of layer they are: {first_names(names)}"]
 
 
 def split_undecided(pairs: Iterable[Pair], a: Checkpoint, b: Checkpoint) -> tuple[list[Pair], list[Pair]]:

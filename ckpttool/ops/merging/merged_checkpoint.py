@@ -1,4 +1,4 @@
-"""One whole that was gathered from parts, and what is required of a part."""
+"""The checkpoint that parts make together, and what is required of a part."""
 
 from __future__ import annotations
 
