@@ -93,9 +93,9 @@ def require_movable(dirs: MoveDirs, move: Move) -> None:
     for old, new in move.members:
         here = _entry_state(dirs.source, old, move, old, dirs.was_at)
         if here is EntryState.NOTHING:
-            raise StalePlan("it has vanished, or a part of it, since the plan was made")
+            raise StalePlan("it has vanished, or a part of it,", since_plan=True)
         if here is not EntryState.SAME:
-            raise StalePlan("it has changed since the plan was made")
+            raise StalePlan("it has changed", since_plan=True)
         if dirs.target >= 0 and _is_taken(dirs, old, new):
             raise StalePlan(f"{os.path.basename(new)} is in the way")
 
@@ -112,12 +112,12 @@ def link_new(dirs: MoveDirs, move: Move) -> None:
         here = _entry_state(dirs.source, old, move, old, dirs.was_at)
         if here is not EntryState.SAME:
             what = "vanished, or a part of it," if here is EntryState.NOTHING else "changed"
-            raise StalePlan(f"it has {what} since the plan was made")
+            raise StalePlan(f"it has {what}", since_plan=True)
         is_link = _link_or_rename(dirs, old, new)
         # Only what came is known to be what was checked: another could have come between.
         if _entry_state(dirs.target, new, move, old, dirs.rewritten) is not EntryState.SAME:
             _undo_link(dirs, old, new, is_link=is_link)
-            raise StalePlan("it has changed since the plan was made")
+            raise StalePlan("it has changed", since_plan=True)
 
 
 def unlink_old(dirs: MoveDirs, move: Move) -> None:

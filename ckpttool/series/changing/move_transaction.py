@@ -7,6 +7,7 @@ left is done to its end by ``recovery``, or else taken back.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,19 +45,48 @@ from ckpttool.series.changing.trash_directories import make_room, require_own_tr
 from ckpttool.wire.atomic import sync_directory, write_within
 
 
+@dataclass(frozen=True, slots=True)
+class MoveFailure:
+    """Why a checkpoint is where it was.
+
+    Attributes:
+        problem: What went wrong.
+        since_plan: Whether something has changed since the plan was made.
+        file: The name of the file that it went wrong at, if that is known.
+        culprit: The name of the checkpoint that it went wrong with, if not with this one.
+    """
+
+    problem: str
+    since_plan: bool = False
+    file: str | None = None
+    culprit: str | None = None
+
+    def text(self, planned: str = "the plan was made") -> str:
+        """Return it in words; ``planned`` is how the user knows the moment at which the plan was made."""
+        text = f"{self.problem} since {planned}" if self.since_plan else self.problem
+        if self.file is not None:
+            text += f": {self.file}"
+        return text if self.culprit is None else f"{self.culprit}: {text}; all of them are moved, or none"
+
+
 @dataclass(slots=True)
 class MoveOutcome:
     """What became of moves, by the paths that the user knows.
 
     Attributes:
         moved: What goes by its new names now.
-        failed: Why some are where they were. Where pointers go with them, the others are then, too.
+        failures: Why some are where they were. Where pointers go with them, the others are then, too.
         gone: What was removed by somebody else before.
     """
 
     moved: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, MoveFailure] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Return the failures in words."""
+        return {path: failure.text() for path, failure in self.failures.items()}
 
 
 def apply_moves(directory: str, moves: Moves, home: StateDir | None = None) -> MoveOutcome:
@@ -97,7 +127,7 @@ def feasible_moves(directory: str, moves: Moves, home: StateDir, outcome: MoveOu
     return fit
 
 
-def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
+def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, MoveFailure]]:
     """Yield why some checkpoints can't be moved, by path; nothing is changed."""
     try:
         with open_move_dirs(directory, moves, is_planned=True) as dirs:
@@ -105,31 +135,33 @@ def move_obstacles(directory: str, moves: Moves) -> Iterator[tuple[str, str]]:
                 try:
                     require_movable(dirs, move)
                 except (StalePlan, OSError) as failure:
-                    yield move.path, failure_text(failure)
+                    yield move.path, move_failure(failure)
     except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
-        yield from ((move.path, "it has vanished") for move in moves.moves)
+        yield from ((move.path, MoveFailure("it has vanished")) for move in moves.moves)
 
 
 def _fit(directory: str, moves: Moves, outcome: MoveOutcome) -> Moves:
     """Return what of some moves can be made; where pointers go with them, all or nothing."""
-    outcome.failed |= dict(move_obstacles(directory, moves))
-    if moves.kind == "trash" and outcome.failed:
+    outcome.failures |= dict(move_obstacles(directory, moves))
+    if moves.kind == "trash" and outcome.failures:
         with open_move_dirs(directory, moves, is_planned=True) as dirs:
             outcome.gone += [
-                move.path for move in moves.moves if move.path in outcome.failed and has_vanished(dirs, move)
+                move.path
+                for move in moves.moves
+                if move.path in outcome.failures and has_vanished(dirs, move)
             ]
         for path in outcome.gone:
-            del outcome.failed[path]
-    passed_over = {*outcome.failed, *outcome.gone}
+            del outcome.failures[path]
+    passed_over = {*outcome.failures, *outcome.gone}
     fit = tuple(move for move in moves.moves if move.path not in passed_over)
     if moves.is_bound:
         try:
             require_pointers(directory, moves)
         except (StalePlan, OSError) as failure:
-            outcome.failed |= {move.path: failure_text(failure) for move in fit}
+            outcome.failures |= {move.path: move_failure(failure) for move in fit}
             if not moves.moves:
-                outcome.failed[directory] = failure_text(failure)
-        if outcome.failed:
+                outcome.failures[directory] = move_failure(failure)
+        if outcome.failures:
             return replace(moves, moves=(), rewrites=(), relinks=())
     return replace(moves, moves=fit)
 
@@ -137,10 +169,10 @@ def _fit(directory: str, moves: Moves, outcome: MoveOutcome) -> Moves:
 def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
     try:
         try:
-            done = transaction.apply(outcome.failed)
+            done = transaction.apply(outcome.failures)
         except (StalePlan, CheckpointError, OSError) as failure:
             transaction.undo()
-            outcome.failed |= failures_by_path(transaction, outcome.failed, failure)
+            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
         else:
             outcome.moved += [move.path for move in done]
         remove_stage(transaction.stage)
@@ -150,26 +182,37 @@ def _apply_or_undo(transaction: MoveTransaction, outcome: MoveOutcome) -> None:
 
 
 def failures_by_path(
-    transaction: MoveTransaction, failed: Mapping[str, str], failure: Exception
-) -> dict[str, str]:
+    transaction: MoveTransaction, failures: Mapping[str, MoveFailure], error: Exception
+) -> dict[str, MoveFailure]:
     """Return why no move was made, by path: first of what failed itself, then of what goes with it."""
     paths = [move.path for move in transaction.moves.moves]
-    culprits = {path: failed[path] for path in paths if path in failed}
+    culprits = {path: failures[path] for path in paths if path in failures}
     if len(culprits) != 1:
-        return dict.fromkeys(paths or [transaction.directory], _named(failure))
-    [(culprit, why)] = culprits.items()
-    others = f"{os.path.basename(culprit)}: {why}; all of them are moved, or none"
-    return {culprit: why} | {path: others for path in paths if path != culprit}
+        return dict.fromkeys(paths or [transaction.directory], move_failure(error, names_file=True))
+    [(culprit, failure)] = culprits.items()
+    others = replace(failure, culprit=os.path.basename(culprit))
+    return {culprit: failure} | {path: others for path in paths if path != culprit}
 
 
-def _named(failure: Exception) -> str:
-    """Return why something failed, with the file that it failed at."""
-    name = failure.filename if isinstance(failure, OSError) else None
-    return (
-        f"{failure_text(failure)}: {os.path.basename(name)}"
-        if isinstance(name, str) and name
-        else failure_text(failure)
-    )
+def move_failure(error: Exception, *, names_file: bool = False) -> MoveFailure:
+    """Return why something could not be moved, with the file that it failed at if that is asked for."""
+    if isinstance(error, OSError):
+        is_elsewhere = error.errno == errno.EXDEV
+        problem = (
+            "its new place is on another file system" if is_elsewhere else from_os_error(error, "").reason
+        )
+        file = (
+            os.path.basename(error.filename) if isinstance(error.filename, str) and error.filename else None
+        )
+        return MoveFailure(problem, file=file if names_file else None)
+    if isinstance(error, StalePlan):
+        return MoveFailure(error.problem, error.since_plan)
+    return MoveFailure(error.reason if isinstance(error, CheckpointError) else str(error))
+
+
+def failure_text(error: Exception) -> str:
+    """Return why something could not be moved, in a few words."""
+    return move_failure(error).text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,36 +239,42 @@ class MoveTransaction:
         before = () if self.moves.chain is None else self.moves.chain.before
         return f"{self.stage}.{len(before)}" if before else self.stage
 
-    def apply(self, failed: dict[str, str]) -> list[Move]:
+    def apply(self, failures: dict[str, MoveFailure]) -> list[Move]:
         """Make the moves, and note how they are undone; return those that were made.
 
         Args:
-            failed: Is told why others were not; where pointers go with them, the first failure is raised.
+            failures: Gets why others were not; where pointers go with them, the first failure is raised.
         """
         moves = self.moves
         make_room(self.directory, self.home, moves)
         with open_move_dirs(self.directory, moves) as dirs:
-            come = [move for move in moves.moves if self._tried(dirs, move, link_new, failed)]
+            come = [move for move in moves.moves if self._does(link_new, dirs, move, failures)]
             self._sync()
             rewrite_pointers(self.directory, moves, self.stage, is_late=self.is_late)
-            done = [move for move in come if self._tried(dirs, move, unlink_old, failed)]
+            done = [move for move in come if self._does(unlink_old, dirs, move, failures)]
             self._sync()
             made = replace(moves, moves=tuple(done), chain=None)
             add_to_record(self.directory, self.home, made, self._step, dirs.target)
         tidy(self.home, moves.identity)
         return done
 
-    def _tried(
-        self, dirs: MoveDirs, move: Move, step: Callable[[MoveDirs, Move], None], failed: dict[str, str]
+    def _does(
+        self,
+        step: Callable[[MoveDirs, Move], None],
+        dirs: MoveDirs,
+        move: Move,
+        failures: dict[str, MoveFailure],
     ) -> bool:
+        """Do a step; if it can't be done, either all moves fail, or this one is taken back."""
         try:
             step(dirs, move)
         except (StalePlan, OSError) as failure:
             if self.moves.is_bound:
-                failed[move.path] = _named(failure)
+                failures[move.path] = move_failure(failure, names_file=True)
                 raise
-            _retreat(dirs, move)
-            failed[move.path] = failure_text(failure)
+            relink_old(dirs, move)
+            unlink_new(dirs, move)
+            failures[move.path] = move_failure(failure)
             return False
         return True
 
@@ -254,22 +303,6 @@ class MoveTransaction:
         }
         for place in sorted(places):
             sync_directory(place)
-
-
-def _retreat(dirs: MoveDirs, move: Move) -> None:
-    relink_old(dirs, move)
-    unlink_new(dirs, move)
-
-
-def failure_text(failure: Exception) -> str:
-    """Return why something could not be moved, in a few words."""
-    if isinstance(failure, OSError):
-        import errno
-
-        if failure.errno == errno.EXDEV:
-            return "its new place is on another file system"
-        return from_os_error(failure, "").reason
-    return failure.reason if isinstance(failure, CheckpointError) else str(failure)
 
 
 def partially_moved_names(directory: str, moves: Moves) -> set[str]:
@@ -345,10 +378,9 @@ class ChainedMoves:
         except CheckpointError as failure:
             if self._stage is None:  # nothing was begun
                 raise
-            outcome.failed |= {move.path: failure.reason for move in moves.moves} or {
-                self._directory: failure.reason
-            }
-        if outcome.failed:
+            paths = [move.path for move in moves.moves] or [self._directory]
+            outcome.failures |= dict.fromkeys(paths, MoveFailure(failure.reason))
+        if outcome.failures:
             self.undo()
         elif not has_more:
             self._over()
@@ -356,7 +388,7 @@ class ChainedMoves:
 
     def _make(self, moves: Moves, has_more: bool, outcome: MoveOutcome) -> None:
         fit = feasible_moves(self._directory, moves, self._home, outcome)
-        if outcome.failed or not (fit.moves or fit.rewrites or fit.relinks):
+        if outcome.failures or not (fit.moves or fit.rewrites or fit.relinks):
             return
         now = replace(fit, chain=Chain(self._made, has_more))
         if self._stage is None:
@@ -365,9 +397,9 @@ class ChainedMoves:
         try:
             if self._made:
                 _rewrite_journal(transaction)
-            done = transaction.apply(outcome.failed)
+            done = transaction.apply(outcome.failures)
         except (StalePlan, CheckpointError, OSError) as failure:
-            outcome.failed |= failures_by_path(transaction, outcome.failed, failure)
+            outcome.failures |= failures_by_path(transaction, outcome.failures, failure)
         else:
             outcome.moved += [move.path for move in done]
         self._made = (replace(now, chain=None), *self._made)
@@ -397,22 +429,22 @@ class ChainedMoves:
             raise AccessDenied(self._directory, reason) from failure
 
 
-def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, str]]:
+def finish_or_undo(transaction: MoveTransaction) -> tuple[bool, Mapping[str, MoveFailure]]:
     """Make the last moves of a row that was interrupted, or else take all of it back.
 
     Returns:
         Whether they were made, and if not, why, by path, as far as one of them is to blame.
     """
-    failed: dict[str, str] = {}
+    failures: dict[str, MoveFailure] = {}
     if transaction.moves.chain is None or not transaction.moves.chain.has_more:
         try:
-            transaction.apply(failed)
+            transaction.apply(failures)
         except (StalePlan, CheckpointError, OSError) as failure:
-            failed |= failures_by_path(transaction, failed, failure)
-        if not failed:
-            return True, failed
+            failures |= failures_by_path(transaction, failures, failure)
+        if not failures:
+            return True, failures
     undo_chain(transaction)
-    return False, failed
+    return False, failures
 
 
 def directory_changed_above(transaction: MoveTransaction) -> str | None:

@@ -47,10 +47,10 @@ def require_pointers(directory: str, moves: Moves) -> None:
     with _opened_pointers(directory, moves) as inside:
         for one in moves.rewrites:
             if inside.text(one.name) != one.before:
-                raise StalePlan(f"{one.name} has changed since the plan was made")
+                raise StalePlan(f"{one.name} has changed", since_plan=True)
         for link in moves.relinks:
             if inside.target(link.name) != link.before:
-                raise StalePlan(f"{link.name} has changed since the plan was made")
+                raise StalePlan(f"{link.name} has changed", since_plan=True)
 
 
 def rewrite_pointers(directory: str, moves: Moves, stage: str, *, is_late: bool = False) -> None:
@@ -212,7 +212,7 @@ def _write_text(inside: _PointerDirectory, one: Rewrite, scratch: int, like: str
     if now == one.after:
         return
     if now != one.before:
-        raise StalePlan(f"{one.name} has changed since the plan was made")
+        raise StalePlan(f"{one.name} has changed", since_plan=True)
     with inside.around(one.name) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
@@ -261,7 +261,7 @@ def _link_without_replacing(scratch: int, temporary: str, place: int, name: str)
     try:
         os.link(temporary, name, src_dir_fd=scratch, dst_dir_fd=place)
     except FileExistsError as error:
-        raise StalePlan(f"{name} has come to exist since the plan was made") from error
+        raise StalePlan(f"{name} has come to exist", since_plan=True) from error
     except OSError:  # a file system without hard links
         if status_of(name, place) is not None:
             raise
@@ -276,7 +276,7 @@ def _write_link(inside: _PointerDirectory, link: Relink, scratch: int) -> None:
     if now == link.after:
         return
     if now != link.before:
-        raise StalePlan(f"{link.name} has changed since the plan was made")
+        raise StalePlan(f"{link.name} has changed", since_plan=True)
     temporary = _temporary_name()
     with inside.around(link.name) as (place, name), _keeping_time(place, link.name):
         os.symlink(link.after, temporary, dir_fd=scratch)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckpttool.errors import AccessDenied, CheckpointError, DamagedCheckpoint
-from ckpttool.series.changing import move_transaction
 from ckpttool.series.changing.copies import (
     inodes_of_moves,
     inodes_of_removal,
@@ -25,7 +24,13 @@ from ckpttool.series.changing.journal import (
     stages,
     stages_beside,
 )
-from ckpttool.series.changing.move_transaction import MoveTransaction, failure_text
+from ckpttool.series.changing.move_transaction import (
+    MoveFailure,
+    MoveTransaction,
+    directory_changed_above,
+    failure_text,
+    finish_or_undo,
+)
 from ckpttool.series.changing.moves import Chain, Moves
 from ckpttool.series.changing.ownership import open_own, require_own
 from ckpttool.series.changing.stage import (
@@ -128,9 +133,9 @@ def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -
     if moves.chain is not None:
         return _recover_chain(transaction, moves.chain, doing, settled)
     try:
-        failed: dict[str, str] = {}
+        failures: dict[str, MoveFailure] = {}
         try:
-            done = {move.path for move in transaction.apply(failed)}
+            done = {move.path for move in transaction.apply(failures)}
             why = ""
         except (StalePlan, CheckpointError, OSError) as failure:
             transaction.undo()
@@ -144,7 +149,7 @@ def _recover_moves(directory: str, path: str, moves: Moves, settled: Recovery) -
         settled.failed |= {move.path: reason for move in moves.moves} or {directory: reason}
         return False
     for move in moves.moves:
-        reason = f" ({failed[move.path]})" if move.path in failed else why
+        reason = f" ({failures[move.path].text()})" if move.path in failures else why
         what = "that is finished now" if move.path in done else f"it is where it was{reason}"
         settled.moved.append(f"{move.path}: {doing}; {what}")
     if inodes.is_copy:
@@ -178,17 +183,17 @@ def _recover_chain(transaction: MoveTransaction, chain: Chain, doing: str, settl
     directory = transaction.directory
     paths = {move.path for one in (transaction.moves, *chain.before) for move in one.moves} or {directory}
     try:
-        is_done, failed = move_transaction.finish_or_undo(transaction)
+        is_done, failures = finish_or_undo(transaction)
     except (StalePlan, CheckpointError, OSError) as failure:
         why = failure_text(failure)
         reason = f"{doing}, and it can be neither finished nor taken back: {why}; see {transaction.stage}"
         settled.failed |= dict.fromkeys(sorted(paths), reason)
         return False
     for path in sorted(paths):
-        reason = f" ({failed[path]})" if path in failed else ""
+        reason = f" ({failures[path].text()})" if path in failures else ""
         what = "that is finished now" if is_done else f"it is where it was{reason}"
         settled.moved.append(f"{path}: {doing}; {what}")
-    above = None if is_done else move_transaction.directory_changed_above(transaction)
+    above = None if is_done else directory_changed_above(transaction)
     if above is not None:
         why = f"a command was interrupted that changed names in {directory}, and is taken back there"
         settled.failed[above] = f"{why}; what names them here may have other names (undo {above})"

@@ -29,7 +29,17 @@ _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 
 
 class StalePlan(Exception):
-    """What is on the disk isn't what the plan was made for."""
+    """What is on the disk isn't what the plan was made for.
+
+    Attributes:
+        problem: What is different.
+        since_plan: Whether it has become so since the plan was made.
+    """
+
+    def __init__(self, problem: str, *, since_plan: bool = False) -> None:
+        super().__init__(f"{problem} since the plan was made" if since_plan else problem)
+        self.problem = problem
+        self.since_plan = since_plan
 
 
 class AlreadyGone(Exception):
@@ -189,16 +199,16 @@ def _require_unchanged(place: int, removal: Removal) -> None:
         found = contents(place, removal.members)
         require_unmounted(place, removal.members, found)
     except FileNotFoundError as error:
-        raise StalePlan("it has vanished, or a part of it, since the plan was made") from error
+        raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
     if not found.is_same_as(removal.contents):
-        raise StalePlan("it has changed since the plan was made")
+        raise StalePlan("it has changed", since_plan=True)
 
 
 def _require_same(file: Fingerprint, status: os.stat_result | None) -> None:
     if status is None:
-        raise StalePlan("it has vanished, or a part of it, since the plan was made")
+        raise StalePlan("it has vanished, or a part of it,", since_plan=True)
     if not _is_same(file, status) or status.st_dev != file.device:
-        raise StalePlan("it has changed since the plan was made")
+        raise StalePlan("it has changed", since_plan=True)
 
 
 def _is_same(file: Fingerprint, status: os.stat_result) -> bool:

@@ -22,7 +22,8 @@ from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.paths import shown
 from ckpttool.series.reasons import Problem
 
-_SINCE = {"trash": "since it was put there", "rename": "since it was renamed"}
+_PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
+"""When a user had a command do what is taken back now."""
 
 
 @dataclass(slots=True)
@@ -105,7 +106,7 @@ def _one(
         moves, left = merge_pointers(record.directory, wanted, fit)
         if not dry_run:
             outcome = make(moves)
-            refused |= outcome.failed
+            refused |= outcome.failures
             fit = tuple(move for move in fit if move.path in outcome.moved)
         if fit or not (wanted.moves or refused):
             done.pointers = list(dict.fromkeys([*done.pointers, *_pointers(record, step, moves)]))
@@ -118,15 +119,12 @@ def _one(
     called_now = _calling(record)
     for move in fit:
         done.restored.setdefault(_path(record, move.path), _was(record, called_now, move))
-    done.problems += _problems(record, refused)
+    planned = _PLANNED.get(record.kind, "then")
+    done.problems += [
+        Problem(_path(record, path), f"not taken back: {failure.text(planned)}")
+        for path, failure in refused.items()
+    ]
     return bool(refused)
-
-
-def _problems(record: CommandRecord, refused: dict[str, str]) -> Iterator[Problem]:
-    since = _SINCE.get(record.kind, "since then")
-    for path, why in refused.items():
-        told = why.replace("since the plan was made", since)
-        yield Problem(_path(record, path), f"not taken back: {told}")
 
 
 def _forget(record: CommandRecord, step: UndoStep) -> None:
