@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ckpttool.predict.choice import job_for
-from ckpttool.predict.jobs import NotPredictable
+from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.run import Answer, Child, Stage
 from ckpttool.report import has_errors
 

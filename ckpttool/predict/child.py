@@ -1,7 +1,7 @@
 """The child process itself: imports one framework, loads one checkpoint, runs it, and answers.
 
-Orders come by what was its stdin, answers go to what was its stdout, a line each; whatever the framework or
-the model prints goes to stderr.
+Orders arrive through what was its stdin, answers leave through what was its stdout, a line each; whatever the
+framework or the model prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import BinaryIO
 
-from ckpttool.predict.failures import lacking, place_of_syntax
 from ckpttool.predict.guard import plain_data_only
-from ckpttool.predict.interface import Loaded, LoadFailed
-from ckpttool.predict.judging import NoInputs, Reload, predicted
+from ckpttool.predict.interface import Loaded, LoadFailed, missing_module_message, place_of_syntax
+from ckpttool.predict.prediction import NoInputs, Reload, predict
 from ckpttool.predict.request import Job, from_json
 from ckpttool.report import Finding, counted, error, has_errors
 
@@ -36,11 +35,11 @@ _LONGEST = 1 << 16
 def main(name: str) -> None:
     """Import one of our modules, and a framework with it; read one job, answer it, and wait to be ended."""
     orders, answers = _private_pipes()
-    _end_first()
+    _prefer_for_oom()
     try:
-        module = _imported(name)
+        module = _import_adapter(name)
     except BaseException as failure:  # noqa: BLE001 - a broken installation may raise anything
-        _tell(answers, {"broken": f"{type(failure).__name__}: {_text(failure)}"})
+        _send(answers, {"broken": f"{type(failure).__name__}: {_error_text(failure)}"})
         return
     if not (line := orders.readline()):
         return
@@ -55,7 +54,7 @@ def main(name: str) -> None:
     threading.Event().wait()
 
 
-def _imported(name: str) -> ModuleType:
+def _import_adapter(name: str) -> ModuleType:
     """Import a module; imports leave no garbage, and looking for it among all that they make takes long."""
     gc.disable()
     try:
@@ -73,10 +72,10 @@ def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
     if loaded is not None:
         # A model of the user's may read what it likes when it runs.
         with plain_data_only(is_trusted=request.trust or request.model is not None) as refusals:
-            _predict(loaded, job, answers, refusals, partial(_loaded_again, module, job))
+            _predict(loaded, job, answers, refusals, partial(_load_again, module, job))
 
 
-def _loaded_again(module: ModuleType, job: Job) -> Loaded:
+def _load_again(module: ModuleType, job: Job) -> Loaded:
     """Load it as it was loaded before; what it draws at random, it draws otherwise."""
     with plain_data_only(is_trusted=job.request.trust):
         again = replace(job, request=replace(job.request, seed=job.request.seed + 1))
@@ -90,27 +89,27 @@ def _load(
     try:
         loaded = loader(job)
     except LoadFailed as failure:
-        findings = _refused(refusals) or failure.findings
-        _tell_stage(answers, "load", _first(findings), findings)
+        findings = _refusal_findings(refusals) or failure.findings
+        _send_stage(answers, "load", _first_words(findings), findings)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        findings = _refused(refusals) or [_told(failure, "load-failed")]
-        _tell_stage(answers, "load", findings[0].message, findings)
+        findings = _refusal_findings(refusals) or [_error_finding(failure, "load-failed")]
+        _send_stage(answers, "load", findings[0].message, findings)
     else:
-        _tell_stage(answers, "load", loaded.detail, loaded.findings)
+        _send_stage(answers, "load", loaded.detail, loaded.findings)
         if not has_errors(loaded.findings):
             return loaded
-    _tell_stage(answers, "predict", "it was not loaded", is_skipped=True)
+    _send_stage(answers, "predict", "it was not loaded", is_skipped=True)
     return None
 
 
-def _first(findings: Sequence[Finding]) -> str:
+def _first_words(findings: Sequence[Finding]) -> str:
     """Return the first of some findings in words, and how many more there are."""
     place = f"{findings[0].where}: " if findings[0].where else ""
     more = f"; {counted(len(findings) - 1, 'more finding')}" if len(findings) > 1 else ""
     return f"{place}{findings[0].message}{more}"
 
 
-def _refused(refusals: Sequence[str]) -> list[Finding]:
+def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
     """Return the first refusal of the guard, which says more than whatever the framework made of it."""
     return [error("load-refused", refusals[0])] if refusals else []
 
@@ -119,17 +118,17 @@ def _predict(
     loaded: Loaded, job: Job, answers: BinaryIO, refusals: Sequence[str], load_again: Reload
 ) -> None:
     try:
-        detail, findings = predicted(loaded, job, load_again)
+        detail, findings = predict(loaded, job, load_again)
     except NoInputs as failure:
-        _tell_stage(answers, "predict", str(failure), is_skipped=True)
+        _send_stage(answers, "predict", str(failure), is_skipped=True)
     except BaseException as failure:  # noqa: BLE001 - other people's code may raise anything
-        findings = _refused(refusals) or [_told(failure, "predict-failed")]
-        _tell_stage(answers, "predict", findings[0].message, findings)
+        findings = _refusal_findings(refusals) or [_error_finding(failure, "predict-failed")]
+        _send_stage(answers, "predict", findings[0].message, findings)
     else:
-        _tell_stage(answers, "predict", detail, findings)
+        _send_stage(answers, "predict", detail, findings)
 
 
-def _told(failure: BaseException, code: str) -> Finding:
+def _error_finding(failure: BaseException, code: str) -> Finding:
     """Return what other people's code raised, in one line, with the place in it."""
     if isinstance(failure, MemoryError):
         return error("child-out-of-memory", "there was no memory left")
@@ -138,12 +137,12 @@ def _told(failure: BaseException, code: str) -> Finding:
     last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
     where = place_of_syntax(failure) or last
     if isinstance(failure, ModuleNotFoundError) and failure.name:
-        return error(code, lacking(failure.name), where)
-    text, name = _text(failure), type(failure).__name__
+        return error(code, missing_module_message(failure.name), where)
+    text, name = _error_text(failure), type(failure).__name__
     return error(code, f"{name}: {text}" if text else name, where)
 
 
-def _text(failure: BaseException) -> str:
+def _error_text(failure: BaseException) -> str:
     try:
         told = failure.msg if isinstance(failure, SyntaxError) else failure
         return " ".join(str(told)[:_LONGEST].split())[:500]
@@ -161,19 +160,19 @@ def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     return orders, answers
 
 
-def _tell(answers: BinaryIO, message: dict[str, object]) -> None:
+def _send(answers: BinaryIO, message: dict[str, object]) -> None:
     answers.write(json.dumps(message).encode() + b"\n")
     answers.flush()
 
 
-def _tell_stage(
+def _send_stage(
     answers: BinaryIO, stage: str, detail: str, findings: Sequence[Finding] = (), *, is_skipped: bool = False
 ) -> None:
     told = [(one.code, one.severity.value, one.message, one.where) for one in findings]
-    _tell(answers, {"stage": stage, "detail": detail, "findings": told, "is_skipped": is_skipped})
+    _send(answers, {"stage": stage, "detail": detail, "findings": told, "is_skipped": is_skipped})
 
 
-def _end_first() -> None:
+def _prefer_for_oom() -> None:
     """Ask the system to take this process first when memory ends."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")

@@ -1,9 +1,9 @@
-"""No code that a checkpoint names: what the child refuses to a framework, unless the user said ``--trust``.
+"""Which code may run in the child: the user's own, and none that a checkpoint names without ``--trust``.
 
 Loaders are asked for plain data wherever they can be (``weights_only``, ``safe_mode``, our own readers). Some
 unpickle all the same when that fails, and the file may be another one by now than the one that was judged. So
 the interpreter itself refuses: a pickle can call nothing that it can't look up, and code that was marshalled
-is not made. The code of the user, and what it imports and reads, is not meant.
+is not made. The code that the user names, and what it imports and reads, is not meant.
 
 Only the child process imports this module.
 """
@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import importlib
 import importlib._bootstrap_external as _importing
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
+
+from ckpttool.predict.interface import LoadFailed
+from ckpttool.report import error
 
 _FIND, _UNMARSHAL = "pickle.find_class", "marshal.loads"
 """What CPython tells audit hooks before a pickle gets a name, and before ``marshal`` makes an object.
@@ -106,3 +113,67 @@ def code_of_user() -> Iterator[None]:
 def admit(module: str) -> None:
     """Let a file name the classes of a module that the user named."""
     _of_user.add(module)
+
+
+# The user's own classes and functions ---------------------------------------------------------------
+
+
+def build_from(reference: str, *args: Any, **kwargs: Any) -> Any:
+    """Return what the user's class or function makes.
+
+    Raises:
+        LoadFailed: There is no such module, or no such name in it.
+    """
+    make = resolve(reference)
+    with code_of_user():
+        return make(*args, **kwargs)
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """Return what a reference names; its module is imported.
+
+    Raises:
+        LoadFailed: There is no such module, or no such name in it.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise LoadFailed(error("no-such-model", f"{reference!r} is no package.module:Name or file.py:Name"))
+    found: Any = import_user_module(place)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise LoadFailed(error("no-such-model", f"{place} has no {name!r}", reference))
+        found = getattr(found, part)
+    if not callable(found):
+        raise LoadFailed(error("no-such-model", f"{name} is {type(found).__name__}, not a class or function"))
+    return found  # type: ignore[no-any-return]  # anything callable
+
+
+@cache
+def import_user_module(place: str) -> ModuleType:
+    """Return a module, by its name or its file, which is run just once: its classes stay the same."""
+    with code_of_user():
+        module = _import_by_place(place)
+    admit(module.__name__)
+    return module
+
+
+def _import_by_place(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as failure:
+            if failure.name is None or not (place == failure.name or place.startswith(f"{failure.name}.")):
+                raise  # the module is there; what it imports isn't
+            raise LoadFailed(error("no-such-model", f"there is no module {failure.name!r}")) from failure
+    if not os.path.isfile(place):
+        raise LoadFailed(error("no-such-model", "there is no such file", place))
+    name = os.path.basename(place)[: -len(".py")]
+    if name in sys.modules:
+        name = f"{name} (--model)"  # the other one, which may be anybody's, stays in its place
+    # What lies beside it may be imported, but nothing there may stand in for what is installed.
+    sys.path.append(os.path.dirname(os.path.abspath(place)))
+    spec = spec_from_file_location(name, place)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -67,23 +67,23 @@ def _members(found: Any) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def sized(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[tuple[InputSpec, ...]]:
+def sized_specs(specs: Sequence[InputSpec], batch_size: int | None) -> Iterator[tuple[InputSpec, ...]]:
     """Yield inputs with sizes in the place of those that nothing says; the model may not take the first."""
     tried = set()
     for rows, length in product((batch_size,) if batch_size else _ROWS, _LENGTHS):
-        found = tuple(_sized(spec, rows, length) for spec in specs)
+        found = tuple(_size_spec(spec, rows, length) for spec in specs)
         if found not in tried:
             tried.add(found)
             yield found
 
 
-def _sized(spec: InputSpec, rows: int, length: int) -> InputSpec:
+def _size_spec(spec: InputSpec, rows: int, length: int) -> InputSpec:
     first = length if spec.is_sequence else rows
     sizes = ((length if at else first) if size is None else size for at, size in enumerate(spec.shape))
     return spec._replace(shape=tuple(sizes))
 
 
-def made_up(specs: Sequence[InputSpec], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+def make_inputs(specs: Sequence[InputSpec], seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return values for some inputs of known sizes: the same ones for the same seed."""
     random = np.random.default_rng(seed)
     return {spec.name or str(at): _values(spec, random) for at, spec in enumerate(specs)}
@@ -128,7 +128,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
 def other_values(inputs: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return inputs like some others, of values that lie in the range of theirs."""
     specs = [_spec_like(name, array) for name, array in inputs.items()]
-    return {name: one.astype(inputs[name].dtype, copy=False) for name, one in made_up(specs, seed).items()}
+    return {
+        name: one.astype(inputs[name].dtype, copy=False) for name, one in make_inputs(specs, seed).items()
+    }
 
 
 def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
@@ -146,7 +148,7 @@ def _spec_like(name: str, array: np.ndarray[Any, Any]) -> InputSpec:
     return InputSpec(name, array.shape, array.dtype.name, *((least, most) if is_range else ()))
 
 
-def fitted(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[str, np.ndarray[Any, Any]]:
+def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[str, np.ndarray[Any, Any]]:
     """Return inputs under the names that the model has for them, those by position included.
 
     Raises:

@@ -1,18 +1,261 @@
-"""What the jobs of all frameworks say alike, and where a state dict lies."""
+"""Which framework loads which checkpoint, and how: one function a format makes the job for the child process.
+
+This runs in the command's own process, and imports neither NumPy nor a framework.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.errors import CheckpointError
+from ckpttool.formats import open_checkpoint
 from ckpttool.predict.request import Job, Request
+from ckpttool.report import has_errors
 from ckpttool.tensor import Path, Role
 
 
 class NotPredictable(Exception):
     """There is no way to run a checkpoint as asked; the text says what is missing."""
+
+
+def job_for(checkpoint: Checkpoint, request: Request) -> Job:
+    """Return what the child is to do with a checkpoint; ``NotPredictable`` says why it can't be run."""
+    choose = _CHOICES.get(checkpoint.format)
+    if choose is None:
+        raise NotPredictable(f"no framework runs {checkpoint.format}")
+    return choose(checkpoint, request)
+
+
+# PyTorch and transformers ---------------------------------------------------------------------------
+
+
+_MODEL_STATES = "_model_states.pt"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+
+
+def torch_job(checkpoint: Checkpoint, request: Request) -> Job:
+    """A state dict, alone or in a dict; whole modules run code and need trust."""
+    if checkpoint.variant == "deepspeed":
+        return _deepspeed(checkpoint, request)
+    directory = _pretrained_directory(checkpoint)
+    if request.model is None and directory is not None:
+        return job(
+            checkpoint,
+            request,
+            "transformers",
+            "pretrained",
+            directory=directory,
+            **_files(checkpoint),
+            **optimizer_path(checkpoint),
+        )
+    place = state_path(checkpoint, request)
+    if _has_module_at(checkpoint.metadata, place):
+        if not request.trust:
+            raise NotPredictable("loading a whole-model pickle runs its code: --trust allows it")
+        more = optimizer_path(checkpoint)
+        return job(checkpoint, request, "torch", "module", state_path=place, **_files(checkpoint), **more)
+    require_model("a state dict", request)
+    options = {"state_path": place, "reader": _reader(checkpoint, request), **_files(checkpoint)}
+    return job(checkpoint, request, "torch", "state", **options, **optimizer_path(checkpoint))
+
+
+def _reader(checkpoint: Checkpoint, request: Request) -> str:
+    """Return which reader of ``torch_state`` is for a checkpoint: ours where PyTorch can't or unpickles."""
+    if checkpoint.format == "torch-dcp":
+        is_dcp = checkpoint.variant is None and os.path.isfile(os.path.join(checkpoint.path, ".metadata"))
+        return "dcp" if is_dcp and request.trust else "ckpttool"
+    if checkpoint.format == "pickle" or checkpoint.variant == "tar":
+        return "ckpttool"
+    if any(path.endswith(".distcp") for path in _files(checkpoint)["files"]):  # inside a Trainer's directory
+        return "ckpttool"
+    return "torch"
+
+
+def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the files with the weights, and whether their values lie there as they are in memory."""
+    weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS] or checkpoint.tensors
+    places = [tensor.storage or tensor.extent for tensor in weights]
+    files = list(dict.fromkeys(place.file for place in places if place is not None))
+    if not files:
+        files = [file.path for file in checkpoint.files if file.path.endswith(_WEIGHTS)] or [checkpoint.path]
+    in_place = checkpoint.variant not in ("legacy", "tar") and all(
+        (tensor.storage or tensor.extent) is not None and tensor.byteorder == sys.byteorder
+        for tensor in checkpoint.tensors
+        if tensor.size
+    )
+    return {"files": files, "in_place": in_place}
+
+
+def _deepspeed(checkpoint: Checkpoint, request: Request) -> Job:
+    """What DeepSpeed wrote, where one file has the whole model."""
+    names = {os.path.basename(file.path): file.path for file in checkpoint.files}
+    if any(name.startswith("layer_") for name in names):
+        raise NotPredictable(
+            "each layer of the model has a file of its own: no module takes them as they are"
+        )
+    states = [
+        path for name, path in names.items() if name.startswith("mp_rank_") and name.endswith(_MODEL_STATES)
+    ]
+    if len(states) != 1:
+        raise NotPredictable(
+            "several ranks have parts of the model: zero_to_fp32.py of DeepSpeed makes one file of them"
+        )
+    require_model("a state dict", request)
+    options = {"files": states, "in_place": _files(checkpoint)["in_place"], "reader": "torch"}
+    if checkpoint.metadata.get("optimizer") is not None:
+        options["optimizer_key"] = "optimizer"
+    else:
+        options["optimizer_lacking"] = "DeepSpeed divided the optimizer's state among its ranks"
+    return job(checkpoint, request, "torch", "state", state_path=("module",), **options)
+
+
+def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
+    """Return the directory that transformers could load, or None."""
+    if checkpoint.format not in ("pytorch", "safetensors"):
+        return None
+    path = checkpoint.path
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or os.curdir
+    names = [os.path.basename(file.path) for file in checkpoint.files]
+    is_named = any(name.startswith(("model.safetensors", "model-", "pytorch_model")) for name in names)
+    return directory if is_named and os.path.isfile(os.path.join(directory, "config.json")) else None
+
+
+def _has_module_at(metadata: object, place: Path) -> bool:
+    for key in place:
+        metadata = metadata.get(str(key)) if isinstance(metadata, Mapping) else None
+    return isinstance(metadata, Mapping) and {"<class>", "modules"} <= metadata.keys()
+
+
+def torchscript_job(checkpoint: Checkpoint, request: Request) -> Job:
+    if checkpoint.variant == "lite":
+        raise NotPredictable("a lite interpreter's file runs on mobile runtimes alone")
+    return job(checkpoint, request, "torch", "torchscript")
+
+
+def export_job(checkpoint: Checkpoint, request: Request) -> Job:
+    return job(checkpoint, request, "torch", "export")
+
+
+# TensorFlow and Keras -------------------------------------------------------------------------------
+
+
+_REFERENCES = frozenset({"Variable", "VariableV2"})
+"""What makes variables that only a session of TensorFlow 1 has wherever they may be used."""
+
+
+def savedmodel_job(checkpoint: Checkpoint, request: Request) -> Job:
+    graphs: Any = checkpoint.metadata["meta_graphs"]
+    to_serve = [one for one in graphs if len(graphs) == 1 or one["tags"] == ["serve"]]
+    served: Mapping[str, Any] = to_serve[0] if to_serve else {}
+    if _REFERENCES.isdisjoint(served.get("ops", ())):
+        return job(checkpoint, request, "tensorflow", "savedmodel")
+    options = {"tags": served["tags"], "has_init": served["init_op"]}
+    return job(checkpoint, request, "tensorflow", "session", **options)
+
+
+def tensorflow_job(checkpoint: Checkpoint, request: Request) -> Job:
+    require_model("a checkpoint of variables", request)
+    keys = {tensor.key or "/".join(map(str, tensor.path)): tensor for tensor in checkpoint.tensors}
+    names = {key: tensor.name for key, tensor in keys.items()}
+    roles = {key: tensor.role.value for key, tensor in keys.items()}
+    return job(checkpoint, request, "tensorflow", "variables", names=(names, roles))
+
+
+def keras_job(checkpoint: Checkpoint, request: Request) -> Job:
+    return job(checkpoint, request, _keras_package(checkpoint), "model", **_keras_counts(checkpoint))
+
+
+def keras_h5_job(checkpoint: Checkpoint, request: Request) -> Job:
+    if checkpoint.variant == "model":
+        return keras_job(checkpoint, request)
+    require_model("a file of weights", request)
+    return job(checkpoint, request, _keras_package(checkpoint), "weights", **_keras_counts(checkpoint))
+
+
+def _keras_counts(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return how many tensors are a model's, and how many an optimizer's."""
+    roles = [tensor.role for tensor in checkpoint.tensors]
+    return {"weights": roles.count(Role.WEIGHTS), "optimizer_tensors": roles.count(Role.OPTIMIZER)}
+
+
+def _keras_package(checkpoint: Checkpoint) -> str:
+    """Return which Keras wrote it: version 2 lives on as tf_keras."""
+    version = checkpoint.producer.version or ""
+    return "tf_keras" if version.startswith("2.") and find_spec("tf_keras") else "keras"
+
+
+# Paddle ---------------------------------------------------------------------------------------------
+
+
+def fluid_job(checkpoint: Checkpoint, request: Request) -> Job:
+    if checkpoint.variant != "inference":
+        raise NotPredictable("these are variables without a program; only a saved inference model can be run")
+    program = os.path.join(checkpoint.path, "__model__")
+    held = [file.path for file in checkpoint.files if os.path.basename(file.path) != "__model__"]
+    names = {tensor.path[0] for tensor in checkpoint.tensors}
+    combined = os.path.basename(held[0]) if len(held) == 1 else None
+    combined = None if combined in names else combined  # a variable's own file has its name
+    return job(
+        checkpoint,
+        request,
+        "paddle",
+        "inference",
+        program=program,
+        directory=checkpoint.path,
+        combined=combined,
+    )
+
+
+def paddle_job(checkpoint: Checkpoint, request: Request) -> Job:
+    if checkpoint.variant == "tensors":
+        raise NotPredictable("there is no program that says what the tensors are for")
+    if checkpoint.variant == "inference":
+        return _paddle_inference(checkpoint, request)
+    if checkpoint.variant == "training" and request.model is None:
+        raise NotPredictable("a program that is trained doesn't say what it gives: save_inference_model does")
+    require_model("a state dict", request)
+    pickles = [
+        file.path for file in checkpoint.files if not file.path.endswith((".pdmodel", ".json", ".pdopt"))
+    ]
+    if not pickles:
+        raise NotPredictable("an optimizer's state can't be run; --predict goes with its .pdparams")
+    options = _paddle_optimizer(checkpoint, os.path.splitext(pickles[0])[0] + ".pdopt", request)
+    place = () if checkpoint.variant == "training" else state_path(checkpoint, request)
+    return job(checkpoint, request, "paddle", "parameters", file=pickles[0], state_path=place, **options)
+
+
+def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: Request) -> Mapping[str, Any]:
+    """Return where the optimizer's state lies; a file beside was not checked yet."""
+    if request.optimizer is None or not os.path.isfile(beside):
+        return optimizer_path(checkpoint)
+    name = os.path.basename(beside)
+    try:
+        with open_checkpoint(beside) as state:
+            if has_errors(state.findings):
+                raise NotPredictable(f"{name} is damaged")
+            if has_errors(state.safety) and not request.trust:
+                raise NotPredictable(f"loading {name} could run code: --trust allows it")
+    except CheckpointError as failure:
+        raise NotPredictable(f"{name} can't be read: {failure.reason}") from failure
+    return {"optimizer_file": beside}
+
+
+def _paddle_inference(checkpoint: Checkpoint, request: Request) -> Job:
+    held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
+    program = next(file.path for file in checkpoint.files if file.path not in held)
+    combined = os.path.basename(held[0]) if held else None
+    directory = os.path.dirname(program) or os.curdir
+    return job(
+        checkpoint, request, "paddle", "inference", program=program, directory=directory, combined=combined
+    )
+
+
+# What all of them say -------------------------------------------------------------------------------
 
 
 def job(checkpoint: Checkpoint, request: Request, framework: str, loader: str, **options: Any) -> Job:
@@ -22,21 +265,13 @@ def job(checkpoint: Checkpoint, request: Request, framework: str, loader: str, *
 
 
 def require_model(what: str, request: Request) -> None:
-    """Require that the user named the architecture of what has none.
-
-    Raises:
-        NotPredictable: He didn't.
-    """
+    """Require that the user named an architecture, since the checkpoint has none."""
     if request.model is None:
         raise NotPredictable(f"{what} has no architecture: --model package.module:Factory or file.py:Factory")
 
 
 def state_path(checkpoint: Checkpoint, request: Request) -> Path:
-    """Return the keys to the model's state dict.
-
-    Raises:
-        NotPredictable: There is none, or there are several and the user didn't choose.
-    """
+    """Return the keys to the model's state dict, which must be the only one or the user's choice."""
     if request.state_key is not None:
         return tuple(request.state_key.split(".")) if request.state_key else ()
     places = list(dict.fromkeys(_state_dict_of(t.path) for t in checkpoint.tensors if t.role is Role.WEIGHTS))
@@ -62,10 +297,29 @@ def _state_dict_of(path: Path) -> Path:
 def optimizer_path(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return the key of the optimizer's state, where there is just one, and its file where it has its own."""
     if checkpoint.variant in ("trainer", "accelerate"):
-        names = {os.path.basename(one.path): one.path for one in checkpoint.files}
+        names = {os.path.basename(file.path): file.path for file in checkpoint.files}
         found = [names[name] for name in ("optimizer.pt", "optimizer.bin") if name in names]
         return {"optimizer_key": "optimizer", "optimizer_file": found[0]} if len(found) == 1 else {}
     states = [tensor.path for tensor in checkpoint.tensors if tensor.role is Role.OPTIMIZER]
     keys = {str(path[0]) for path in states if len(path) > 1}
     keys |= {k for k, v in checkpoint.metadata.items() if isinstance(v, Mapping) and "param_groups" in v}
     return {"optimizer_key": keys.pop()} if len(keys) == 1 else {}
+
+
+# The table ------------------------------------------------------------------------------------------
+
+
+_CHOICES: Mapping[str, Callable[[Checkpoint, Request], Job]] = {
+    "pytorch": torch_job,
+    "pickle": torch_job,
+    "torch-dcp": torch_job,
+    "safetensors": torch_job,
+    "torchscript": torchscript_job,
+    "torch-export": export_job,
+    "savedmodel": savedmodel_job,
+    "tensorflow": tensorflow_job,
+    "keras": keras_job,
+    "keras-h5": keras_h5_job,
+    "fluid": fluid_job,
+    "paddle": paddle_job,
+}

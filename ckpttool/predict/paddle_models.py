@@ -1,4 +1,6 @@
-"""What Paddle loads: inference models, Fluid's and today's, and parameters into a layer of the user's.
+"""Paddle's adapter: inference models, Fluid's and today's, and state dicts into a layer of the user's.
+
+``paddle.load`` unpickles, so our own reader reads state dicts and optimizers.
 
 Only the child process imports this module.
 """
@@ -8,25 +10,41 @@ from __future__ import annotations
 import os
 import re
 import zlib  # noqa: F401 - before paddle, or its own copy of zlib answers Python's calls and crashes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import paddle
 
-from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
-from ckpttool.predict.paddle_layers import parameters
+from ckpttool.predict.guard import build_from
+from ckpttool.predict.inputs import positional
+from ckpttool.predict.interface import (
+    Arrays,
+    CannotTrain,
+    Loaded,
+    LoadFailed,
+    first_findings,
+    shape_text,
+    state_dict_findings,
+)
+from ckpttool.predict.own_content import at_path, content_of, require_plain
 from ckpttool.predict.request import InputSpec, Job
-from ckpttool.report import counted, error
+from ckpttool.report import Finding, counted, error
+from ckpttool.tensor import Tensor
 
 _JSON = ".json"
-_BFLOAT16 = "uint16"
-"""What Paddle calls it: NumPy has no such dtype."""
 _UNNAMED = re.compile(r"save_infer_model/scale_(\d+)\.tmp_\d+")
 """What saving calls an output; the last number counts what the process saved before."""
+_NAMES = "StructuredToParameterName@@"
+"""Where ``paddle.save`` keeps the global name of each parameter, which an optimizer's state goes by."""
+_BESIDE = frozenset({"LR_Scheduler", "master_weights", "optimizer_type", _NAMES})
+"""Keys of an optimizer's state that belong to no parameter."""
 
 
-class Program(Loaded):
+# Inference models -----------------------------------------------------------------------------------
+
+
+class PaddleProgram(Loaded):
     """A program with its variables in a scope of its own."""
 
     def __init__(self, program: Any, scope: Any) -> None:
@@ -37,34 +55,34 @@ class Program(Loaded):
         self._feeds = {name: block.var(name) for name in program.desc.get_feed_target_names()}
         self._fetches = [block.var(name) for name in program.desc.get_fetch_target_names()]
         self.versions = {"paddle": paddle.__version__}
-        held = counted(sum(map(_is_stored, program.list_vars())), "variable")
+        held = counted(sum(map(_has_stored_value, program.list_vars())), "variable")
         self.detail = f"Paddle {paddle.__version__}: inference program, {held}"
 
     def inputs(self) -> tuple[InputSpec, ...]:
         if not self._fetches:
             raise LoadFailed(error("no-output", "the program gives nothing: it has no fetch"))
         return tuple(
-            InputSpec(name, _shape(one), _dtype(one), is_sequence=bool(one.lod_level))
+            InputSpec(name, _variable_shape(one), _dtype(one), is_sequence=bool(one.lod_level))
             for name, one in self._feeds.items()
         )
 
     def run(self, inputs: Arrays) -> Arrays:
-        feed = {name: _fed(array, self._feeds[name]) for name, array in inputs.items()}
+        feed = {name: _feed(array, self._feeds[name]) for name, array in inputs.items()}
         found = self._executor.run(
             self._program, feed=feed, fetch_list=self._fetches, scope=self._scope, return_numpy=False
         )
         pairs = zip(self._fetches, found, strict=True)
-        return {_output(one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
+        return {_output_name(one.name): _array(tensor, _dtype(one)) for one, tensor in pairs}
 
     def train(self, inputs: Arrays) -> str:
         raise CannotTrain("an inference program has no backward part")
 
 
-def _shape(one: Any) -> tuple[int | None, ...]:
+def _variable_shape(one: Any) -> tuple[int | None, ...]:
     return tuple(None if size < 0 else int(size) for size in one.shape)
 
 
-def _output(name: str) -> str:
+def _output_name(name: str) -> str:
     return _UNNAMED.sub(r"output_\1", name)
 
 
@@ -73,7 +91,7 @@ def _dtype(variable: Any) -> str:
     return "bfloat16" if name == _BFLOAT16 else name
 
 
-def _fed(array: np.ndarray[Any, Any], variable: Any) -> Any:
+def _feed(array: np.ndarray[Any, Any], variable: Any) -> Any:
     """Return an array as a program takes it; the rows of a ragged input are one sequence."""
     dtype = _dtype(variable)
     plain = array.view(np.uint16) if array.dtype.kind == "V" else array
@@ -89,17 +107,17 @@ def _array(tensor: Any, dtype: str) -> np.ndarray[Any, Any]:
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
 
 
-def _is_stored(variable: Any) -> bool:
+def _has_stored_value(variable: Any) -> bool:
     kinds = paddle.base.core.VarDesc.VarType
     around = (kinds.FEED_MINIBATCH, kinds.FETCH_LIST, kinds.READER, kinds.RAW)
     return variable.persistable and variable.type not in around
 
 
-def _inference(job: Job) -> Loaded:
+def _load_inference(job: Job) -> Loaded:
     """An inference model: the program, and its variables from one file or from one each."""
     program_path = job.options["program"]
     if program_path.endswith(_JSON):
-        return _json(job, program_path)
+        return _load_json_program(job, program_path)
     _read_old_programs()
     paddle.enable_static()
     paddle.set_device("cpu")
@@ -108,7 +126,7 @@ def _inference(job: Job) -> Loaded:
         program = paddle.static.deserialize_program(stream.read())
     with paddle.static.scope_guard(scope):
         _load_variables(program, job.options["directory"], job.options["combined"])
-    return Program(program, scope)
+    return PaddleProgram(program, scope)
 
 
 def _read_old_programs() -> None:
@@ -119,13 +137,13 @@ def _read_old_programs() -> None:
 
 def _load_variables(program: Any, directory: str, combined: str | None) -> None:
     # load_inference_model has a way to read a file a variable, which 2.6 leads to load_combine.
-    stored = [one for one in program.list_vars() if _is_stored(one)]
+    stored = [one for one in program.list_vars() if _has_stored_value(one)]
     if stored:
         executor = paddle.static.Executor(paddle.CPUPlace())
         paddle.static.io.load_vars(executor, directory, program, vars=stored, filename=combined)
 
 
-class Translated(Loaded):
+class TranslatedProgram(Loaded):
     """A program of Paddle 3, which only its own loader reads."""
 
     def __init__(self, layer: Any) -> None:
@@ -135,11 +153,11 @@ class Translated(Loaded):
         self.detail = f"Paddle {paddle.__version__}: inference program, {held}"
 
     def inputs(self) -> tuple[InputSpec, ...]:
-        return tuple(InputSpec(None, _shape(one), _name(one)) for one in self._layer._input_spec())
+        return tuple(
+            InputSpec(None, _variable_shape(one), _spec_name(one)) for one in self._layer._input_spec()
+        )
 
     def run(self, inputs: Arrays) -> Arrays:
-        from ckpttool.predict.paddle_layers import run_layer
-
         return run_layer(self._layer, inputs)
 
 
@@ -147,17 +165,245 @@ def _is_paddle_3() -> bool:
     return int(paddle.__version__.partition(".")[0]) >= 3
 
 
-def _name(spec: Any) -> str:
+def _spec_name(spec: Any) -> str:
     return str(spec.dtype).rpartition(".")[2]
 
 
-def _json(job: Job, program_path: str) -> Loaded:
+def _load_json_program(job: Job, program_path: str) -> Loaded:
     if not _is_paddle_3():
         message = f"a program in JSON needs PaddlePaddle 3; this is {paddle.__version__}"
         raise LoadFailed(error("framework-too-old", message, os.path.basename(program_path)))
     layer = paddle.jit.load(program_path.removesuffix(_JSON))
     layer.eval()
-    return Translated(layer)
+    return TranslatedProgram(layer)
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"inference": _inference, "parameters": parameters}
+# A layer of the user's ------------------------------------------------------------------------------
+
+
+_BFLOAT16 = "uint16"
+"""What Paddle calls it: NumPy has no such dtype."""
+
+
+class PaddleLayer(Loaded):
+    """A layer, run in evaluation mode and without gradients."""
+
+    def __init__(self, layer: Any, detail: str, optimizer: Any = None) -> None:
+        self._layer = layer
+        self._optimizer = optimizer
+        self.versions = {"paddle": paddle.__version__}
+        self.detail = f"Paddle {paddle.__version__}: {detail}"
+
+    def run(self, inputs: Arrays) -> Arrays:
+        return run_layer(self._layer, inputs)
+
+    def train(self, inputs: Arrays) -> str:
+        return _train_one_step(self._layer, self._optimizer, inputs)
+
+
+def run_layer(layer: Any, inputs: Arrays) -> Arrays:
+    """Return what a layer gives, without gradients."""
+    by_place, by_name = _tensors(inputs)
+    with paddle.no_grad():
+        return {name: _layer_array(one) for name, one in _flatten_output(layer(*by_place, **by_name))}
+
+
+def _tensors(inputs: Arrays) -> tuple[list[Any], dict[str, Any]]:
+    by_place, by_name = positional(inputs)
+    return [_tensor(one) for one in by_place], {name: _tensor(one) for name, one in by_name.items()}
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind == "V":
+        return paddle.to_tensor(array.astype(np.float32)).astype("bfloat16")
+    return paddle.to_tensor(array)
+
+
+def _layer_array(tensor: Any) -> np.ndarray[Any, Any]:
+    wide = tensor.astype("float32") if tensor.dtype == paddle.bfloat16 else tensor
+    return np.array(wide.numpy())
+
+
+def _flatten_output(output: object, name: str = "") -> Iterable[tuple[str, Any]]:
+    """Yield the tensors in what a layer gave, under the keys that lead to them."""
+    if isinstance(output, paddle.Tensor):
+        yield name or "output", output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from _flatten_output(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(output, (list, tuple)):
+        for at, value in enumerate(output):
+            yield from _flatten_output(value, f"{name}.{at}" if name else str(at))
+
+
+def _train_one_step(layer: Any, optimizer: Any, inputs: Arrays) -> str:
+    """Make a step towards smaller outputs: the loss is the mean square of all that have a gradient.
+
+    Raises:
+        CannotTrain: No parameter or no output has a gradient.
+        LoadFailed: A gradient or a parameter is not finite afterwards, or nothing moved.
+    """
+    trained = [one for one in layer.parameters() if not one.stop_gradient]
+    if not trained:
+        raise CannotTrain("no parameter wants a gradient")
+    optimizer = optimizer or paddle.optimizer.SGD(1e-3, parameters=trained)
+    before = [one.numpy() for one in trained]
+    layer.train()
+    by_place, by_name = _tensors(inputs)
+    outputs = [one for _, one in _flatten_output(layer(*by_place, **by_name)) if not one.stop_gradient]
+    if not outputs:
+        raise CannotTrain("no output has a gradient")
+    sum(one.astype("float32").square().mean() for one in outputs).backward()
+    gradients = [one.grad for one in trained if one.grad is not None]
+    if not _are_finite(gradients):
+        raise LoadFailed(error("training-step-failed", "a gradient of the training step is not finite"))
+    optimizer.step()
+    if not _are_finite(trained):
+        raise LoadFailed(error("training-step-failed", "a parameter is not finite after the training step"))
+    moved = sum(not np.array_equal(old, new.numpy()) for old, new in zip(before, trained, strict=True))
+    if not moved:
+        raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
+    return f"one step of {type(optimizer).__name__} moved {moved} of {counted(len(trained), 'parameter')}"
+
+
+def _are_finite(tensors: Iterable[Any]) -> bool:
+    return all(bool(paddle.isfinite(one).all()) for one in tensors)
+
+
+def parameters(job: Job) -> Loaded:
+    """A state dict in a layer of the user's."""
+    paddle.set_device("cpu")
+    request = job.request
+    content = _read_content(job.options["file"])
+    layer = build_from(request.model or "", **request.model_args)
+    if not isinstance(layer, paddle.nn.Layer):
+        gave = f"{request.model} gave a {type(layer).__name__}, no nn.Layer"
+        raise LoadFailed(error("no-such-model", gave))
+    place = tuple(job.options["state_path"])
+    state = at_path(content, place)
+    if not isinstance(state, Mapping):
+        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
+    table = state.get(_NAMES)
+    state = {key: value for key, value in state.items() if key != _NAMES}
+    require_plain(state, ".".join(map(str, place)), may_trust=False)
+    _load_strictly(layer, state)
+    optimizer, told = _optimizer(job, layer, content, table)
+    layer.eval()
+    return PaddleLayer(layer, f"{type(layer).__name__}, {counted(len(state), 'key')}{told}", optimizer)
+
+
+def _read_content(path: str) -> Any:
+    """Return what ``paddle.save`` wrote, with Paddle's tensors."""
+    from ckpttool.formats.paddle.pickles import open_pickle
+
+    with open_pickle(path) as checkpoint:
+        return content_of(checkpoint, _read_tensor)
+
+
+def _read_tensor(tensor: Tensor) -> Any:
+    """Return one of our tensors as one of Paddle's, bit by bit: it knows bfloat16 by the bits of uint16.
+
+    Raises:
+        LoadFailed: It has no such type.
+    """
+    name = "uint16" if tensor.dtype.name == "bfloat16" else tensor.dtype.name
+    try:
+        elements = np.frombuffer(bytearray(tensor.tobytes()), name)
+        return paddle.to_tensor(elements.reshape(tensor.shape))
+    except (TypeError, ValueError) as failure:
+        message = f"no tensor of {tensor.dtype.name} can be made"
+        raise LoadFailed(error("unsupported", message, tensor.name)) from failure
+
+
+def _load_strictly(layer: Any, state: Mapping[str, Any]) -> None:
+    """Load a state dict.
+
+    Raises:
+        LoadFailed: Keys are missing, unexpected, or have other shapes.
+    """
+    own = {key: value.shape for key, value in layer.state_dict().items()}
+    findings = state_dict_findings({key: np.shape(value) for key, value in state.items()}, own)
+    if findings:
+        raise LoadFailed(*first_findings(findings))
+    layer.set_state_dict(state)
+
+
+def _optimizer(job: Job, layer: Any, content: Any, table: Mapping[str, str] | None) -> tuple[Any, str]:
+    """Return the optimizer with its state, and what was loaded in words; None where none was asked for.
+
+    A state dict in a dict has no ``table`` of names: its tensors have theirs themselves.
+
+    Raises:
+        LoadFailed: Its state is missing, or doesn't fit the parameters.
+    """
+    request = job.request
+    if request.optimizer is None:
+        return None, ""
+    state = _optimizer_state(job, content)
+    own = {key: value.name for key, value in layer.state_dict().items()}
+    names = table or _parameter_names(job)
+    renamed = _rename_keys(state, {names[key]: name for key, name in own.items() if key in names})
+    findings = list(_parameter_findings(renamed, layer))
+    if findings:
+        raise LoadFailed(*first_findings(findings))
+    optimizer = build_from(request.optimizer, parameters=layer.parameters(), **request.optimizer_args)
+    optimizer.set_state_dict(renamed)
+    slots = counted(len(renamed.keys() - _BESIDE), "slot")
+    return optimizer, f"; {type(optimizer).__name__}, state of {slots}"
+
+
+def _parameter_names(job: Job) -> Mapping[str, str]:
+    from ckpttool.formats.paddle.pickles import names_in
+
+    place = tuple(job.options["state_path"])
+    return {str(path[-1]): name for path, name in names_in(job.options["file"]).items() if path[:-1] == place}
+
+
+def _optimizer_state(job: Job, content: Any) -> Mapping[str, Any]:
+    beside, key = job.options.get("optimizer_file"), job.options.get("optimizer_key")
+    if beside is not None:
+        state, place = _read_content(beside), os.path.basename(beside)
+    elif key is not None and key in content:
+        state, place = at_path(content, (key,)), key
+    else:
+        message = "no .pdopt lies beside it, and the checkpoint holds no optimizer state, or several"
+        raise LoadFailed(error("optimizer-mismatch", message))
+    if not isinstance(state, Mapping):
+        raise LoadFailed(error("optimizer-mismatch", "no state of an optimizer lies there", place))
+    found: Mapping[str, Any] = require_plain(state, place, may_trust=False)
+    return found
+
+
+def _rename_keys(state: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a state with the names that the parameters have here: Paddle counts layers as they are made."""
+    found = {}
+    for key, value in state.items():
+        owner = _owner(key, names)
+        found[key if owner is None else names[owner] + key[len(owner) :]] = value
+    return found
+
+
+def _owner(key: str, names: Iterable[str]) -> str | None:
+    """Return the parameter that a slot belongs to: ``linear_0.w_0`` for ``linear_0.w_0_moment1_0``."""
+    return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
+
+
+def _parameter_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Finding]:
+    shapes = {one.name: list(one.shape) for one in layer.parameters()}
+    keys = {one.name: key for key, one in layer.state_dict().items()}
+    owners = {_owner(slot, shapes) for slot in state.keys() - _BESIDE}
+    for name in (one.name for one in layer.parameters() if not one.stop_gradient):
+        if owners and name not in owners:
+            yield error("optimizer-mismatch", "the optimizer has no state for it", keys[name])
+    for slot, value in state.items():
+        if slot in _BESIDE:
+            continue
+        owner, shape = _owner(slot, shapes), list(np.shape(value))
+        if owner is None:
+            yield error("optimizer-mismatch", "it belongs to no parameter of the model", slot)
+        elif int(np.prod(shape)) > 1 and shape != shapes[owner]:
+            message = f"{slot} is {shape_text(shape)}, the parameter {shape_text(shapes[owner])}"
+            yield error("optimizer-mismatch", message, keys[owner])
+
+
+LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"inference": _load_inference, "parameters": parameters}

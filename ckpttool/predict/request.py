@@ -1,4 +1,4 @@
-"""What is to be loaded and run, in plain data that travels to the child process."""
+"""What is to be loaded and run: plain data that travels from the command's process to the child."""
 
 from __future__ import annotations
 

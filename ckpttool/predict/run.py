@@ -1,4 +1,4 @@
-"""The child process, seen from outside: started early, given a time limit, never left behind.
+"""The child process that loads and runs a model, seen from the command: started early, and never left behind.
 
 It is started while the checkpoint is still being checked, so that the framework's import costs no time of its
 own, and told what to load only when the checks have passed.
@@ -14,21 +14,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import IO, Any
 
 from ckpttool.errors import MissingPackage
-from ckpttool.predict.frameworks import FRAMEWORKS, Framework
 from ckpttool.predict.processes import end_family, has_exited, resident
 from ckpttool.predict.request import Job, Request, to_json
 from ckpttool.report import Finding, Severity, error, has_errors
 from ckpttool.work import child_places
 
+_QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
+_QUIET_PADDLE = {"GLOG_minloglevel": "2", "FLAGS_call_stack_level": "0"}
+_QUIET_TRANSFORMERS = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from ckpttool.predict.supervisor import supervise; supervise(); "
+    "from ckpttool.predict.processes import supervise; supervise(); "
     "from ckpttool.predict.child import main; main(sys.argv[2])"
 )
 _LOOK = 0.05
@@ -40,6 +44,59 @@ _TAIL, _TAIL_BYTES = 40, 1 << 14
 _ANSWERS, _ANSWER_BYTES = 4, 1 << 24
 """Answers that are read, and bytes of one; a child runs other people's code and may say anything."""
 _BLOCK = 1 << 16
+
+
+# Frameworks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework that the child can import.
+
+    Attributes:
+        package: What must be installed.
+        extra: The extra of ckpttool that brings it.
+        module: Our module that loads with it; its ``LOADERS`` is a table of functions.
+        environment: Variables that keep it quiet; the user's own win.
+        forced: Variables that keep it from downloading, whatever the user's own are.
+    """
+
+    package: str
+    extra: str
+    module: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    forced: Mapping[str, str] = field(default_factory=dict)
+
+    def require(self, path: str) -> None:
+        """Require that the framework is installed.
+
+        Raises:
+            MissingPackage: It isn't.
+        """
+        if find_spec(self.package) is None:
+            command = f"pip install 'ckpttool[{self.extra}]'"
+            raise MissingPackage(path, f"a prediction needs {self.package}", expected=command)
+
+
+FRAMEWORKS = {
+    "torch": Framework("torch", "torch", "ckpttool.predict.torch_models"),
+    "transformers": Framework(
+        "transformers",
+        "transformers",
+        "ckpttool.predict.transformers_models",
+        _QUIET_TRANSFORMERS,
+        _OFFLINE,
+    ),
+    "tensorflow": Framework(
+        "tensorflow", "tensorflow", "ckpttool.predict.tensorflow_models", _QUIET_TENSORFLOW
+    ),
+    "keras": Framework("keras", "keras", "ckpttool.predict.keras3_models", _QUIET_TENSORFLOW),
+    "tf_keras": Framework("tf_keras", "keras", "ckpttool.predict.tf_keras_models", _QUIET_TENSORFLOW),
+    "paddle": Framework("paddle", "paddle", "ckpttool.predict.paddle_models", _QUIET_PADDLE),
+}
+
+
+# The child, and its answers -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +146,8 @@ class Child:
         self._said = [b""]
         self._phase = "load"
         assert self._process.stdout is not None and self._process.stderr is not None  # both are pipes
-        self._reader = _started(_read_answers, self._process.stdout, self._lines)
-        self._drainer = _started(_drain, self._process.stderr, self._said)
+        self._reader = _start_thread(_read_answers, self._process.stdout, self._lines)
+        self._drainer = _start_thread(_drain, self._process.stderr, self._said)
 
     def __enter__(self) -> Child:
         return self
@@ -107,7 +164,7 @@ class Child:
         deadline = time.monotonic() + job.request.timeout
         assert self._process.stdin is not None  # a pipe
         # It may be longer than a pipe holds, and the child may never come to read it.
-        _started(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
+        _start_thread(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
         stages: dict[str, Stage] = {}
         while len(stages) < 2:
             try:
@@ -115,8 +172,8 @@ class Child:
                 if self._phase == "load" and "broken" in message:
                     why = f"importing {self._framework.package} failed: {_clean(message['broken'])}"
                     raise MissingPackage(self._path, why)
-                stages[self._phase] = _stage(message, self._phase)
-            except _Ended as end:
+                stages[self._phase] = _parse_stage(message, self._phase)
+            except _ChildEnded as end:
                 return self._broken_off(stages, self._ended(end))
             self._phase = "predict"
         return Answer(stages["load"], stages["predict"], self._lines_said())
@@ -130,19 +187,19 @@ class Child:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise _Ended("timeout", f"{request.timeout:g} s")
+                raise _ChildEnded("timeout", f"{request.timeout:g} s")
             ended = has_exited(self._process)  # looked at before the queue: what it said last is there
             with suppress(queue.Empty):
                 line = self._lines.get(timeout=min(left, _LOOK))
                 if line is None:
-                    raise _Ended("exit")
-                return _parsed(line)
+                    raise _ChildEnded("exit")
+                return _parse_message(line)
             if ended:  # and a process that it left behind keeps the pipe open
-                raise _Ended("exit")
+                raise _ChildEnded("exit")
             if request.memory and resident(self._process.pid) > request.memory:
-                raise _Ended("memory", f"{request.memory / (1 << 20):,.0f} MiB")
+                raise _ChildEnded("memory", f"{request.memory / (1 << 20):,.0f} MiB")
 
-    def _ended(self, end: _Ended) -> Finding:
+    def _ended(self, end: _ChildEnded) -> Finding:
         doing = "loading it" if self._phase == "load" else "running it"
         if end.why == "timeout":
             return error("child-timeout", f"{doing} took longer than the {end.limit} of --timeout")
@@ -150,7 +207,7 @@ class Child:
             return error("child-out-of-memory", f"{doing} took more memory than the {end.limit} of --memory")
         if end.why == "nonsense":
             return error("child-crashed", f"the process gave an answer that is none while {doing}")
-        how = _how(self._exit_code())
+        how = _exit_words(self._exit_code())
         last = [f": {line[:300]}" for line in self._lines_said()[-1:]]
         return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
 
@@ -186,7 +243,7 @@ class Child:
                     pipe.close()
 
 
-class _Ended(Exception):
+class _ChildEnded(Exception):
     """The child will say nothing more; ``why`` is timeout, memory, exit or nonsense, beyond a ``limit``."""
 
     def __init__(self, why: str, limit: str = "") -> None:
@@ -207,7 +264,7 @@ def _start(framework: Framework) -> subprocess.Popen[bytes]:
     )
 
 
-def _started(target: Callable[..., None], *arguments: object) -> threading.Thread:
+def _start_thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
     thread = threading.Thread(target=target, args=arguments, daemon=True)
     thread.start()
     return thread
@@ -241,17 +298,17 @@ def _drain(stream: IO[bytes], said: list[bytes]) -> None:
             said[0] = (said[0] + block)[-_TAIL_BYTES:]
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parse_message(line: bytes) -> dict[str, Any]:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as failure:
-        raise _Ended("nonsense") from failure
+        raise _ChildEnded("nonsense") from failure
     if not isinstance(message, dict):
-        raise _Ended("nonsense")
+        raise _ChildEnded("nonsense")
     return message
 
 
-def _stage(message: dict[str, Any], name: str) -> Stage:
+def _parse_stage(message: dict[str, Any], name: str) -> Stage:
     try:
         findings = tuple(
             Finding(_clean(code), Severity(severity), _clean(text), None if where is None else _clean(where))
@@ -260,9 +317,9 @@ def _stage(message: dict[str, Any], name: str) -> Stage:
         told, detail = _clean(message["stage"]), _clean(message["detail"])
         stage = Stage(told, detail, findings, bool(message["is_skipped"]))
     except (KeyError, ValueError, TypeError) as failure:
-        raise _Ended("nonsense") from failure
+        raise _ChildEnded("nonsense") from failure
     if stage.name != name:
-        raise _Ended("nonsense")
+        raise _ChildEnded("nonsense")
     return stage
 
 
@@ -271,7 +328,7 @@ def _clean(text: object) -> str:
     return str(text).encode("utf-8", "replace").decode()
 
 
-def _how(code: int | None) -> str:
+def _exit_words(code: int | None) -> str:
     """Return how a process ended, in words."""
     if code is None:
         return "closed its answer"

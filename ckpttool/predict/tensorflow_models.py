@@ -1,37 +1,61 @@
-"""What TensorFlow loads: SavedModels through their signatures, and checkpoints into a model of the user's.
+"""TensorFlow's adapter: SavedModels through their signatures, and checkpoints into a model of the user's.
 
-Only the child process imports this module. Nothing here imports Keras: a model of the user's brings its own.
+TensorFlow matches a checkpoint to objects by the graph of their attributes, and ignores what has no match;
+the same walk is done here first, to name those. Keras is not imported here: a user's model brings its own.
+
+Only the child process imports this module.
+
+Source: TensorFlow, python/checkpoint/checkpoint_view.py and core/protobuf/trackable_object_graph.proto.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from ckpttool.predict.failures import told
-from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
-from ckpttool.predict.keras_calls import (
+from ckpttool.predict.guard import build_from
+from ckpttool.predict.interface import (
+    Arrays,
+    CannotTrain,
+    Loaded,
+    LoadFailed,
+    findings_on_error,
+    first_findings,
+    missing_finding,
+    not_consumed_finding,
+    shape_finding,
+)
+from ckpttool.predict.keras_models import (
     build,
     call,
     compile_with,
     keras_inputs,
-    moved_weights,
+    moved_weights_words,
     plain_outputs,
-    trained_by_keras,
+    train_by_keras,
 )
-from ckpttool.predict.models import made
 from ckpttool.predict.request import InputSpec, Job
-from ckpttool.predict.tensorflow_restore import restored
-from ckpttool.report import counted, error
+from ckpttool.report import Finding, counted, error
 
 _RATE = 1e-3
 """Of the gradient that a module without an optimizer moves by."""
 _SPARSE = ("indices", "values", "dense_shape")
 _NO_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 """What lies among the signatures, and names an operation."""
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+_CONFIGURATION = "OBJECT_CONFIG_JSON"
+"""An attribute that holds how a Keras layer was made; nothing restores it."""
+_COUNTER = "save_counter"
+_ITERATIONS = frozenset(("_iterations", "iterations", "iter"))
+"""What each optimizer of Keras has, old or new, whatever it hangs by."""
+
+
+# SavedModels ----------------------------------------------------------------------------------------
 
 
 class Signature(Loaded):
@@ -50,7 +74,7 @@ class Signature(Loaded):
         return tuple(_input_spec(name, spec) for name, spec in sorted(self._specs.items()))
 
     def run(self, inputs: Arrays) -> Arrays:
-        with told("predict-failed"):
+        with findings_on_error("predict-failed"):
             given = {
                 name: tf.convert_to_tensor(inputs[name], spec.dtype) for name, spec in self._specs.items()
             }
@@ -76,7 +100,7 @@ class SessionSignature(Loaded):
         return tuple(_input_spec(name, tensor) for name, tensor in sorted(self._feeds.items()))
 
     def run(self, inputs: Arrays) -> Arrays:
-        with told("predict-failed"):
+        with findings_on_error("predict-failed"):
             given = {
                 tensor: np.asarray(inputs[name], tensor.dtype.base_dtype.as_numpy_dtype)
                 for name, tensor in self._feeds.items()
@@ -103,9 +127,9 @@ def _input_spec(name: str | None, spec: Any) -> InputSpec:
     return InputSpec(name, shape, spec.dtype.base_dtype.name)
 
 
-def _savedmodel(job: Job) -> Loaded:
-    with told("load-failed"):
-        model = _served(job.path)
+def _load_savedmodel(job: Job) -> Loaded:
+    with findings_on_error("load-failed"):
+        model = _served_graph(job.path)
     return Signature(model, _signature(model.signatures, job))
 
 
@@ -125,12 +149,12 @@ def _signature(found: Iterable[str], job: Job) -> str:
     raise LoadFailed(error("no-such-signature", f"no signature {wanted!r}; {there}"))
 
 
-def _session(job: Job) -> Loaded:
+def _load_session(job: Job) -> Loaded:
     """A graph with reference variables, which functions can't take or give."""
     v1 = tf.compat.v1
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
-    with told("load-failed"), graph.as_default():
+    with findings_on_error("load-failed"), graph.as_default():
         signatures = v1.saved_model.load(session, job.options["tags"], job.path).signature_def
         if not job.options["has_init"]:
             session.run([v1.local_variables_initializer(), v1.tables_initializer()])
@@ -139,7 +163,7 @@ def _session(job: Job) -> Loaded:
     return SessionSignature(session, name, signatures[name])
 
 
-def _served(path: str) -> Any:
+def _served_graph(path: str) -> Any:
     """Return a SavedModel; where TensorFlow 1 wrote several graphs, the one to serve."""
     try:
         return tf.saved_model.load(path)
@@ -149,7 +173,10 @@ def _served(path: str) -> Any:
     return tf.saved_model.load(path, tags=["serve"])
 
 
-class Restored(Loaded):
+# Checkpoints into the user's model ------------------------------------------------------------------
+
+
+class RestoredModel(Loaded):
     """A model of the user's, with a checkpoint's values in its variables."""
 
     def __init__(self, job: Job, model: Any, optimizer: Any, detail: str) -> None:
@@ -165,20 +192,20 @@ class Restored(Loaded):
         return tuple(_input_spec(None, spec) for spec in specs)
 
     def run(self, inputs: Arrays) -> Arrays:
-        with told("predict-failed"):
-            return plain_outputs(_called(self._model, inputs))
+        with findings_on_error("predict-failed"):
+            return plain_outputs(_call_model(self._model, inputs))
 
     def train(self, inputs: Arrays) -> str:
         if _is_keras(self._model):
-            return trained_by_keras(self._model, inputs)
-        return _trained(self._model, self._optimizer, inputs)
+            return train_by_keras(self._model, inputs)
+        return _train_model(self._model, self._optimizer, inputs)
 
 
 def _is_keras(model: Any) -> bool:
     return hasattr(model, "train_on_batch")
 
 
-def _called(model: Any, inputs: Arrays) -> Any:
+def _call_model(model: Any, inputs: Arrays) -> Any:
     """Return what a Keras model or a ``tf.Module`` gives."""
     if _is_keras(model):
         return call(model, inputs)
@@ -187,7 +214,7 @@ def _called(model: Any, inputs: Arrays) -> Any:
     return model(*by_place, **by_name)
 
 
-def _trained(model: Any, optimizer: Any, inputs: Arrays) -> str:
+def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
     """Make one step of a ``tf.Module`` with the mean square of its floating outputs as the loss.
 
     Raises:
@@ -197,8 +224,8 @@ def _trained(model: Any, optimizer: Any, inputs: Arrays) -> str:
     variables = list(getattr(model, "trainable_variables", ()))
     if not variables:
         raise CannotTrain("the model has no trainable variables")
-    with told("training-step-failed"), tf.GradientTape() as tape:
-        outputs = [one for one in tf.nest.flatten(_called(model, inputs)) if one.dtype.is_floating]
+    with findings_on_error("training-step-failed"), tf.GradientTape() as tape:
+        outputs = [one for one in tf.nest.flatten(_call_model(model, inputs)) if one.dtype.is_floating]
         loss = tf.add_n([tf.reduce_mean(tf.square(tf.cast(one, tf.float32))) for one in outputs] or [0.0])
     gradients = tape.gradient(loss, variables)
     pairs = [
@@ -207,37 +234,37 @@ def _trained(model: Any, optimizer: Any, inputs: Arrays) -> str:
     if not pairs:
         raise CannotTrain("no output has a gradient")
     before = [one.numpy() for one in variables]
-    with told("training-step-failed"):
+    with findings_on_error("training-step-failed"):
         if optimizer is not None:
             optimizer.apply_gradients(pairs)
         else:
             for gradient, one in pairs:
                 one.assign_sub(tf.convert_to_tensor(gradient) * tf.cast(_RATE, one.dtype))
     value = float(np.asarray(loss))
-    moved = moved_weights(before, [one.numpy() for one in variables], f"the loss is {value:.4g}")
+    moved = moved_weights_words(before, [one.numpy() for one in variables], f"the loss is {value:.4g}")
     return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
 
 
-def _variables(job: Job) -> Loaded:
+def _load_variables(job: Job) -> Loaded:
     request = job.request
-    whole = made(request.model or "", **request.model_args)
+    whole = build_from(request.model or "", **request.model_args)
     if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
         raise LoadFailed(
             error("no-such-model", f"{request.model} gave a {type(whole).__name__}, nothing to restore")
         )
-    model = _runs(whole)
+    model = _runnable_model(whole)
     if _is_keras(model):
         build(model, request)
-    optimizer = made(request.optimizer, **request.optimizer_args) if request.optimizer else None
+    optimizer = build_from(request.optimizer, **request.optimizer_args) if request.optimizer else None
     if optimizer is not None and _is_keras(model):
         compile_with(model, optimizer)
     elif optimizer is not None and hasattr(optimizer, "build"):
         optimizer.build(list(model.trainable_variables))
-    detail = restored(job, whole, model, optimizer)
-    return Restored(job, model, optimizer, detail)
+    detail = restore(job, whole, model, optimizer)
+    return RestoredModel(job, model, optimizer, detail)
 
 
-def _runs(made: Any) -> Any:
+def _runnable_model(made: Any) -> Any:
     """Return what is run of what a factory made: of a ``tf.train.Checkpoint``, the model in it.
 
     Raises:
@@ -263,8 +290,269 @@ def _runs(made: Any) -> Any:
     return next(iter(found.values()))
 
 
+# Restoring ------------------------------------------------------------------------------------------
+
+
+def restore(job: Job, made: Any, model: Any, optimizer: Any) -> str:
+    """Restore a checkpoint into what a factory made, and return what was restored, in words.
+
+    Raises:
+        LoadFailed: One side has what the other hasn't, or in another shape.
+    """
+    names = _ReadableNames(*job.options["names"])
+    with findings_on_error("load-failed"):
+        reader = tf.train.load_checkpoint(job.path)
+        shapes = reader.get_variable_to_shape_map()
+    if _GRAPH not in shapes:
+        return _restore_by_name(reader, shapes, names, model, optimizer)
+    graph = _parse_graph(reader.get_tensor(_GRAPH))
+    target, keys = _target(job, graph, made, model, optimizer)
+    findings = [
+        *_missing_findings(_model_parts(made, model), keys),
+        *_unused_findings(keys, names, with_optimizer=optimizer is not None),
+        *_shape_findings(keys, shapes, names),
+        *_slots_without_state(keys, optimizer),
+    ]
+    if findings:
+        raise LoadFailed(*first_findings(findings))
+    with findings_on_error("load-failed"):
+        target.read(job.path).expect_partial()
+    state = f"; {type(optimizer).__name__} with its state" if optimizer is not None else ""
+    return f"{counted(sum(one.live is not None and not one.is_optimizer for one in keys), 'variable')}{state}"
+
+
+def _target(
+    job: Job, graph: _ObjectGraph, made: Any, model: Any, optimizer: Any
+) -> tuple[Any, list[_VariableKey]]:
+    """Return the ``tf.train.Checkpoint`` that stands where the saved one stood, with what is stored.
+
+    Saved was either the model itself, or a Checkpoint that has it under some name: the one that matches most.
+    """
+    view = tf.train.CheckpointView(job.path)
+    children = view.children(0)
+    more = {} if optimizer is None else {n: optimizer for n, at in children.items() if graph.is_optimizer(at)}
+    if isinstance(made, tf.train.Checkpoint):
+        for name, one in more.items():
+            if not hasattr(made, name):
+                setattr(made, name, one)
+        return made, graph.keys(
+            {**view.match(made), **(view.match(made.root) if hasattr(made, "root") else {})}
+        )
+    places = [n for n, at in children.items() if graph.nodes[at].children and n not in more]
+    name = max(
+        places, key=lambda n: _match_count(graph, view.match(tf.train.Checkpoint(**{n: model}))), default=None
+    )
+    if name is None or _match_count(graph, view.match(model)) >= _match_count(
+        graph, view.match(tf.train.Checkpoint(**{name: model}))
+    ):
+        return _root_target(graph, view, model, more)
+    target = tf.train.Checkpoint(**{name: model}, **more)
+    return target, graph.keys(view.match(target))
+
+
+def _match_count(graph: _ObjectGraph, matches: Mapping[int, Any]) -> int:
+    return sum(one.live is not None for one in graph.keys(matches))
+
+
+def _root_target(
+    graph: _ObjectGraph, view: Any, model: Any, more: Mapping[str, Any]
+) -> tuple[Any, list[_VariableKey]]:
+    """Return a Checkpoint that stands for the model itself; the view of one doesn't look through it."""
+    own = tf.train.TrackableView(model).children(model)
+    more = {name: one for name, one in more.items() if name not in own}
+    matches = {**view.match(tf.train.Checkpoint(**more)), **view.match(model)} if more else view.match(model)
+    return tf.train.Checkpoint(root=model, **more), graph.keys(matches)
+
+
+def _model_parts(made: Any, model: Any) -> Mapping[str, Any]:
+    """Return what must be restored whole, by name: all models of a Checkpoint, or the one model."""
+    if not isinstance(made, tf.train.Checkpoint):
+        return {"": model}
+    children = tf.train.TrackableView(made).children(made)
+    return {
+        f"{name}.": one
+        for name, one in children.items()
+        if hasattr(one, "trainable_variables") and not hasattr(one, "apply_gradients")
+    }
+
+
+def _missing_findings(models: Mapping[str, Any], keys: Iterable[_VariableKey]) -> list[Finding]:
+    """Return what the models have and the checkpoint has not, as ``assert_existing_objects_matched`` asks."""
+    values = {
+        id(one) for key in keys if key.live is not None for one in (key.live, _variable_value(key.live))
+    }
+    return [
+        missing_finding(f"{place}{name}")
+        for place, model in models.items()
+        for name, one in _named_variables(model)
+        if id(one) not in values and id(_variable_value(one)) not in values
+    ]
+
+
+def _variable_value(variable: Any) -> Any:
+    """Return TensorFlow's variable in one of Keras 3."""
+    inner = getattr(variable, "value", None)
+    return variable if inner is None or callable(inner) else inner
+
+
+def _named_variables(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a model's variables by the attributes that lead to them; those of Keras 3 know a better name."""
+    paths = {id(model): ""}
+    to_visit = [model]
+    for visited in to_visit:
+        for name, child in tf.train.TrackableView(model).children(visited).items():
+            if id(child) not in paths:
+                paths[id(child)] = f"{paths[id(visited)]}.{name}".lstrip(".")
+                to_visit.append(child)
+    for name, one in _own_variables(model):
+        own = getattr(one, "path", None)
+        yield own.replace("/", ".") if own else paths.get(id(one), name), one
+
+
+def _own_variables(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a model's variables by name: of Keras its weights, since metrics and seeds need not be saved."""
+    found: Any = getattr(model, "weights", None)
+    found = getattr(model, "variables", ()) if found is None else found
+    for one in found:
+        yield getattr(one, "path", None) or str(one.name).partition(":")[0], one
+
+
+def _unused_findings(
+    keys: Iterable[_VariableKey], names: _ReadableNames, *, with_optimizer: bool
+) -> list[Finding]:
+    """Return what the checkpoint has and nothing took, as ``assert_consumed`` asks.
+
+    An optimizer's state is of no interest where the user gave none.
+    """
+    left = (one for one in keys if one.live is None and (with_optimizer or not one.is_optimizer))
+    return [not_consumed_finding(names.of(one.text)) for one in left if _is_of_model(one.text, names)]
+
+
+def _is_of_model(key: str, names: _ReadableNames) -> bool:
+    """Tell whether a key is no bookkeeping: a step, an epoch, a metric."""
+    return names.roles.get(key) != "training" and not key.startswith(f"{_COUNTER}/")
+
+
+def _shape_findings(
+    keys: Iterable[_VariableKey], shapes: Mapping[str, Any], names: _ReadableNames
+) -> list[Finding]:
+    """Return what has another shape in the checkpoint; variables alone have one."""
+    return [
+        shape_finding(names.of(one.text), shapes[one.text], one.live.shape)
+        for one in keys
+        if one.text in shapes and one.text.endswith(_VALUE) and hasattr(one.live, "shape")
+        if list(one.live.shape) != list(shapes[one.text])
+    ]
+
+
+def _slots_without_state(keys: Iterable[_VariableKey], optimizer: Any) -> list[Finding]:
+    if optimizer is None or any(one.is_optimizer and one.live is not None for one in keys):
+        return []
+    return [
+        error("optimizer-mismatch", f"the checkpoint holds no state that {type(optimizer).__name__} takes")
+    ]
+
+
+def _restore_by_name(
+    reader: Any, shapes: Mapping[str, Any], names: _ReadableNames, model: Any, optimizer: Any
+) -> str:
+    """Restore what TensorFlow 1 saved, without objects: by the names of the variables.
+
+    Raises:
+        LoadFailed: One side has what the other hasn't, or in another shape; or an optimizer was asked for.
+    """
+    if optimizer is not None:
+        raise LoadFailed(
+            error("optimizer-mismatch", "a checkpoint of TensorFlow 1 tells its optimizer by name alone")
+        )
+    own = dict(_own_variables(model))
+    findings = [missing_finding(name) for name in own if name not in shapes]
+    findings += [
+        not_consumed_finding(key)
+        for key in sorted(shapes)
+        if key not in own and names.roles.get(key) not in ("optimizer", "training")
+    ]
+    shared = [name for name, one in own.items() if name in shapes and list(one.shape) != list(shapes[name])]
+    findings += [shape_finding(name, shapes[name], own[name].shape) for name in shared]
+    if findings:
+        raise LoadFailed(*first_findings(findings))
+    with findings_on_error("load-failed"):
+        for name, one in own.items():
+            one.assign(reader.get_tensor(name))
+    return f"{counted(len(own), 'variable')} by name"
+
+
+# The object graph of a checkpoint -------------------------------------------------------------------
+
+
+class _ReadableNames(NamedTuple):
+    """What our own reading calls a checkpoint's variables: readable names by key, and whose they are."""
+
+    readable: Mapping[str, str]
+    roles: Mapping[str, str]
+
+    def of(self, key: str) -> str:
+        return self.readable.get(key, key.removesuffix(_VALUE))
+
+
+class _VariableKey(NamedTuple):
+    """A stored key, whether it is an optimizer's, and the object that takes it, or None."""
+
+    text: str
+    is_optimizer: bool
+    live: Any
+
+
+class _ObjectGraph(NamedTuple):
+    """A checkpoint's objects, by number; 0 is the root."""
+
+    nodes: Any
+    of_model: frozenset[int]
+
+    def is_optimizer(self, at: int) -> bool:
+        return _is_optimizer(self.nodes[at])
+
+    def keys(self, matches: Mapping[int, Any]) -> list[_VariableKey]:
+        """Return what is stored, with what takes it by number."""
+        matches = {**self._slots(matches), **matches}
+        return [
+            _VariableKey(attribute.checkpoint_key, at not in self.of_model, matches.get(at))
+            for at, node in enumerate(self.nodes)
+            for attribute in node.attributes
+            if attribute.name != _CONFIGURATION
+        ]
+
+    def _slots(self, matches: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Return the slots of old optimizers, which hang between a variable and the optimizer."""
+        found = {}
+        for at, node in enumerate(self.nodes):
+            optimizer: Any = matches.get(at)
+            for slot in node.slot_variables:
+                variable = matches.get(slot.original_variable_node_id)
+                if variable is None or slot.slot_name not in getattr(optimizer, "get_slot_names", list)():
+                    continue
+                found[slot.slot_variable_node_id] = optimizer.get_slot(variable, slot.slot_name)
+        return found
+
+
+def _parse_graph(content: bytes) -> _ObjectGraph:
+    """Return a checkpoint's objects; the model's are those that are reached without passing an optimizer."""
+    nodes = TrackableObjectGraph.FromString(content).nodes
+    reached, to_visit = {0}, [0]
+    while to_visit:
+        for child in nodes[to_visit.pop()].children:
+            if child.node_id not in reached and not _is_optimizer(nodes[child.node_id]):
+                reached.add(child.node_id)
+                to_visit.append(child.node_id)
+    return _ObjectGraph(nodes, frozenset(reached))
+
+
+def _is_optimizer(node: Any) -> bool:
+    return bool(node.slot_variables) or any(child.local_name in _ITERATIONS for child in node.children)
+
+
 LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
-    "savedmodel": _savedmodel,
-    "session": _session,
-    "variables": _variables,
+    "savedmodel": _load_savedmodel,
+    "session": _load_session,
+    "variables": _load_variables,
 }

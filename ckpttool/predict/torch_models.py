@@ -1,32 +1,37 @@
-"""What PyTorch loads: state dicts in a model of the user's, whole modules, TorchScript, exported programs.
+"""PyTorch's adapter: state dicts into the user's module, whole modules, TorchScript, exported programs.
+
+Inputs and outputs are NumPy arrays by name; one inside a container is named by the keys that lead to it:
+``0.mask`` is ``mask`` in the first argument.
 
 Only the child process imports this module.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ckpttool.predict.guard import build_from, resolve
+from ckpttool.predict.inputs import dtype_named, positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
-from ckpttool.predict.models import factory, made
 from ckpttool.predict.own_content import at_path
 from ckpttool.predict.request import InputSpec, Job
-from ckpttool.predict.torch_content import content, optimizer_state, state_dict, trusted
-from ckpttool.predict.torch_state import load_optimizer, load_strictly, trainer_groups
-from ckpttool.predict.torch_values import (
-    Arguments,
-    arguments,
-    arrays_in,
-    filled,
-    leaves,
-    require_callable_with,
-    tensors_of,
+from ckpttool.predict.torch_state import (
+    content,
+    load_optimizer,
+    load_strictly,
+    load_trusted,
+    optimizer_state,
+    state_dict,
+    trainer_groups,
 )
 from ckpttool.report import Finding, counted, error
 
@@ -72,7 +77,7 @@ class TorchModel(Loaded):
             with torch.no_grad():  # not inference_mode: models that differentiate inside would break
                 output = self._module(*given.by_place, **given.by_name)
         except (RuntimeError, torch.jit.Error) as failure:
-            if device := next(filter(_is_missing, _devices(self._module)), None):
+            if device := next(filter(_is_absent_device, _devices(self._module)), None):
                 told = f"the program asks for the device {device}, which PyTorch doesn't have here"
                 raise LoadFailed(error("device-missing", told)) from failure
             if _IN_TORCHSCRIPT not in str(failure):
@@ -95,7 +100,7 @@ class TorchModel(Loaded):
 
     def _arguments(self, inputs: Arrays) -> Arguments:
         if self._template is not None:
-            return filled(self._template, inputs)
+            return fill_template(self._template, inputs)
         given = arguments(inputs)
         require_callable_with(getattr(self._module, "forward", self._module), given)
         return given
@@ -115,7 +120,7 @@ def _devices(module: Any) -> Iterator[str]:
             yield from (str(one) for one in values if isinstance(one, torch.device))
 
 
-def _is_missing(device: str) -> bool:
+def _is_absent_device(device: str) -> bool:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):  # which of them, depends on how PyTorch was built
@@ -136,6 +141,9 @@ def _shape(tensor: torch.Tensor) -> tuple[int | None, ...]:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+# Training -------------------------------------------------------------------------------------------
 
 
 def train_one_step(module: Any, optimizer: Any, given: Arguments) -> str:
@@ -188,10 +196,10 @@ def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
 # Loaders --------------------------------------------------------------------------------------------
 
 
-def _state(job: Job) -> Loaded:
+def _load_state(job: Job) -> Loaded:
     """A state dict in a model of the user's."""
     request = job.request
-    module = made(request.model or "", **request.model_args)
+    module = build_from(request.model or "", **request.model_args)
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(
             error("no-such-model", f"{request.model} gave a {type(module).__name__}, no nn.Module")
@@ -199,11 +207,11 @@ def _state(job: Job) -> Loaded:
     found = content(job)
     state = state_dict(job, found)
     notes = load_strictly(module, state)
-    detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_among_others(found, job)}"
-    return _with_optimizer(job, module, found, detail, notes)
+    detail = f"{type(module).__name__}, {counted(len(state), 'key')}{_state_dict_hint(found, job)}"
+    return _with_optimizer_state(job, module, found, detail, notes)
 
 
-def _among_others(found: Any, job: Job) -> str:
+def _state_dict_hint(found: Any, job: Job) -> str:
     """Return in words where a state dict lay, if another one lies beside it."""
     place = job.options["state_path"]
     beside = at_path(found, place[:-1]) if place else None
@@ -215,7 +223,7 @@ def _is_state(value: object) -> bool:
     return isinstance(value, Mapping) and any(isinstance(one, torch.Tensor) for one in value.values())
 
 
-def _with_optimizer(
+def _with_optimizer_state(
     job: Job, module: Any, found: Any, detail: str, notes: tuple[Finding, ...] = ()
 ) -> TorchModel:
     """Return a module with the optimizer that was asked for, and its state."""
@@ -239,39 +247,39 @@ def make_optimizer(job: Job, module: Any, found: Any) -> tuple[Any, tuple[Findin
         return None, ()
     state = optimizer_state(job, found)
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
-    optimizer = made(request.optimizer, given, **request.optimizer_args)
+    optimizer = build_from(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
         told = f"{request.optimizer} gave a {type(optimizer).__name__}, no optimizer"
         raise LoadFailed(error("no-such-model", told))
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 
 
-def _module(job: Job) -> Loaded:
+def _load_module(job: Job) -> Loaded:
     """A whole module, which the user trusts."""
     if job.request.model is not None:
         _lend_to_main(job.request.model)
     try:
-        whole = trusted(job)
+        whole = load_trusted(job)
     except (AttributeError, ModuleNotFoundError) as failure:
         told = f"{failure}: a whole-model pickle needs its classes (--model lends those of a script)"
         raise LoadFailed(error("load-failed", told)) from failure
     module = at_path(whole, job.options["state_path"])
     if not isinstance(module, torch.nn.Module):
         raise LoadFailed(error("no-state-dict", f"a {type(module).__name__} lies there, no nn.Module"))
-    return _with_optimizer(job, module, whole, type(module).__name__)
+    return _with_optimizer_state(job, module, whole, type(module).__name__)
 
 
 def _lend_to_main(reference: str) -> None:
     """Let a pickle find classes in ``__main__`` that its script defined, and that the user's module has."""
     import __main__
 
-    found = factory(reference)
+    found = resolve(reference)
     for name, value in vars(sys.modules[found.__module__]).items():
         if not hasattr(__main__, name):
             setattr(__main__, name, value)
 
 
-def _torchscript(job: Job) -> Loaded:
+def _load_torchscript(job: Job) -> Loaded:
     load: Any = torch.jit.load
     module = load(job.path, map_location="cpu").eval()
     template = None
@@ -281,12 +289,14 @@ def _torchscript(job: Job) -> Loaded:
     return TorchModel(module, detail, job.request.seed, template=template)
 
 
-def _export(job: Job) -> Loaded:
+def _load_export(job: Job) -> Loaded:
     program = torch.export.load(job.path)
-    return _Exported(program.module(), "exported program", job.request.seed, template=_template(program))
+    return ExportedProgram(
+        program.module(), "exported program", job.request.seed, template=_template(program)
+    )
 
 
-class _Exported(TorchModel):
+class ExportedProgram(TorchModel):
     """A program whose graph is the one for evaluation."""
 
     def train(self, inputs: Arrays) -> str:
@@ -304,9 +314,158 @@ def _template(program: Any) -> Arguments:
     return Arguments(tuple(by_place), by_name)
 
 
+# Inputs and outputs ---------------------------------------------------------------------------------
+
+
+class Arguments(NamedTuple):
+    """What a model is called with: by position, and by keyword."""
+
+    by_place: tuple[Any, ...]
+    by_name: Mapping[str, Any]
+
+
+def arguments(inputs: Arrays) -> Arguments:
+    """Return inputs as tensors of their own: a model may change what it is given.
+
+    Raises:
+        LoadFailed: PyTorch has no tensors of such values.
+    """
+    tensors: Any = {name: tensor_of(array, name) for name, array in inputs.items()}
+    by_place, by_name = positional(tensors)
+    return Arguments(tuple(by_place), by_name)
+
+
+def tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
+    """Return a copy of an array as a tensor.
+
+    Raises:
+        LoadFailed: PyTorch has no tensors of such values.
+    """
+    if array.dtype == dtype_named("bfloat16"):
+        return torch.from_numpy(array.astype(np.float32)).bfloat16()
+    try:
+        return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C", copy=True))
+    except TypeError as failure:
+        told = f"there are no tensors of {'text' if array.dtype.kind in 'US' else array.dtype.name}"
+        raise LoadFailed(error("input-unfit", told, name)) from failure
+
+
+def require_callable_with(forward: Callable[..., Any], given: Arguments) -> None:
+    """Require that a function takes some arguments, as far as its signature tells.
+
+    Raises:
+        LoadFailed: It needs more, or takes fewer.
+    """
+    signature = _call_signature(forward)
+    if signature is None:
+        return
+    takes = f"the model takes {', '.join(signature.parameters) or 'nothing'}"
+    try:
+        bound = signature.bind_partial(*given.by_place, **given.by_name)
+    except TypeError as failure:
+        raise LoadFailed(error("input-unknown", f"{failure} ({takes})")) from failure
+    for name, one in signature.parameters.items():
+        is_needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        if is_needed and name not in bound.arguments:
+            raise LoadFailed(error("input-missing", f"no input {name!r} is given ({takes})"))
+
+
+def _call_signature(forward: Callable[..., Any]) -> inspect.Signature | None:
+    """Return what a function takes, TorchScript's included; None where nobody knows."""
+    if isinstance(forward, torch.ScriptMethod):
+        empty, kind = inspect.Parameter.empty, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        given = [
+            (one.name, None if one.has_default_value() else empty) for one in forward.schema.arguments[1:]
+        ]
+        return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in given])
+    try:
+        return inspect.signature(forward)
+    except (ValueError, TypeError):
+        return None  # written in another language
+
+
+def leaves(value: object, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is no container, with the keys that lead to it."""
+    members = _container_members(value)
+    if members is None:
+        yield name, value
+    else:
+        for key, inner in members:
+            yield from leaves(inner, f"{name}.{key}" if name else str(key))
+
+
+def _container_members(value: object) -> Iterable[tuple[object, object]] | None:
+    """Return what lies in a container, with its keys; None for what is none."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return zip(value._fields, value, strict=True)
+    if isinstance(value, (list, tuple)):
+        return enumerate(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(one.name, getattr(value, one.name)) for one in fields(value)]
+    return None
+
+
+def _number(value: object) -> torch.Tensor | None:
+    """Return a leaf as a tensor, or None where it holds no numbers."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fciub":
+        return torch.from_numpy(value)
+    if isinstance(value, (int, float, complex)) and not isinstance(value, bool):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    return None
+
+
+def arrays_in(output: object) -> Arrays:
+    """Return what a model gave, as arrays."""
+    found = ((name, _number(value)) for name, value in leaves(output))
+    return {name or "output": _tensor_array(one.detach().cpu()) for name, one in found if one is not None}
+
+
+def _tensor_array(tensor: Any) -> Any:
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(dtype_named("bfloat16")).copy()
+    if tensor.is_floating_point() and tensor.dtype not in (torch.float16, torch.float32, torch.float64):
+        tensor = tensor.float()
+    return tensor.resolve_conj().resolve_neg().numpy().copy()
+
+
+def fill_template(template: Arguments, inputs: Arrays) -> Arguments:
+    """Return arguments like those of a template, with other tensors in it."""
+    by_place = tuple(_fill_value(one, str(at), inputs) for at, one in enumerate(template.by_place))
+    return Arguments(
+        by_place, {name: _fill_value(one, name, inputs) for name, one in template.by_name.items()}
+    )
+
+
+def _fill_value(value: Any, name: str, inputs: Arrays) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tensor_of(inputs[name], name)
+    if isinstance(value, Mapping):
+        return type(value)((key, _fill_value(one, f"{name}.{key}", inputs)) for key, one in value.items())  # type: ignore[call-arg]  # as dicts are made
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        named = zip(value._fields, value, strict=True)
+        return type(value)(*(_fill_value(one, f"{name}.{key}", inputs) for key, one in named))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_fill_value(one, f"{name}.{at}", inputs) for at, one in enumerate(value))
+    return value
+
+
+def tensors_of(template: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors in arguments, under the names that inputs have."""
+    given = {**{str(at): one for at, one in enumerate(template.by_place)}, **template.by_name}
+    yield from ((name, one) for name, one in leaves(given) if isinstance(one, torch.Tensor))
+
+
 LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
-    "state": _state,
-    "module": _module,
-    "torchscript": _torchscript,
-    "export": _export,
+    "state": _load_state,
+    "module": _load_module,
+    "torchscript": _load_torchscript,
+    "export": _load_export,
 }

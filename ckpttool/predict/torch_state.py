@@ -1,20 +1,239 @@
-"""State dicts in the hands of their module and optimizer, and what doesn't fit."""
+"""PyTorch's state dicts: read without unpickling wherever PyTorch can, and loaded strictly.
+
+What PyTorch can't read, or only by running it, is read by our own formats: plain pickles, tar files,
+distributed checkpoints. What doesn't fit the module or the optimizer is a finding.
+
+Only the child process imports this module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 
-from ckpttool.predict.interface import LoadFailed
-from ckpttool.predict.matching import at_most, missing, other_shape, shape_text, unexpected
+from ckpttool.predict.interface import (
+    LoadFailed,
+    first_findings,
+    missing_finding,
+    shape_finding,
+    shape_text,
+    unexpected_finding,
+)
+from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, require_plain
+from ckpttool.predict.request import Job
 from ckpttool.report import Finding, counted, error, note, warning
+from ckpttool.tensor import Path, Tensor
+from ckpttool.wire.pickled import Global
 
+Content = Mapping[str, Any]
 _WRAPPERS = ("module.", "_orig_mod.")
 """What DataParallel and torch.compile put before the names of what they wrap."""
 _MISFIT = "optimizer-mismatch"
+_ZIP = b"PK\x03\x04"
+_REFUSED = re.compile(r"(?:GLOBAL|[Cc]lass|function) ([\w.]+\.[\w.]+)")
+"""How ``torch.load`` names what it will not call."""
+
+
+# Reading --------------------------------------------------------------------------------------------
+
+
+def content(job: Job) -> Any:
+    """Return what a checkpoint holds: nested containers with tensors.
+
+    Raises:
+        LoadFailed: PyTorch refuses to read it.
+    """
+    return _READERS[job.options["reader"]](job)
+
+
+def state_dict(job: Job, found: Any) -> Any:
+    """Return the model's state dict in what was read.
+
+    Raises:
+        LoadFailed: There is none, or it is not plain data.
+    """
+    place = job.options["state_path"]
+    return _require_plain_at(job, at_path(found, place), place)
+
+
+def _require_plain_at(job: Job, value: Any, place: Iterable[str | int]) -> Any:
+    return require_plain(value, ".".join(map(str, place)), may_trust=job.options["format"] == "torch-dcp")
+
+
+def optimizer_state(job: Job, found: Any) -> Any:
+    """Return the state of an optimizer in what was read, or in a file of its own.
+
+    Raises:
+        LoadFailed: There is none, or it is not plain data.
+    """
+    if path := job.options.get("optimizer_file"):
+        return _load_file(job, path)
+    key = job.options.get("optimizer_key")
+    if key is None or not isinstance(found, Mapping) or key not in found:
+        lacking = job.options.get(
+            "optimizer_lacking", "the checkpoint holds no optimizer's state, or several"
+        )
+        raise LoadFailed(error("optimizer-mismatch", lacking))
+    return _require_plain_at(job, at_path(found, (key,)), (key,))
+
+
+def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
+    """Return what ``torch.load`` reads; only plain data unless it is trusted.
+
+    Args:
+        path: The file.
+        is_trusted: Whether what it names may be imported and called.
+        in_place: Whether the values can be mapped: where they lie compressed, PyTorch maps what they are not.
+
+    Raises:
+        LoadFailed: It names what is not plain data.
+    """
+    with open(path, "rb") as file:
+        in_place = in_place and file.read(len(_ZIP)) == _ZIP
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not is_trusted, mmap=in_place)
+    except pickle.UnpicklingError as failure:
+        found = _REFUSED.search(str(failure))
+        what = found[1] if found else "what is not plain data"
+        told = f"torch.load refuses {what}, whose code would run: --trust allows it"
+        raise LoadFailed(error("load-refused", told, os.path.basename(path))) from failure
+
+
+def load_trusted(job: Job) -> Any:
+    """Return what a pickle holds that the user trusts, whatever it runs.
+
+    Raises:
+        LoadFailed: He doesn't.
+    """
+    if not job.request.trust:
+        raise LoadFailed(error("load-refused", "loading a whole-model pickle runs its code"))
+    (path,) = job.options["files"]
+    if job.options["format"] != "pickle":
+        return load_pickle(path, is_trusted=True, in_place=job.options["in_place"])
+    with open(path, "rb") as file:
+        return pickle.load(file)  # noqa: S301 - the user said so
+
+
+def _read_by_torch(job: Job) -> Any:
+    """Return the content of one file, or of shards as one dict."""
+    files = [_load_by_suffix(job, path) for path in job.options["files"]]
+    return files[0] if len(files) == 1 else {key: value for part in files for key, value in part.items()}
+
+
+def _load_by_suffix(job: Job, path: str) -> Any:
+    return _safetensors(path) if path.endswith(".safetensors") else _load_file(job, path)
+
+
+def _load_file(job: Job, path: str) -> Any:
+    return load_pickle(path, is_trusted=job.request.trust, in_place=job.options["in_place"])
+
+
+def _safetensors(path: str) -> Any:
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        return _read_own(path)
+    return load_file(path)
+
+
+def _read_by_ckpttool(job: Job) -> Any:
+    wanted = [tuple(job.options["state_path"])]
+    key = job.options.get("optimizer_key")
+    if job.request.optimizer is not None and key is not None and "optimizer_file" not in job.options:
+        wanted.append((key,))
+    return _read_own(job.path, wanted)
+
+
+def _read_own(path: str, wanted: Iterable[Path] = ((),)) -> Any:
+    """Return what our own formats read; tensors that are not wanted are without values."""
+    from ckpttool.formats import open_checkpoint
+
+    with open_checkpoint(path) as checkpoint:
+        return content_of(
+            checkpoint, _torch_tensor, wanted=wanted, stand_in=_unread_tensor, named=_resolve_global
+        )
+
+
+def _resolve_global(name: Global) -> Any:
+    """Return an element type or a layout of PyTorch's by its name."""
+    found = getattr(torch, name.name, None) if name.module == "torch" else None
+    is_data = isinstance(found, (torch.dtype, torch.layout, torch.memory_format))
+    return found if is_data else NotPlain(f"the name {name}, which is no plain data")
+
+
+def _unread_tensor(tensor: Tensor) -> Any:
+    """Return what stands for a tensor that nobody needs."""
+    dtype = _torch_dtype(tensor)
+    if dtype is None:
+        return NotPlain(f"a tensor of {tensor.dtype.name}")
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
+
+
+def _torch_dtype(tensor: Tensor) -> torch.dtype | None:
+    dtype = getattr(torch, tensor.dtype.name, None)
+    return dtype if isinstance(dtype, torch.dtype) and tensor.dtype.bits >= 8 else None
+
+
+def _torch_tensor(tensor: Tensor) -> torch.Tensor:
+    """Return one of our tensors as one of PyTorch's, bit by bit.
+
+    Raises:
+        LoadFailed: PyTorch has no such type.
+    """
+    dtype = _torch_dtype(tensor)
+    if dtype is None:
+        raise LoadFailed(error("unsupported", f"no tensor of {tensor.dtype.name} can be made", tensor.name))
+    if tensor.values is None:
+        return torch.empty(tensor.shape, dtype=dtype, device="meta")
+    data = bytearray(tensor.tobytes())
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(tensor.shape)
+
+
+def _read_by_dcp(job: Job) -> Content:
+    """Return what a distributed checkpoint holds that the user trusts, loaded in this one process.
+
+    What is asked for is loaded, and nothing else: all other items would be unpickled for nothing.
+    """
+    import torch.distributed.checkpoint
+
+    dcp: Any = torch.distributed.checkpoint
+
+    metadata = dcp.FileSystemReader(job.path).read_metadata()
+    paths = metadata.planner_data or {}
+    wanted = [tuple(map(str, job.options["state_path"]))]
+    if job.request.optimizer is not None and "optimizer_key" in job.options:
+        wanted.append((str(job.options["optimizer_key"]),))
+    flat: dict[str, Any] = {}
+    for name, item in metadata.state_dict_metadata.items():
+        if any(_is_below(paths.get(name, (name,)), path) for path in wanted):
+            is_tensor = hasattr(item, "size")
+            flat[name] = torch.empty(item.size, dtype=item.properties.dtype) if is_tensor else None
+    dcp.load(flat, checkpoint_id=job.path)
+    root: dict[Any, Any] = {}
+    for name, value in flat.items():
+        put(root, paths.get(name, (name,)), value)
+    return root
+
+
+def _is_below(path: tuple[Any, ...], outer: tuple[str, ...]) -> bool:
+    return tuple(map(str, path[: len(outer)])) == outer
+
+
+_READERS: Mapping[str, Callable[[Job], Any]] = {
+    "torch": _read_by_torch,
+    "dcp": _read_by_dcp,
+    "ckpttool": _read_by_ckpttool,
+}
+
+
+# Loading into a module ------------------------------------------------------------------------------
 
 
 def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
@@ -26,24 +245,24 @@ def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
     if not isinstance(state, Mapping):
         raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
     own = module.state_dict()
-    ties = _ties(state, own)
-    state, notes = _renamed(
+    ties = _tied_keys(state, own)
+    state, notes = _match_wrappers(
         {**state, **{key: state[other] for key, other in ties.items()}} if ties else state, own
     )
     notes += tuple(
         note("tied-key", f"it is tied to {other!r}, and stored there", k) for k, other in ties.items()
     )
-    findings = [*_misfits(state, own), *_without_values(state)]
+    findings = [*_misfit_findings(state, own), *_valueless_findings(state)]
     if findings:
-        raise LoadFailed(*at_most(findings))
+        raise LoadFailed(*first_findings(findings))
     # A module that was built without values takes those of the checkpoint as they are; all others keep their
     # own type, and tensors that are tied stay so.
     is_meta = any(isinstance(one, torch.Tensor) and one.is_meta for one in own.values())
     module.load_state_dict(state, strict=True, assign=is_meta)
-    return (*notes, *_other_types(state, own))
+    return (*notes, *_dtype_findings(state, own))
 
 
-def _ties(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, str]:
+def _tied_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, str]:
     """Return which key of the model has its values under which other: safetensors stores one of each."""
     known = {_memory(value): key for key, value in own.items() if key in state}
     tied = {key: known.get(_memory(value)) for key, value in own.items() if key not in state}
@@ -52,30 +271,30 @@ def _ties(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, str]
 
 def _memory(value: object) -> object:
     """Return what tells one tensor's memory from any other's."""
-    if not isinstance(value, torch.Tensor) or value.is_meta or not _is_shaped(value) or not value.numel():
+    if not isinstance(value, torch.Tensor) or value.is_meta or not _has_shape(value) or not value.numel():
         return object()
     return value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride()
 
 
-def _misfits(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
+def _misfit_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
     for key in own:
         if key not in state:
-            yield missing(key)
+            yield missing_finding(key)
     for key, value in state.items():
         if key not in own:
-            yield unexpected(key)
-        elif _is_shaped(value) and _is_shaped(own[key]) and value.shape != own[key].shape:
-            yield other_shape(key, value.shape, own[key].shape)
+            yield unexpected_finding(key)
+        elif _has_shape(value) and _has_shape(own[key]) and value.shape != own[key].shape:
+            yield shape_finding(key, value.shape, own[key].shape)
         elif isinstance(own[key], torch.Tensor) and not isinstance(value, torch.Tensor):
             yield error("shape-mismatch", f"a {type(value).__name__} in the checkpoint, no tensor", key)
 
 
-def _is_shaped(value: object) -> bool:
+def _has_shape(value: object) -> bool:
     """Tell whether a value has a shape: lazy modules get theirs from the checkpoint."""
     return isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value)
 
 
-def _without_values(state: Mapping[str, Any]) -> Iterator[Finding]:
+def _valueless_findings(state: Mapping[str, Any]) -> Iterator[Finding]:
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and value.is_meta:
             yield error(
@@ -83,32 +302,32 @@ def _without_values(state: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _other_types(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
+def _dtype_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Finding]:
     pairs = [(own[key], value) for key, value in state.items() if isinstance(value, torch.Tensor)]
     other = [
         (mine, value) for mine, value in pairs if isinstance(mine, torch.Tensor) and mine.dtype != value.dtype
     ]
     if other:
         mine, value = other[0]
-        told = f"{_name(value.dtype)} in the checkpoint, {_name(mine.dtype)} in the model"
+        told = f"{_dtype_text(value.dtype)} in the checkpoint, {_dtype_text(mine.dtype)} in the model"
         yield note(
             "dtype-differs",
             f"{counted(len(other), 'tensor')} {'was' if len(other) == 1 else 'were'} cast: {told}",
         )
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _renamed(
+def _match_wrappers(
     state: Mapping[str, Any], own: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], tuple[Finding, ...]]:
     """Return a state dict under the model's own names, where just a prefix stands between the two."""
     if not state or state.keys() == own.keys():
         return state, ()
     for prefix in _prefixes(state):
-        bare = _stripped(state, prefix)
+        bare = _strip_prefix(state, prefix)
         if bare.keys() == own.keys() or (prefix in _WRAPPERS and not all(k.startswith(prefix) for k in own)):
             return bare, (note("wrapper-prefix", f"each key begins with {prefix!r}, which was left out"),)
     for prefix in _prefixes(own):
@@ -128,7 +347,7 @@ def _prefixes(keys: Iterable[str]) -> Iterator[str]:
         yield names[0][:at]
 
 
-def _stripped(state: Mapping[str, Any], prefix: str) -> Any:
+def _strip_prefix(state: Mapping[str, Any], prefix: str) -> Any:
     """Return a state dict without a prefix; the versions of its modules, which lie beside, go with it."""
     bare: Any = type(state)() if isinstance(state, dict) else {}
     bare.update(state)
@@ -138,7 +357,7 @@ def _stripped(state: Mapping[str, Any], prefix: str) -> Any:
     return bare
 
 
-# Optimizers -----------------------------------------------------------------------------------------
+# Loading into an optimizer --------------------------------------------------------------------------
 
 
 def trainer_groups(module: Any) -> list[dict[str, Any]]:
@@ -165,7 +384,7 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
         state = state[0]
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
         raise LoadFailed(error(_MISFIT, "no state of an optimizer lies there", key))
-    state = _by_number(state, module)
+    state = _state_by_number(state, module)
     fresh = set(chain.from_iterable(group.keys() for group in optimizer.param_groups))
     known = set(chain.from_iterable(group["params"] for group in state["param_groups"]))
     strangers = [one for one in state["state"] if one not in known]
@@ -181,13 +400,13 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     if lacking:
         told = f"it was saved by another optimizer: {type(optimizer).__name__} needs {', '.join(lacking)}"
         raise LoadFailed(error(_MISFIT, told, key))
-    findings = list(_other_slots(optimizer, module))
+    findings = list(_slot_findings(optimizer, module))
     if findings:
-        raise LoadFailed(*at_most(findings))
-    return tuple(_without_state(optimizer, key))
+        raise LoadFailed(*first_findings(findings))
+    return tuple(_missing_state_findings(optimizer, key))
 
 
-def _by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]:
+def _state_by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]:
     """Return an optimizer's state with parameters by number, or by name in the module's order.
 
     A distributed checkpoint turns numbers into text, or has names in their place.
@@ -205,7 +424,7 @@ def _by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]:
     return {**state, "param_groups": groups}
 
 
-def _other_slots(optimizer: Any, module: Any) -> Iterator[Finding]:
+def _slot_findings(optimizer: Any, module: Any) -> Iterator[Finding]:
     """Yield the slots that don't fit their parameter, or that other parameters don't have."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     usual = next((slots.keys() for slots in optimizer.state.values()), ())
@@ -219,7 +438,7 @@ def _other_slots(optimizer: Any, module: Any) -> Iterator[Finding]:
                 yield error(_MISFIT, shapes, name)
 
 
-def _without_state(optimizer: Any, key: str) -> Iterator[Finding]:
+def _missing_state_findings(optimizer: Any, key: str) -> Iterator[Finding]:
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     lacking = sum(one not in optimizer.state for one in parameters)
     if lacking == len(parameters):

@@ -16,11 +16,17 @@ from typing import Any
 import torch
 import transformers
 
-from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
-from ckpttool.predict.matching import at_most, missing, other_shape, unexpected
+from ckpttool.predict.interface import (
+    Arrays,
+    Loaded,
+    LoadFailed,
+    first_findings,
+    missing_finding,
+    shape_finding,
+    unexpected_finding,
+)
 from ckpttool.predict.request import Job
-from ckpttool.predict.torch_models import TorchModel, make_optimizer
-from ckpttool.predict.torch_values import arrays_in
+from ckpttool.predict.torch_models import TorchModel, arrays_in, make_optimizer
 from ckpttool.report import Finding, Severity, counted, error
 
 # A configuration may name a repository of compiled code, which transformers fetches and runs by this package;
@@ -81,7 +87,7 @@ def _pretrained(job: Job) -> Loaded:
     )
     findings = list(_misfits(told))
     if any(finding.code != "unexpected-key" for finding in findings):
-        raise LoadFailed(*at_most(findings))
+        raise LoadFailed(*first_findings(findings))
     optimizer, notes = make_optimizer(job, model, {})
     loaded = Pretrained(model, job.request.seed, optimizer)
     loaded.findings = (*findings, *notes)
@@ -116,11 +122,11 @@ def _class_of(directory: str) -> Any:
 def _misfits(told: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield what transformers left as it was made up, or left out."""
     for key in sorted(told["missing_keys"]):
-        yield missing(key)
+        yield missing_finding(key)
     for key, theirs, own in sorted(told["mismatched_keys"]):
-        yield other_shape(key, theirs, own)
+        yield shape_finding(key, theirs, own)
     for key in sorted(told["unexpected_keys"]):
-        yield replace(unexpected(key), severity=Severity.WARNING)
+        yield replace(unexpected_finding(key), severity=Severity.WARNING)
 
 
 LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"pretrained": _pretrained}

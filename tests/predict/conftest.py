@@ -17,9 +17,9 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.predict import child
-from ckpttool.predict.choice import job_for
-from ckpttool.predict.frameworks import FRAMEWORKS
+from ckpttool.predict.jobs import job_for
 from ckpttool.predict.request import Job, Request, parse_input, to_json
+from ckpttool.predict.run import FRAMEWORKS
 
 
 class Stage(NamedTuple):
@@ -85,7 +85,7 @@ os.dup2(2, 1)
 sys.path[:0] = json.loads(sys.argv[1])
 from importlib import import_module
 from ckpttool.predict.child import answer
-from ckpttool.predict.frameworks import FRAMEWORKS
+from ckpttool.predict.run import FRAMEWORKS
 from ckpttool.predict.request import from_json
 for line in sys.stdin:
     job = from_json(json.loads(line))

@@ -20,8 +20,8 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.ops.prediction import Prediction
-from ckpttool.predict.frameworks import FRAMEWORKS
 from ckpttool.predict.request import Job, Request, to_json
+from ckpttool.predict.run import FRAMEWORKS
 from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack
 from tests.predict.conftest import job_of
 

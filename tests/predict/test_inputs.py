@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from ckpttool.predict.inputs import (
     dtype_named,
-    fitted,
-    made_up,
+    make_inputs,
+    name_inputs,
     other_values,
     positional,
     read_arrays,
-    sized,
+    sized_specs,
 )
 from ckpttool.predict.interface import LoadFailed
 from ckpttool.predict.request import DTYPES, InputSpec
@@ -148,7 +148,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 @given(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 99))
 def test_made_up_values_are_the_same_for_the_same_seed(dtype: str, shape: list[int], seed: int) -> None:
     specs = (InputSpec("a", tuple(shape), dtype), InputSpec(None, (2,)))
-    first, again = made_up(specs, seed), made_up(specs, seed)
+    first, again = make_inputs(specs, seed), make_inputs(specs, seed)
     assert [*first] == ["a", "1"]
     for name, array in first.items():
         assert array.dtype == again[name].dtype
@@ -162,7 +162,7 @@ def test_made_up_values_are_the_same_for_the_same_seed(dtype: str, shape: list[i
     st.sampled_from(["int8", "int64", "uint8", "float32", "float64"]), st.integers(0, 50), st.integers(1, 50)
 )
 def test_made_up_values_lie_in_their_range(dtype: str, low: int, width: int) -> None:
-    values = made_up([InputSpec("x", (64,), dtype, low, low + width)], 0)["x"]
+    values = make_inputs([InputSpec("x", (64,), dtype, low, low + width)], 0)["x"]
     assert (values >= low).all() and (values <= low + width).all()
     if "int" in dtype:
         assert (values < low + width).all()
@@ -172,7 +172,7 @@ def test_made_up_values_lie_in_their_range(dtype: str, low: int, width: int) -> 
     ("dtype", "low", "high"), [("uint8", 0, 255), ("int64", 0, 1), ("float32", -1, 1), ("bool", 0, 1)]
 )
 def test_made_up_values_suit_their_type(dtype: str, low: int, high: int) -> None:
-    values = made_up([InputSpec("x", (4096,), dtype)], 0)["x"]
+    values = make_inputs([InputSpec("x", (4096,), dtype)], 0)["x"]
     assert low <= values.min() < values.max() <= high
 
 
@@ -181,9 +181,9 @@ _X, _Y = InputSpec("x", (1,)), InputSpec("y", (1,))
 
 def test_inputs_by_position_get_their_names() -> None:
     one, two = np.ones(1), np.zeros(1)
-    assert fitted({"0": one, "1": two}, (_X, _Y), "in.npz") == {"x": one, "y": two}
-    assert fitted({"y": one, "0": two}, (_X, _Y), "in.npz") == {"y": one, "x": two}
-    assert fitted({"a": one}, (), "in.npz") == {"a": one}
+    assert name_inputs({"0": one, "1": two}, (_X, _Y), "in.npz") == {"x": one, "y": two}
+    assert name_inputs({"y": one, "0": two}, (_X, _Y), "in.npz") == {"y": one, "x": two}
+    assert name_inputs({"a": one}, (), "in.npz") == {"a": one}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_inputs_by_position_get_their_names() -> None:
 )
 def test_inputs_that_do_not_fit(names: list[str], told: str) -> None:
     with pytest.raises(LoadFailed) as caught:
-        fitted(dict.fromkeys(names, np.ones(1)), (_X, _Y), "in.npz")
+        name_inputs(dict.fromkeys(names, np.ones(1)), (_X, _Y), "in.npz")
     assert [one.message for one in caught.value.findings] == [told]
 
 
@@ -208,7 +208,7 @@ def test_places_are_numbers() -> None:
 
 
 def _sizes(*specs: InputSpec, batch_size: int | None = None) -> list[list[tuple[int | None, ...]]]:
-    return [[one.shape for one in found] for found in sized(specs, batch_size)]
+    return [[one.shape for one in found] for found in sized_specs(specs, batch_size)]
 
 
 def test_known_sizes_are_tried_alone() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckpttool.predict.golden import Recording, write_recording
 from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
-from ckpttool.predict.judging import predicted
+from ckpttool.predict.prediction import predict
+from ckpttool.predict.recordings import Recording, write_recording
 from ckpttool.predict.request import InputSpec, Job, Request
 from ckpttool.report import error
 
@@ -42,7 +42,7 @@ def judged(
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what is told of a model, and the findings: codes and messages."""
     job = Job(path="m", framework="none", loader="none", request=Request(**wishes))
-    detail, findings = predicted(Model(run, shape), job, lambda: Model(load() if load else run, shape))
+    detail, findings = predict(Model(run, shape), job, lambda: Model(load() if load else run, shape))
     return detail, [(one.code, one.message) for one in findings]
 
 

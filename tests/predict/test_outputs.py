@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from ckpttool.predict.inputs import dtype_named
-from ckpttool.predict.outputs import (
-    insensitive,
-    judged_by_labels,
+from ckpttool.predict.prediction import (
+    insensitive_findings,
+    judge_by_labels,
     largest_difference,
-    not_finite,
-    unlike_again,
-    unlike_recorded,
+    non_finite_findings,
+    recording_findings,
+    rerun_findings,
 )
 from ckpttool.predict.request import Request
 
@@ -31,13 +31,13 @@ Array = np.ndarray[Any, Any]
 
 
 def _told(now: Array, recorded: Array, request: Request = _USUAL) -> list[str]:
-    return [one.message for one in unlike_recorded({"y": now}, {"y": recorded}, request)]
+    return [one.message for one in recording_findings({"y": now}, {"y": recorded}, request)]
 
 
 @given(_ARRAYS)
 def test_what_is_the_same_is_not_unlike(array: Array) -> None:
     assert _told(array, array.copy()) == []
-    assert list(unlike_again({"y": array}, {"y": array.copy()}, _USUAL)) == []
+    assert list(rerun_findings({"y": array}, {"y": array.copy()}, _USUAL)) == []
     assert largest_difference({"y": array}, {"y": array.copy()}) == 0
 
 
@@ -159,18 +159,18 @@ _NEAR_1 = np.float32([1, 1e-12, 0.9999999])
 def test_outputs_that_could_not_show_a_change(
     outputs: dict[str, Array], elsewhere: dict[str, Array], told: dict[str, str]
 ) -> None:
-    found = list(insensitive(outputs, elsewhere, _USUAL))
+    found = list(insensitive_findings(outputs, elsewhere, _USUAL))
     assert {one.where: one.message.rpartition(":")[0].partition(", other")[0] for one in found} == told
     assert {(one.code, one.severity.value) for one in found} <= {("recording-insensitive", "warning")}
 
 
 def test_a_tolerance_of_the_users_is_what_an_output_is_held_against() -> None:
-    (found,) = insensitive({"y": _SPREAD}, {}, Request(atol=0.9))
+    (found,) = insensitive_findings({"y": _SPREAD}, {}, Request(atol=0.9))
     assert found.message.startswith("no value is further from 0 than the tolerance, 0.9: ")
 
 
 def test_outputs_of_another_model() -> None:
-    found = unlike_recorded({"a": np.ones(1)}, {"b": np.ones(1)}, _USUAL)
+    found = recording_findings({"a": np.ones(1)}, {"b": np.ones(1)}, _USUAL)
     assert [(one.code, one.message) for one in found] == [
         ("recording-mismatch", "output 'a' is not in the recording"),
         ("recording-mismatch", "output 'b' is recorded, and this model gives none"),
@@ -180,14 +180,14 @@ def test_outputs_of_another_model() -> None:
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", BFLOAT16, "c8"])
 def test_what_is_not_finite(dtype: Any) -> None:
     array = np.array([1, np.nan, np.inf, -np.inf]).astype(dtype)
-    assert [one.message for one in not_finite({"y": array, "n": np.ones(2), "t": np.array(["nan"])})] == [
-        "1 NaN and 2 Inf in 4 values"
-    ]
+    assert [
+        one.message for one in non_finite_findings({"y": array, "n": np.ones(2), "t": np.array(["nan"])})
+    ] == ["1 NaN and 2 Inf in 4 values"]
 
 
 def _judged(output: Any, labels: Any, **wishes: Any) -> tuple[str, list[str]]:
     request = Request(labels="l.npy", input="i.npz", **wishes)
-    told, findings = judged_by_labels(np.array(output), np.array(labels), request)
+    told, findings = judge_by_labels(np.array(output), np.array(labels), request)
     return told, [one.code for one in findings]
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from ckpttool import open_checkpoint
-from ckpttool.predict.choice import job_for
-from ckpttool.predict.jobs import NotPredictable
+from ckpttool.predict.jobs import NotPredictable, job_for
 from ckpttool.predict.request import Request, parse_input, to_json
 from ckpttool.predict.run import Child
 

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from ckpttool.errors import MissingPackage
-from ckpttool.predict.frameworks import FRAMEWORKS, Framework
 from ckpttool.predict.processes import family
 from ckpttool.predict.request import Job, Request
-from ckpttool.predict.run import Answer, Child, Stage
+from ckpttool.predict.run import FRAMEWORKS, Answer, Child, Framework, Stage
 from ckpttool.report import Finding, note
 
 HERE = Path(__file__).parent
@@ -309,7 +308,7 @@ SUPERVISE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
 sys.path[:0] = sys.argv[1:3]
-from ckpttool.predict.frameworks import FRAMEWORKS, Framework
+from ckpttool.predict.run import FRAMEWORKS, Framework
 from ckpttool.predict.request import Job, Request
 from ckpttool.predict.run import Child
 FRAMEWORKS["fake"] = Framework("numpy", "fake", "fake_framework", {"FAKE_PIDS": sys.argv[3]})

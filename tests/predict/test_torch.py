@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckpttool.predict.guard import resolve
 from ckpttool.predict.jobs import NotPredictable
-from ckpttool.predict.models import factory
 from ckpttool.predict.run import Child
 from tests.predict.conftest import job_of
 
@@ -37,7 +37,7 @@ def _quiet() -> Any:
 def state() -> dict[str, Any]:
     """Return a dict checkpoint of the guide's model after one step."""
     torch.manual_seed(1)
-    model = factory(SIMPLE)()
+    model = resolve(SIMPLE)()
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
@@ -48,7 +48,7 @@ def state() -> dict[str, Any]:
 def golden(tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]) -> Path:
     """Return a recording of the guide's model, made by PyTorch alone."""
     values = np.linspace(-1, 1, 10, dtype=np.float32)[None]
-    model = factory(SIMPLE)()
+    model = resolve(SIMPLE)()
     model.load_state_dict(state["model"])
     with torch.no_grad():
         output = model(torch.from_numpy(values)).numpy()
@@ -135,7 +135,7 @@ def _trainer(path: Path, state: dict[str, Any]) -> Path:
     directory.mkdir()
     torch.save(state["model"], directory / "pytorch_model.bin")
     (directory / "trainer_state.json").write_text('{"global_step": 1, "epoch": 1.0, "log_history": []}')
-    model = factory(SIMPLE)()
+    model = resolve(SIMPLE)()
     optimizer = torch.optim.Adam([{"params": [model.fc.weight]}, {"params": [model.fc.bias]}])
     told = {**optimizer.state_dict(), "state": state["optimizer"]["state"]}
     torch.save(told, directory / "optimizer.pt")
@@ -321,7 +321,7 @@ def test_which_of_several_state_dicts_was_taken_is_told(
 
 
 def test_tied_weights_may_be_stored_once(tmp_path: Path, predict: Any) -> None:
-    model = factory(f"{NETS}:Tied")()
+    model = resolve(f"{NETS}:Tied")()
     path = _safetensors(tmp_path, {"model": {"words.weight": model.words.weight.detach()}})
     wishes = {"shapes": "ids=1,5:int64:0..7 mask=1,5:bool", "resume_step": True}
     told = predict(path, model=f"{NETS}:Tied", **wishes)
@@ -330,7 +330,7 @@ def test_tied_weights_may_be_stored_once(tmp_path: Path, predict: Any) -> None:
 
 
 def test_a_batch_that_cannot_be_trained_on(tmp_path: Path, predict: Any) -> None:
-    model = factory(f"{NETS}:Normed")()
+    model = resolve(f"{NETS}:Normed")()
     path = _zip(tmp_path, model.state_dict())
     told = predict(path, model=f"{NETS}:Normed", shapes="1,10", resume_step=True)
     assert told.codes == ["cannot-train"]
@@ -389,7 +389,7 @@ def test_only_plain_data_is_loaded_unless_trusted(
 def test_a_distributed_checkpoint_of_more_than_plain_data(
     tmp_path: Path, state: dict[str, Any], golden: Path, predict: Any
 ) -> None:
-    pair = factory(f"{NETS}:Pair")(1, 2)
+    pair = resolve(f"{NETS}:Pair")(1, 2)
     path = _dcp(tmp_path, {**state, "args": pair})
     for trust in (False, True):
         assert predict(path, model=SIMPLE, expect=golden, trust=trust).codes == []
@@ -410,7 +410,7 @@ def test_a_compressed_file_is_not_mapped(files: Path, tmp_path: Path, predict: A
 def test_a_whole_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Path, predict: Any) -> None:
     import __main__
 
-    forces = factory(f"{NETS}:Forces")
+    forces = resolve(f"{NETS}:Forces")
     with monkeypatch.context() as patch:
         patch.setattr(__main__, "Forces", forces, raising=False)
         patch.setattr(forces, "__module__", "__main__")
@@ -448,7 +448,7 @@ def test_zero_3(files: Path, predict: Any) -> None:
 
 
 def test_torchscript(tmp_path: Path, state: dict[str, Any], golden: Path, predict: Any) -> None:
-    model = factory(SIMPLE)()
+    model = resolve(SIMPLE)()
     model.load_state_dict(state["model"])
     path = tmp_path / "m.pt"
     torch.jit.trace(model, torch.ones(1, 10)).save(path)
@@ -464,7 +464,7 @@ def test_torchscript(tmp_path: Path, state: dict[str, Any], golden: Path, predic
 
 
 def test_a_torchscript_that_keeps_state_is_recorded_as_it_is_loaded(tmp_path: Path, predict: Any) -> None:
-    torch.jit.script(factory(f"{NETS}:Averaging")()).save(tmp_path / "m.pt")
+    torch.jit.script(resolve(f"{NETS}:Averaging")()).save(tmp_path / "m.pt")
     record = tmp_path / "g.npz"
     told = predict(tmp_path / "m.pt", shapes="1,10", record=record)
     assert told.codes == ["keeps-state"]
@@ -477,7 +477,7 @@ def test_a_torchscript_that_keeps_state_is_recorded_as_it_is_loaded(tmp_path: Pa
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 @pytest.mark.parametrize("name", ["OnDevice", "ToDevice"])
 def test_a_torchscript_that_asks_for_a_device(name: str, tmp_path: Path, predict: Any) -> None:
-    torch.jit.script(factory(f"{NETS}:{name}")()).save(tmp_path / "m.pt")
+    torch.jit.script(resolve(f"{NETS}:{name}")()).save(tmp_path / "m.pt")
     told = predict(tmp_path / "m.pt", shapes="1,10")
     assert told.codes == ["device-missing"]
     said = "the program asks for the device cuda:0, which PyTorch doesn't have here"
@@ -486,7 +486,7 @@ def test_a_torchscript_that_asks_for_a_device(name: str, tmp_path: Path, predict
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
 def test_an_exported_program_that_asks_for_a_device(tmp_path: Path, predict: Any) -> None:
-    program = torch.export.export(factory(f"{NETS}:OnDevice")("cpu"), (torch.ones(1, 10),))
+    program = torch.export.export(resolve(f"{NETS}:OnDevice")("cpu"), (torch.ones(1, 10),))
     (node,) = [one for one in program.graph.nodes if "device" in one.kwargs]
     node.kwargs = {**node.kwargs, "device": torch.device("cuda:0")}
     torch.export.save(program, tmp_path / "m.pt2")
@@ -494,7 +494,7 @@ def test_an_exported_program_that_asks_for_a_device(tmp_path: Path, predict: Any
 
 
 def test_what_a_torchscript_raises_is_told_without_the_code_around_it(tmp_path: Path, predict: Any) -> None:
-    torch.jit.script(factory(f"{NETS}:Raises")()).save(tmp_path / "m.pt")
+    torch.jit.script(resolve(f"{NETS}:Raises")()).save(tmp_path / "m.pt")
     told = predict(tmp_path / "m.pt", shapes="1,10")
     assert told.predict.detail == "builtins.ValueError: too small"
 
@@ -502,7 +502,7 @@ def test_what_a_torchscript_raises_is_told_without_the_code_around_it(tmp_path: 
 def test_an_exported_program_of_unknown_sizes(tmp_path: Path, predict: Any) -> None:
     rows, length = torch.export.Dim("rows"), torch.export.Dim("length", min=2, max=12)
     given = (torch.ones(2, 6, 10),)
-    program = torch.export.export(factory(f"{NETS}:Mean")(), given, dynamic_shapes=[{0: rows, 1: length}])
+    program = torch.export.export(resolve(f"{NETS}:Mean")(), given, dynamic_shapes=[{0: rows, 1: length}])
     program._example_inputs = None
     torch.export.save(program, tmp_path / "m.pt2")
     assert predict(tmp_path / "m.pt2").predict.detail == "output 3×10 from made-up input (3×3×10), seed 0"
@@ -519,7 +519,7 @@ def test_an_exported_program(files: Path, tmp_path: Path, predict: Any) -> None:
 
 def test_an_exported_program_with_nested_inputs(tmp_path: Path, predict: Any) -> None:
     given = ({"x": torch.ones(1, 3)}, [torch.ones(1, 3), torch.full((2,), 0.5)])
-    model = factory(f"{NETS}:Nested")()
+    model = resolve(f"{NETS}:Nested")()
     program = torch.export.export(model, given, {"k": torch.ones(2, dtype=torch.int64), "n": 2})
     path, bare, record = tmp_path / "m.pt2", tmp_path / "bare.pt2", tmp_path / "g.npz"
     torch.export.save(program, path)

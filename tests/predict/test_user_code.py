@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.predict.child import _told
-from ckpttool.predict.failures import first_line
-from ckpttool.predict.models import factory
+from ckpttool.predict.child import _error_finding
+from ckpttool.predict.guard import resolve
+from ckpttool.predict.interface import first_line
 from ckpttool.report import Finding
 
 
@@ -27,8 +27,8 @@ def failure(tmp_path: Path) -> Callable[[str], Finding]:
         path = tmp_path / "net.py"
         path.write_text(text, encoding="utf-8")
         with pytest.raises(Exception) as caught:
-            factory(f"{path}:Net")()
-        return _told(caught.value, "load-failed")
+            resolve(f"{path}:Net")()
+        return _error_finding(caught.value, "load-failed")
 
     return told
 
@@ -42,7 +42,7 @@ def test_what_lies_beside_is_found_after_what_is_installed(
     text = "import colorsys, lies_beside\ndef Net(): return colorsys.rgb_to_hsv and lies_beside.VALUE"
     (tmp_path / "net_beside.py").write_text(text, encoding="utf-8")
 
-    assert factory(f"{tmp_path / 'net_beside.py'}:Net")() == 7
+    assert resolve(f"{tmp_path / 'net_beside.py'}:Net")() == 7
     assert sys.path[-1] == str(tmp_path)
 
 

@@ -21,8 +21,8 @@ os.dup2(2, 1)
 sys.path[:0] = json.loads(sys.argv[1])
 
 from ckpttool.predict.child import answer  # noqa: E402 - found by the line above
-from ckpttool.predict.frameworks import FRAMEWORKS  # noqa: E402
 from ckpttool.predict.request import from_json  # noqa: E402
+from ckpttool.predict.run import FRAMEWORKS  # noqa: E402
 
 asked: list[str] = []
 
@@ -72,7 +72,7 @@ def adapters(families):
     for name in families:
         for loader in import_module(FRAMEWORKS[name].module).LOADERS:
             is_read = (name, loader) == ("torch", "state")
-            readers = import_module("ckpttool.predict.torch_content")._READERS if is_read else (None,)
+            readers = import_module("ckpttool.predict.torch_state")._READERS if is_read else (None,)
             yield from ((name, loader, reader) for reader in readers)
 
 

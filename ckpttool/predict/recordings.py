@@ -47,23 +47,23 @@ def read_recording(path: str) -> Recording:
         LoadFailed: There is none that can be read.
     """
     arrays = read_arrays(path, "recording-unreadable")
-    about = _about(arrays.pop(_ABOUT, None))
-    for name, dtype in _dtypes(about).items():
+    about = _read_about(arrays.pop(_ABOUT, None))
+    for name, dtype in _extra_dtypes(about).items():
         if name in arrays and arrays[name].dtype.kind == "f":
             arrays[name] = arrays[name].astype(dtype_named(dtype))
-    outputs = _under(_OUTPUT, arrays)
+    outputs = _arrays_below(_OUTPUT, arrays)
     if not outputs:
         raise LoadFailed(error("recording-unreadable", f"no {_OUTPUT}<name> is in it", path))
-    return Recording(_under(_INPUT, arrays), outputs, about)
+    return Recording(_arrays_below(_INPUT, arrays), outputs, about)
 
 
-def _dtypes(about: Mapping[str, Any]) -> Mapping[str, str]:
+def _extra_dtypes(about: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the types that an ``.npz`` can't hold, by the arrays that had them."""
     told = about.get("dtypes")
     return {name: one for name, one in told.items() if one == "bfloat16"} if isinstance(told, dict) else {}
 
 
-def _about(text: np.ndarray[Any, Any] | None) -> Mapping[str, Any]:
+def _read_about(text: np.ndarray[Any, Any] | None) -> Mapping[str, Any]:
     try:
         about = json.loads(str(text)) if text is not None and text.dtype.kind == "U" else {}
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _about(text: np.ndarray[Any, Any] | None) -> Mapping[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def _under(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
+def _arrays_below(prefix: str, arrays: Arrays) -> dict[str, np.ndarray[Any, Any]]:
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -85,14 +85,14 @@ def write_recording(path: str, recording: Recording) -> None:
     arrays |= {f"{_OUTPUT}{name}": array for name, array in recording.outputs.items()}
     dtypes = {name: str(array.dtype) for name, array in arrays.items() if array.dtype.kind == "V"}
     about = {"schema": SCHEMA, **recording.about, **({"dtypes": dtypes} if dtypes else {})}
-    members: dict[str, Any] = {name: _plain(array) for name, array in arrays.items()}
+    members: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
     members[_ABOUT] = np.array(json.dumps(about))
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **members)
     write_atomically(os.path.realpath(path), buffer.getvalue())  # a link stays one
 
 
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _storable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array that an ``.npz`` can hold: bfloat16 becomes float32 without loss, objects text."""
     if array.dtype.kind == "O":
         return array.astype(str)

@@ -1,0 +1,459 @@
+"""One prediction: its inputs, two runs of the model, and the verdict on the outputs.
+
+Outputs are judged by whether they are finite, the same twice, as recorded, and right by the user's labels.
+
+Only the child process imports this module.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ckpttool.predict.inputs import make_inputs, name_inputs, other_values, read_arrays, sized_specs
+from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed, first_line, shape_text
+from ckpttool.predict.recordings import Recording, is_recording, read_recording, write_recording
+from ckpttool.predict.request import InputSpec, Job, Request
+from ckpttool.report import Finding, counted, error, has_errors, note, warning
+
+Reload: TypeAlias = Callable[[], Loaded]
+"""Loads the model once more, as it was loaded first; only what it draws at random is drawn otherwise."""
+_KEEPS_STATE = "it keeps state: a second run on the same input differs, one of a fresh instance doesn't"
+_TOLERANCES = {
+    "bfloat16": (1e-2, 1e-3),
+    "float16": (1e-3, 1e-4),
+    "float32": (1e-5, 1e-6),
+    "float64": (1e-8, 1e-10),
+}
+"""By dtype, what other processors and versions do to a sum, and not more: relative to each value, and to the
+largest that was recorded, where that is less than 1 and not 0."""
+
+
+class NoInputs(Exception):
+    """Nothing says what the model is to be run on; the text says what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    arrays: Arrays
+    origin: str
+    is_recorded: bool = False
+
+
+# One prediction -------------------------------------------------------------------------------------
+
+
+def predict(loaded: Loaded, job: Job, load_again: Reload) -> tuple[str, Sequence[Finding]]:
+    """Run a model twice and return what was seen, in words, with what is wrong.
+
+    Raises:
+        NoInputs: Nothing says what to run it on.
+    """
+    request = job.request
+    try:
+        recording = read_recording(request.expect) if request.expect else None
+        inputs, outputs = _first_run(loaded, request, recording)
+        again = _run(loaded, inputs)
+    except LoadFailed as failure:
+        return failure.findings[0].message, failure.findings
+    findings = list(non_finite_findings(outputs))
+    unlike = list(rerun_findings(outputs, again, request))
+    keeps_state = bool(unlike) and _repeats_when_reloaded(load_again, inputs, outputs, request)
+    findings += [note("keeps-state", _KEEPS_STATE)] if keeps_state else unlike
+    told = [f"{_shapes(outputs)} from {inputs.origin}", *_empty_words(outputs)]
+    if recording is not None:
+        unlike = list(recording_findings(outputs, recording.outputs, request))
+        findings += unlike
+        told += [] if unlike else [_agreement_words(largest_difference(outputs, recording.outputs))]
+    if request.record:
+        again = _run_on_other_values(load_again if keeps_state else lambda: loaded, inputs, request)
+        findings += insensitive_findings(outputs, again, request)
+    for more, found in (_judge_labels(outputs, request), _training_step(loaded, inputs.arrays, request)):
+        told += [more] if more else []
+        findings += found
+    if request.record and not has_errors(findings):
+        found = _write_recording(
+            request.record, Recording(inputs.arrays, outputs, _provenance(loaded, job)), findings
+        )
+        findings += found
+        told += [] if found else [f"recorded in {os.path.basename(request.record)}"]
+    return "; ".join(told), findings
+
+
+def _first_run(loaded: Loaded, request: Request, recording: Recording | None) -> tuple[_Inputs, Arrays]:
+    """Return the first inputs that a model takes, and what it gives for them.
+
+    Raises:
+        NoInputs: Nothing says what to run it on.
+        LoadFailed: It takes none.
+    """
+    first: Exception | None = None
+    for inputs in _inputs(loaded, request, recording):
+        try:
+            return inputs, _run(loaded, inputs)
+        except MemoryError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - other people's code may raise anything
+            first = first or failure
+    if first is None:
+        raise NoInputs("nothing says what the model takes: --input FILE or --input-shape 1,3,224,224:float32")
+    raise first
+
+
+def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
+    with _blaming_recording() if inputs.is_recorded else nullcontext():
+        given = loaded.run(inputs.arrays)
+    outputs = {name: np.asarray(array) for name, array in given.items()}
+    if not outputs:
+        raise LoadFailed(error("no-output", "the model gives no tensor"))
+    if not any(array.size for array in outputs.values()):
+        raise LoadFailed(error("no-output", f"there is no value in what the model gives: {_shapes(outputs)}"))
+    return outputs
+
+
+@contextmanager
+def _blaming_recording() -> Iterator[None]:
+    """Say of whatever is raised inside that the recording may be another model's.
+
+    Raises:
+        LoadFailed: Something was raised.
+    """
+    said = "the recorded input doesn't run on this model"
+    try:
+        yield
+    except MemoryError:
+        raise
+    except LoadFailed as failure:
+        first = failure.findings[0]
+        if first.code == "no-output":
+            raise
+        raise LoadFailed(error("recording-mismatch", f"{said}: {first.message}", first.where)) from failure
+    except Exception as failure:  # a framework runs other people's code, which may raise anything
+        raise LoadFailed(error("recording-mismatch", f"{said}: {first_line(failure)}")) from failure
+
+
+def _repeats_when_reloaded(load_again: Reload, inputs: _Inputs, outputs: Arrays, request: Request) -> bool:
+    """Tell whether a model that was just loaded gives what it gave at first: it only keeps state."""
+    try:
+        return not any(rerun_findings(outputs, _run(load_again(), inputs), request))
+    except Exception:  # noqa: BLE001 - other people's code may raise anything; that the runs differ is told
+        return False
+
+
+def _run_on_other_values(load: Reload, inputs: _Inputs, request: Request) -> Arrays:
+    """Return what a model gives on other inputs of the same kind; nothing where it takes none."""
+    if not inputs.arrays:
+        return {}
+    try:
+        return _run(load(), _Inputs(other_values(inputs.arrays, request.seed + 1), "other values"))
+    except Exception:  # noqa: BLE001 - other people's code may raise anything at values that nobody chose
+        return {}
+
+
+def _agreement_words(difference: float) -> str:
+    return f"as recorded, within {difference:.2g}" if difference else "exactly as recorded"
+
+
+def _provenance(loaded: Loaded, job: Job) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    versions = {"ckpttool": version("ckpttool"), **loaded.versions}
+    return {"checkpoint": os.path.basename(job.path), "versions": versions, "seed": job.request.seed}
+
+
+def _empty_words(outputs: Arrays) -> list[str]:
+    """Return in words which outputs have no value that could be judged."""
+    names = [name for name, array in outputs.items() if not array.size]
+    return [f"no value in {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"] if names else []
+
+
+def _shapes(arrays: Arrays, noun: str = "output") -> str:
+    if len(arrays) > 3:
+        return counted(len(arrays), noun)
+    return ", ".join(f"{name} {shape_text(array.shape)}" for name, array in arrays.items())
+
+
+def _judge_labels(outputs: Arrays, request: Request) -> tuple[str, list[Finding]]:
+    if request.labels is None:
+        return "", []
+    try:
+        labels = next(iter(read_arrays(request.labels, "labels-unreadable").values()))
+    except LoadFailed as failure:
+        return "", list(failure.findings)
+    return judge_by_labels(next(iter(outputs.values())), labels, request)
+
+
+def _training_step(loaded: Loaded, inputs: Arrays, request: Request) -> tuple[str, list[Finding]]:
+    if not request.resume_step:
+        return "", []
+    try:
+        return loaded.train(inputs), []
+    except CannotTrain as failure:
+        return "", [error("cannot-train", f"no training step: {failure}")]
+    except LoadFailed as failure:
+        return "", list(failure.findings)
+
+
+def _write_recording(path: str, recording: Recording, findings: Sequence[Finding]) -> list[Finding]:
+    if any(finding.code == "runs-differ" for finding in findings):
+        told = "two runs on one input differ: no later run could be as recorded"
+        return [error("recording-not-written", told, path)]
+    try:
+        write_recording(path, recording)
+    except OSError as failure:
+        return [error("recording-not-written", f"it can't be written: {failure.strerror}", path)]
+    return []
+
+
+# What it runs on ------------------------------------------------------------------------------------
+
+
+def _inputs(loaded: Loaded, request: Request, recording: Recording | None) -> Iterator[_Inputs]:
+    """Yield what to run on, the user's first, then what is recorded, then the model's own.
+
+    There are several where sizes are unknown, and none where nothing says what to run on.
+
+    Raises:
+        LoadFailed: They don't fit the model.
+    """
+    specs = loaded.inputs()
+    examples = loaded.examples()
+    found: Iterable[_Inputs] = ()
+    if request.input:
+        found = (_inputs_in_file(request.input),)
+    elif recording and recording.inputs:
+        found = (_Inputs(recording.inputs, "the recorded input", is_recorded=True),)
+    elif request.input_shapes:
+        found = (_generated_inputs(request.input_shapes, request.seed),)
+    elif examples:
+        found = (_Inputs(examples, "the checkpoint's example input"),)
+    elif specs:
+        found = (
+            _generated_inputs(one, request.seed, are_known=one == specs)
+            for one in sized_specs(specs, request.batch_size)
+        )
+    for inputs in found:
+        yield replace(inputs, arrays=name_inputs(inputs.arrays, specs, inputs.origin))
+
+
+def _generated_inputs(specs: Sequence[InputSpec], seed: int, *, are_known: bool = True) -> _Inputs:
+    arrays = make_inputs(specs, seed)
+    sizes = _shapes(arrays, "input") if len(arrays) > 1 else shape_text(next(iter(arrays.values())).shape)
+    return _Inputs(arrays, f"made-up input{'' if are_known else f' ({sizes})'}, seed {seed}")
+
+
+def _inputs_in_file(path: str) -> _Inputs:
+    """Return the inputs in the user's file; a recording's, if it is one."""
+    arrays, name = read_arrays(path, "input-unreadable"), os.path.basename(path)
+    if not is_recording(arrays):
+        return _Inputs(arrays, name)
+    return _Inputs(read_recording(path).inputs, f"the input recorded in {name}", is_recorded=True)
+
+
+# Judging the outputs --------------------------------------------------------------------------------
+
+
+def non_finite_findings(outputs: Arrays) -> Iterator[Finding]:
+    """Yield a finding for each output with NaN or infinities."""
+    for name, array in ((name, _plain(array)) for name, array in outputs.items()):
+        if array.dtype.kind in "fc":
+            nan, infinite = int(np.isnan(array).sum()), int(np.isinf(array).sum())
+            if nan or infinite:
+                told = " and ".join(f"{n:,} {what}" for n, what in ((nan, "NaN"), (infinite, "Inf")) if n)
+                yield error("output-not-finite", f"{told} in {array.size:,} values", name)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array that NumPy itself calculates with: ml_dtypes' floats become float32 without loss."""
+    return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
+
+
+def rerun_findings(outputs: Arrays, again: Arrays, request: Request) -> Iterator[Finding]:
+    """Yield a finding for each output that a second run on the same inputs gave otherwise."""
+    for name, array in outputs.items():
+        if name not in again or array.shape != again[name].shape:
+            yield warning("runs-differ", "a second run gave other outputs", name)
+        elif difference := _difference(array, again[name], request):
+            yield warning("runs-differ", f"a second run on the same inputs differs: {difference}", name)
+
+
+def recording_findings(outputs: Arrays, recorded: Arrays, request: Request) -> Iterator[Finding]:
+    """Yield a finding for each output that is not as recorded."""
+    for name in sorted(recorded.keys() | outputs.keys()):
+        if name not in outputs or name not in recorded:
+            side = "is recorded, and this model gives none" if name in recorded else "is not in the recording"
+            yield error("recording-mismatch", f"output {name!r} {side}", name)
+        elif outputs[name].shape != recorded[name].shape:
+            shapes = f"{outputs[name].shape} now, {recorded[name].shape} recorded"
+            yield error("recording-mismatch", f"the shape is another: {shapes}", name)
+        elif difference := _difference(outputs[name], recorded[name], request, "recorded"):
+            yield error("outputs-changed", difference, name)
+
+
+def tolerances(
+    now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: Request
+) -> tuple[float, float]:
+    """Return the relative and absolute tolerance of two arrays' values; exact for what is not a float."""
+    coarser = now.dtype if now.dtype.itemsize <= recorded.dtype.itemsize else recorded.dtype
+    name = {"complex64": "float32", "complex128": "float64"}.get(coarser.name, coarser.name)
+    rtol, atol = _TOLERANCES.get(name, (0.0, 0.0))
+    # Not more than 1: what masks logits, like -1e9, would hide all that is beside it.
+    if atol:
+        atol *= min(1.0, _largest(recorded)) or 1.0
+    return (rtol if request.rtol is None else request.rtol, atol if request.atol is None else request.atol)
+
+
+def _largest(array: np.ndarray[Any, Any]) -> float:
+    """Return the largest finite magnitude in an array, 0 if it has none."""
+    array = _plain(array)
+    if array.dtype.kind not in "fciub":
+        return 0.0
+    with np.errstate(all="ignore"):
+        sizes = np.abs(array.astype(np.complex128))
+    return float(sizes.max(initial=0.0, where=np.isfinite(sizes)))
+
+
+def _difference(
+    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request, said: str = "before"
+) -> str:
+    """Return in words where two arrays of one shape differ; nothing where they don't."""
+    rtol, atol = tolerances(now, other, request)
+    now, other = _plain(now), _plain(other)
+    if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
+        differ = np.asarray(now.astype(str) != other.astype(str))
+        return f"{int(differ.sum()):,} of {now.size:,} values differ" if differ.any() else ""
+    differ = _differing(now, other, rtol, atol)
+    if not differ.any():
+        return ""
+    distance = np.where(differ, _distance(now, other), -1.0)
+    at = np.unravel_index(int(np.argmax(np.nan_to_num(distance, nan=np.inf))), now.shape)
+    place = f"[{', '.join(str(int(index)) for index in at)}]" if at else "the scalar"
+    return (
+        f"{int(differ.sum()):,} of {now.size:,} values differ, most at {place}: {_value_text(now[at])} now, "
+        f"{_value_text(other[at])} {said} (rtol {rtol:.3g}, atol {atol:.3g})"
+    )
+
+
+def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: Request) -> Iterator[Finding]:
+    """Yield a finding for each output that could not show a change: it would be as recorded all the same.
+
+    Whole numbers and texts are looked at only where there is nothing else: classes need not change.
+
+    Args:
+        outputs: What is recorded.
+        elsewhere: What other inputs gave; nothing where that is not known.
+        request: Which tolerance there will be.
+    """
+    judged = {name: one for name, one in outputs.items() if one.size}
+    floats = {name: one for name, one in judged.items() if _plain(one).dtype.kind in "fc"}
+    for name, array in (floats or judged).items():
+        rtol, atol = tolerances(array, array, request)
+        if name in floats and _largest(array) <= atol:
+            told = f"no value is further from 0 than the tolerance, {atol:.3g}"
+        elif name in floats and (ends := _saturated_ends(_plain(array), rtol, atol)):
+            told = f"saturated, every value is {ends}"
+        elif name in elsewhere and _equals(elsewhere[name], array, request):
+            told = "constant, other input gives the same"
+        else:
+            continue
+        yield warning("recording-insensitive", f"{told}: a change of the weights may not show in it", name)
+
+
+def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> str:
+    """Return the ends of a sigmoid's or a tanh's range, if all values lie there."""
+    for low, high in ((0, 1), (-1, 1)):
+        if (np.isclose(array, low, rtol, atol) | np.isclose(array, high, rtol, atol)).all():
+            return f"{low} or {high}"
+    return ""
+
+
+def _equals(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request) -> bool:
+    return now.shape == other.shape and not _difference(now, other, request)
+
+
+def _differing(
+    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], rtol: float, atol: float
+) -> np.ndarray[Any, Any]:
+    if not rtol and not atol:  # a float doesn't hold every whole number
+        return np.asarray((now != other) & ~((now != now) & (other != other)))
+    with np.errstate(all="ignore"):
+        wide = np.complex128 if "c" in (now.dtype.kind, other.dtype.kind) else np.float64
+        return np.asarray(~np.isclose(now.astype(wide), other.astype(wide), rtol, atol, equal_nan=True))
+
+
+def _distance(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    with np.errstate(all="ignore"):
+        return np.asarray(np.abs(now.astype(np.complex128) - other.astype(np.complex128)))
+
+
+def _value_text(value: Any) -> str:
+    return f"{value:.6g}" if value.dtype.kind in "fc" else str(value)
+
+
+def largest_difference(outputs: Arrays, recorded: Arrays) -> float:
+    """Return the largest absolute difference between two sets of outputs with the same names and shapes."""
+    pairs = [(_plain(outputs[name]), _plain(recorded[name])) for name in outputs if outputs[name].size]
+    numbers = [(now, then) for now, then in pairs if now.dtype.kind in "fciub" and then.dtype.kind in "fciub"]
+    return max((float(np.nan_to_num(_distance(*pair), nan=0.0).max()) for pair in numbers), default=0.0)
+
+
+def judge_by_labels(
+    output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], request: Request
+) -> tuple[str, list[Finding]]:
+    """Return how right an output is, in words, with what falls short.
+
+    Classes are the largest of the last axis; where output and labels have one shape, whole-number labels are
+    compared with the output rounded, and one-hot ones by their classes.
+    """
+    output = _plain(output)
+    if not labels.size or labels.dtype.kind not in "fiub" or output.dtype.kind not in "fiub":
+        return "", [_label_mismatch(output, labels)]
+    told, findings = [], []
+    if request.min_accuracy is not None:
+        right = _right_answers(output, labels)
+        if right is None:
+            return "", [_label_mismatch(output, labels)]
+        told.append(f"accuracy {right.mean():.4g} on {right.size:,}")
+        if not right.mean() >= request.min_accuracy:
+            message = f"{right.mean():.4g} on {right.size:,} labels ({request.min_accuracy:g} or more)"
+            findings.append(error("accuracy-too-low", message))
+    if request.max_error is not None:
+        if np.squeeze(output).shape != np.squeeze(labels).shape:
+            return "", [_label_mismatch(output, labels)]
+        mean = float(np.abs(np.squeeze(output).astype(float) - np.squeeze(labels)).mean())
+        told.append(f"mean error {mean:.4g}")
+        if not mean <= request.max_error:
+            message = f"the mean absolute error is {mean:.4g} ({request.max_error:g} or less)"
+            findings.append(error("error-too-large", message))
+    return ", ".join(told), findings
+
+
+def _right_answers(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return which answers are right, or None where output and labels don't fit."""
+    if output.shape == labels.shape and _is_one_hot(labels):
+        return np.asarray(output.argmax(-1) == labels.argmax(-1))
+    if output.shape == labels.shape:
+        return np.asarray(np.rint(output) == labels if output.dtype.kind == "f" else output == labels)
+    if output.ndim and output.shape[:-1] == labels.shape and output.shape[-1] > 1:
+        return np.asarray(output.argmax(-1) == labels)
+    if np.squeeze(output).shape == np.squeeze(labels).shape:
+        return _right_answers(output.reshape(labels.shape), labels)
+    return None
+
+
+def _is_one_hot(labels: np.ndarray[Any, Any]) -> bool:
+    """Tell whether each row has one 1 for its class; else nearly every 0 would count as a right answer."""
+    if labels.ndim < 2 or labels.shape[-1] < 2:
+        return False
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(-1) == 1).all())
+
+
+def _label_mismatch(output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> Finding:
+    return error(
+        "labels-mismatch", f"labels of shape {labels.shape} don't fit an output of shape {output.shape}"
+    )
