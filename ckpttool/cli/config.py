@@ -1,4 +1,4 @@
-"""The configuration: where it is looked for, when it is believed, and what it may say.
+"""Configuration files: where they are searched for, when they are trusted, and how their values are read.
 
 A rule may name Python code that is run, so a file that was merely found is believed only if nobody but this
 user and root could have written it.
@@ -7,12 +7,12 @@ user and root could have written it.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ckpttool.cli.rules import Rule, Wrong, read_rule, texts, truth
+from ckpttool.amounts import nbytes
 from ckpttool.errors import UsageError, from_os_error
 from ckpttool.wire.source import open_regular
 from ckpttool.wire.tomltext import parse_toml
@@ -21,37 +21,10 @@ NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming")
 MAX_BYTES = 1 << 20
 """Of a configuration: people write them by hand."""
-
-_VERIFY: Mapping[str, Callable[[object, str], Any]] = {"paths": texts, "exclude": texts, "strict": truth}
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What a configuration says of ``verify``.
-
-    Attributes:
-        path: The file, as the user knows it.
-        paths: What is looked at where no PATH is given, as seen from the current directory.
-        exclude: Globs that are passed over.
-        strict: Whether warnings fail.
-        rules: In the order of the file; later ones override earlier ones.
-        is_named: Whether the user named it: then what it says is his own word.
-    """
-
-    path: str
-    paths: tuple[str, ...] = (os.curdir,)
-    exclude: tuple[str, ...] = ()
-    strict: bool = False
-    rules: tuple[Rule, ...] = ()
-    is_named: bool = False
-
-    @property
-    def directory(self) -> str:
-        """Return the directory, absolute, that the rules' globs and files are relative to."""
-        return os.path.dirname(os.path.abspath(self.path))
+_UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
 
 
-class Document(NamedTuple):
+class ConfigDocument(NamedTuple):
     """The tables that belong to ckpttool; ``prefix`` is what their names begin with in the file."""
 
     path: str
@@ -75,17 +48,17 @@ def find_config(start: str = os.curdir) -> str | None:
         UsageError: A ``pyproject.toml`` on the way can't be read.
     """
     here = os.path.realpath(start)
-    for directory in _upwards(here):
+    for directory in _directories_upwards(here):
         near = os.path.normpath(os.path.join(start, os.path.relpath(directory, here)))
         own, shared = (os.path.normpath(os.path.join(near, name)) for name in (NAME, PROJECT))
         if os.path.lexists(own):
             return own
-        if os.path.isfile(shared) and _own_table(shared, _parsed(shared, _content(shared, is_named=True))):
+        if os.path.isfile(shared) and _own_table(shared, _parse(shared, _read_bytes(shared, is_named=True))):
             return shared
     return None
 
 
-def _upwards(directory: str) -> Iterator[str]:
+def _directories_upwards(directory: str) -> Iterator[str]:
     home = os.path.realpath(os.path.expanduser("~"))
     while True:
         yield directory
@@ -106,23 +79,9 @@ def _device(directory: str) -> int | None:
 # Reading --------------------------------------------------------------------------------------------
 
 
-def read_config(path: str, *, is_named: bool = False) -> Config:
-    """Return what a configuration says.
-
-    Args:
-        path: A ``pyproject.toml``, or a file of our own under any name.
-        is_named: Whether the user named it. Otherwise it must be safe from other users.
-
-    Raises:
-        UsageError: It says what it can't, or must not be believed.
-        CheckpointError: It can't be read.
-    """
-    return replace(_config(read_document(path, is_named=is_named)), is_named=is_named)
-
-
-def read_document(path: str, *, is_named: bool = False) -> Document:
+def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
     """Return the tables of a configuration, of which ``verify`` is one; raises what ``read_config`` does."""
-    tables = _parsed(path, _content(path, is_named=is_named))
+    tables = _parse(path, _read_bytes(path, is_named=is_named))
     prefix = ""
     if os.path.basename(path) == PROJECT:
         prefix = "tool.ckpttool."
@@ -138,10 +97,10 @@ def read_document(path: str, *, is_named: bool = False) -> Document:
         else:
             allowed = f"there are {allowed}"
         raise UsageError(f"{path}: unknown {prefix}{unknown[0]} ({allowed})")
-    return Document(path, prefix, tables)
+    return ConfigDocument(path, prefix, tables)
 
 
-def suggested(key: str, known: Sequence[str]) -> str:
+def suggestion(key: str, known: Sequence[str]) -> str:
     """Return what somebody may have meant by a key that there is not, or else all that there are."""
     from difflib import get_close_matches
 
@@ -159,21 +118,21 @@ def _own_table(path: str, tables: Mapping[str, Any]) -> Mapping[str, Any] | None
     return own
 
 
-def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
+def _parse(path: str, data: bytes) -> Mapping[str, Any]:
     try:
         return parse_toml(data.decode())
     except ValueError as failure:  # no UTF-8 is one too
         raise UsageError(f"{path}: no TOML: {failure}") from failure
 
 
-def _content(path: str, *, is_named: bool) -> bytes:
+def _read_bytes(path: str, *, is_named: bool) -> bytes:
     try:
         link = os.lstat(path)
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
             if status.st_size > MAX_BYTES:
                 raise UsageError(f"{path}: no configuration (a file of at most {MAX_BYTES:,} bytes)")
-            doubt = None if is_named else doubted(link) or doubted(status)
+            doubt = None if is_named else ownership_doubt(link) or ownership_doubt(status)
             if doubt is not None:
                 raise UsageError(
                     f"{path}: {doubt}, so it is not believed (--config {path} uses it all the same)"
@@ -183,7 +142,10 @@ def _content(path: str, *, is_named: bool) -> bytes:
         raise from_os_error(failure, path) from failure
 
 
-def doubted(status: os.stat_result) -> str | None:
+# Trusting -------------------------------------------------------------------------------------------
+
+
+def ownership_doubt(status: os.stat_result) -> str | None:
     """Return why a file could hold what somebody else wrote, or None."""
     if not hasattr(os, "geteuid"):
         return None
@@ -210,7 +172,7 @@ def _is_private(group: int, user: int) -> bool:
     return found.gr_name == name and not set(found.gr_mem) - {name}
 
 
-def doubted_code(reference: str) -> str | None:
+def code_ownership_doubt(reference: str) -> str | None:
     """Return why code that a configuration names could be what somebody else wrote, and where; or None.
 
     Args:
@@ -218,7 +180,7 @@ def doubted_code(reference: str) -> str | None:
     """
     for path in _places_of_code(reference.rpartition(":")[0]):
         try:
-            doubt = doubted(os.lstat(path)) or doubted(os.stat(path))
+            doubt = ownership_doubt(os.lstat(path)) or ownership_doubt(os.stat(path))
         except OSError:  # it is not there, which whoever imports it says better
             continue
         if doubt is not None:
@@ -238,31 +200,81 @@ def _places_of_code(place: str) -> list[str]:
     return [os.curdir, *packages, *files] if is_here else []
 
 
-def _config(document: Document) -> Config:
-    told = document.tables.get("verify", {})
-    if not isinstance(told, Mapping):
-        raise document.wrong("verify", f"{told!r:.40} (a table)")
-    unknown = sorted(told.keys() - _VERIFY.keys() - {"rule"})
-    if unknown:
-        there = suggested(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
-        raise document.wrong("verify", f"unknown key {unknown[0]} ({there})")
+# Values ---------------------------------------------------------------------------------------------
+
+
+class WrongValue(ValueError):
+    """A value is none that its key can have; the text names the key, the value and what is allowed."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(f"{key} is {_shortened_repr(value)} ({allowed})")
+
+
+def _shortened_repr(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def glob_below(value: object) -> str:
+    """Return a glob of what lies below a configuration's directory."""
+    text = one_text(value, "path").rstrip("/")
+    parts = [part for part in text.split("/") if part != os.curdir]
+    if os.path.isabs(text) or os.pardir in parts:
+        raise WrongValue("path", value, "a glob below the directory of this file")
+    if not all(parts) or any("**" in part and part != "**" for part in parts):
+        raise WrongValue("path", value, "a glob like models/*.pth or **/*.pth, with ** as a whole name")
+    if any(_UNCLOSED.search(part) for part in parts):
+        raise WrongValue("path", value, "each [ needs its ]")
+    return "/".join(parts)
+
+
+def truth(value: object, key: str) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise WrongValue(key, value, "true or false")
+    return value
+
+
+def texts(value: object, key: str) -> tuple[str, ...]:
+    """Return a list of texts."""
+    if not isinstance(value, list) or not value or not all(one and isinstance(one, str) for one in value):
+        raise WrongValue(key, value, "a list of at least one text")
+    return tuple(value)
+
+
+def one_text(value: object, key: str) -> str:
+    """Return a text."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise WrongValue(key, value, "a text")
+    return value
+
+
+def whole_number(least: int) -> Callable[[object, str], int]:
+    """Return what reads whole numbers that are not too small."""
+
+    def read(value: object, key: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise WrongValue(key, value, f"a whole number of {least} or more")
+        return value
+
+    return read
+
+
+def parse_bytes(value: object, key: str) -> int:
+    """Return a size in bytes: a whole number, or a text like ``512MB`` or ``8 GiB``.
+
+    Raises:
+        Wrong: It is neither.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    wrong = WrongValue(key, value, "a size like 512MB, 8GB or 8GiB")
+    if not isinstance(value, str) or not value.endswith("B"):
+        raise wrong
     try:
-        values = {key: _VERIFY[key](told[key], key) for key in _VERIFY if key in told}
-    except Wrong as failure:
-        raise document.wrong("verify", str(failure)) from failure
-    here = os.path.dirname(document.path)
-    paths = [os.path.normpath(os.path.join(here, path)) for path in values.pop("paths", (os.curdir,))]
-    return Config(document.path, tuple(paths), rules=tuple(_rules(document, told)), **values)
-
-
-def _rules(document: Document, told: Mapping[str, Any]) -> Iterator[Rule]:
-    rules = told.get("rule", [])
-    if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
-        raise document.wrong("verify.rule", "it is no list of tables (write [[verify.rule]])")
-    directory = os.path.dirname(os.path.abspath(document.path))
-    for number, rule in enumerate(rules, 1):
-        place = f"verify.rule {number}"
-        try:
-            yield read_rule(rule, directory, f"{document.path}[{document.prefix}{place}]")
-        except (Wrong, UsageError) as failure:
-            raise document.wrong(place, str(failure)) from failure
+        found = nbytes(value)
+    except UsageError as failure:
+        raise wrong from failure
+    if not found:
+        raise wrong
+    return found

@@ -55,7 +55,7 @@ Timeout = Annotated[float | None, _option("--timeout", "S", "Seconds that it may
 Memory = Annotated[str | None, _option("--memory", "SIZE", "Memory that it may use: 8GB.")]
 
 
-def wishes(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def read_predict_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of a ``Request`` that the command line gave.
 
     Args:
@@ -94,12 +94,12 @@ def _shapes(texts: list[str]) -> tuple[Any, ...]:
 
 
 def _bytes(text: str) -> int:
-    from ckpttool.cli.rules import Wrong, parse_bytes
+    from ckpttool.cli.config import WrongValue, parse_bytes
     from ckpttool.errors import UsageError
 
     try:
         return parse_bytes(text, "--memory")
-    except Wrong as failure:
+    except WrongValue as failure:
         raise UsageError(str(failure)) from failure
 
 

@@ -12,8 +12,17 @@ from functools import partial
 from typing import Any, get_args
 
 from ckpttool.amounts import nbytes, seconds, within
-from ckpttool.cli.config import Document, read_document, suggested
-from ckpttool.cli.rules import Wrong, glob_below, one_text, texts, truth, whole_number
+from ckpttool.cli.config import (
+    ConfigDocument,
+    WrongValue,
+    glob_below,
+    one_text,
+    read_document,
+    suggestion,
+    texts,
+    truth,
+    whole_number,
+)
 from ckpttool.errors import UsageError
 from ckpttool.series.members.order import GroupBy
 from ckpttool.series.pruning.planning import Failed
@@ -25,7 +34,7 @@ Reader = Callable[[object, str], Any]
 def _one_of(*allowed: str) -> Reader:
     def read(value: object, key: str) -> str:
         if value not in allowed:
-            raise Wrong(key, value, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
+            raise WrongValue(key, value, f"{', '.join(allowed[:-1])} or {allowed[-1]}")
         return str(value)
 
     return read
@@ -42,7 +51,7 @@ def _limit(text: str) -> str:
     try:
         delete_limit(text)
     except UsageError as failure:
-        raise Wrong("max-delete", text, "a number, or a share such as 20%") from failure
+        raise WrongValue("max-delete", text, "a number, or a share such as 20%") from failure
     return text
 
 
@@ -142,7 +151,7 @@ def _log(path: str, here: str) -> str:
     return placed if os.path.lexists(LogArgument.parse(placed).name) else path
 
 
-def _rules(document: Document, tables: object) -> Iterator[PathRule]:
+def _rules(document: ConfigDocument, tables: object) -> Iterator[PathRule]:
     if not isinstance(tables, list) or not all(isinstance(rule, Mapping) for rule in tables):
         raise document.wrong("retention.rule", "it is no list of tables (write [[retention.rule]])")
     for number, rule in enumerate(tables, 1):
@@ -168,7 +177,7 @@ def _series_glob(value: object) -> str:
 
 
 def read_table(
-    document: Document,
+    document: ConfigDocument,
     place: str,
     table: Mapping[str, Any],
     keys: Mapping[str, Reader],
@@ -182,10 +191,10 @@ def read_table(
     values = {}
     for key, value in table.items():
         if key not in keys:
-            raise document.wrong(place, f"unknown key {key} ({suggested(key, [*keys, *others])})")
+            raise document.wrong(place, f"unknown key {key} ({suggestion(key, [*keys, *others])})")
         try:
             values[_attribute(key)] = keys[key](value, key)
-        except Wrong as failure:
+        except WrongValue as failure:
             raise document.wrong(place, str(failure)) from failure
         except UsageError as failure:
             raise document.wrong(place, f"{key}: {failure}") from failure

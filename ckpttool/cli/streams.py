@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 
-class Said:
+class SafeStderr:
     """Stands in for stderr: writes as long as that goes, and is silent from then on."""
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -69,25 +69,25 @@ class Unwritable(Exception):
         super().__init__(f"stdout can't be written: {(error.strerror or str(error)).lower()}")
 
 
-class Answered:
+class CheckedStdout:
     """Stands in for stdout, or its buffer: that it can't be written is told from all other errors."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     @property
-    def buffer(self) -> Answered:
+    def buffer(self) -> CheckedStdout:
         """Return what takes bytes."""
-        return Answered(self._stream.buffer)
+        return CheckedStdout(self._stream.buffer)
 
     def write(self, content: Any) -> Any:
         """Write what is answered."""
-        with _told_apart():
+        with _as_unwritable():
             return self._stream.write(content)
 
     def flush(self) -> None:
         """Hand on what is answered."""
-        with _told_apart():
+        with _as_unwritable():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ class Answered:
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
+def _as_unwritable() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
@@ -124,8 +124,8 @@ class _Closed(io.TextIOBase):
 def streams() -> Iterator[None]:
     """Let stderr be one that never fails, and stdout one that is there."""
     out, err = sys.stdout, sys.stderr
-    said: Any = Said(err)
-    answered: Any = Answered(_Closed() if out is None else out)
+    said: Any = SafeStderr(err)
+    answered: Any = CheckedStdout(_Closed() if out is None else out)
     sys.stdout, sys.stderr = answered, said
     try:
         yield

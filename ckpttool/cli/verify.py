@@ -16,8 +16,8 @@ from ckpttool.cli.output import has_colour, say_error, say_warning
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckpttool.cli.config import Config
-    from ckpttool.cli.verifying import Outcome
+    from ckpttool.cli.verdicts import VerifyOutcome
+    from ckpttool.cli.verify_config import VerifyConfig
     from ckpttool.ops.manifest_writing import SealResult
 
 
@@ -98,17 +98,17 @@ def verify(
     status: 0 all is well, 1 invalid, unsafe or not run, 2 not a checkpoint.
     """
     from ckpttool.cli.reports import check_targets, files_read
-    from ckpttool.cli.verifying import Wanted, verify_all
+    from ckpttool.cli.verdicts import VerifyOptions, verify_all
     from ckpttool.errors import UsageError
 
     asked = _configuration(config, has_paths=bool(paths))
-    checks, names_prediction = _checks(quick, only)
+    checks, names_prediction = _checks_to_run(quick, only)
     predict = predict or names_prediction
     is_alone = not predict and asked is None
     is_whole = not quick and only is None
-    wishes = predicting.wishes(context.params)
-    _check_wishes(wishes, may_predict=not is_alone)
-    _check_sealing(write_manifest, is_whole=is_whole, is_alone=is_alone)
+    wishes = predicting.read_predict_options(context.params)
+    _check_prediction_files(wishes, may_predict=not is_alone)
+    _check_manifest_options(write_manifest, is_whole=is_whole, is_alone=is_alone)
     if force and not write_manifest and "record" not in wishes:
         raise UsageError("--force goes with --write-manifest or --record")
     looked_at = [*map(str, paths or (asked.paths if asked else ()))]
@@ -118,7 +118,7 @@ def verify(
         files_read(looked_at, wishes),
         force=force,
     )
-    wanted = Wanted(
+    wanted = VerifyOptions(
         checks=checks,
         strict=strict or (asked is not None and asked.strict),
         jobs=jobs,
@@ -132,20 +132,20 @@ def verify(
     )
     outcome = verify_all(looked_at, wanted)
     if asked is not None and not paths and is_whole and not outcome.failures:
-        _say_doubts(asked, outcome)
-    _say_refused(outcome.sealed)
+        _warn_unused_rules(asked, outcome)
+    _print_refused_manifests(outcome.sealed)
     for warning in outcome.warnings if not quiet else ():
         say_warning(warning)
     reports.write_reports(wanted_reports, outcome.verifications, outcome.failures, outcome.seconds)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
-        _say_sealed(outcome.sealed, sys.stderr)
+        _print_manifests(outcome.sealed, sys.stderr)
         return 2
     if not quiet:
-        _print(outcome, json, verbose)
+        _print_verdicts(outcome, json, verbose)
     return int(not outcome.passes(wanted.strict))
 
 
-def _configuration(named: str | None, *, has_paths: bool) -> Config | None:
+def _configuration(named: str | None, *, has_paths: bool) -> VerifyConfig | None:
     """Return the configuration that applies: one that is named, or one found where no path is given.
 
     Raises:
@@ -153,7 +153,8 @@ def _configuration(named: str | None, *, has_paths: bool) -> Config | None:
     """
     if named is None and has_paths:
         return None
-    from ckpttool.cli.config import find_config, read_config
+    from ckpttool.cli.config import find_config
+    from ckpttool.cli.verify_config import read_config
     from ckpttool.errors import UsageError
 
     path = named or find_config()
@@ -162,7 +163,7 @@ def _configuration(named: str | None, *, has_paths: bool) -> Config | None:
     return read_config(path, is_named=named is not None)
 
 
-def _check_wishes(wishes: Mapping[str, object], *, may_predict: bool) -> None:
+def _check_prediction_files(wishes: Mapping[str, object], *, may_predict: bool) -> None:
     """Require that wishes for a prediction come with one, and that the files they name are there.
 
     Raises:
@@ -180,7 +181,7 @@ def _check_wishes(wishes: Mapping[str, object], *, may_predict: bool) -> None:
             raise NotFound(str(path), "no such file")
 
 
-def _check_sealing(write_manifest: bool, *, is_whole: bool, is_alone: bool) -> None:
+def _check_manifest_options(write_manifest: bool, *, is_whole: bool, is_alone: bool) -> None:
     """Require that a manifest is only written for what was looked at in full, and with nothing else.
 
     Raises:
@@ -194,7 +195,7 @@ def _check_sealing(write_manifest: bool, *, is_whole: bool, is_alone: bool) -> N
         raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
 
 
-def _checks(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
+def _checks_to_run(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
     """Return the names of the checks to run, and whether a prediction is among them.
 
     Raises:
@@ -218,14 +219,14 @@ def _checks(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool]:
     return checks, predicts
 
 
-def _say_doubts(config: Config, outcome: Outcome) -> None:
-    from ckpttool.cli.settings import doubts
+def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
+    from ckpttool.cli.verify_config import unused_rules
 
-    for sentence in doubts(config, outcome.judged):
+    for sentence in unused_rules(config, outcome.judged):
         say_warning(sentence)
 
 
-def _print(outcome: Outcome, json: bool, verbose: bool) -> None:
+def _print_verdicts(outcome: VerifyOutcome, json: bool, verbose: bool) -> None:
     if json:
         from ckpttool.cli.output import print_json
         from ckpttool.render.json import verify_document
@@ -235,10 +236,10 @@ def _print(outcome: Outcome, json: bool, verbose: bool) -> None:
     from ckpttool.render.text import verify_text
 
     print(verify_text(outcome.verifications, verbose=verbose, colour=has_colour(sys.stdout)))
-    _say_sealed(outcome.sealed, sys.stdout)
+    _print_manifests(outcome.sealed, sys.stdout)
 
 
-def _say_sealed(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
+def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
     """Print a line for each manifest that is there now: also for those written before something failed."""
     from ckpttool.render.terminal import printable
 
@@ -248,7 +249,7 @@ def _say_sealed(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
             print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)
 
 
-def _say_refused(sealed: Mapping[str, SealResult]) -> None:
+def _print_refused_manifests(sealed: Mapping[str, SealResult]) -> None:
     for path, one in sealed.items():
         if one.refused is not None:
             say_error(f"{path}: no manifest written: {one.refused}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.config import Config, read_config
+from ckpttool.cli.verify_config import VerifyConfig, read_config
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def told(text: str) -> Config:
+def told(text: str) -> VerifyConfig:
     """Return what a configuration in the current directory says."""
     write(Path("ckpttool.toml"), text)
     return read_config("ckpttool.toml")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool.cli import config as reading
-from ckpttool.cli.config import Config, find_config, read_config, read_document
-from ckpttool.cli.rules import KEYS
+from ckpttool.cli.config import find_config, read_document
+from ckpttool.cli.verify_config import KEYS, VerifyConfig, read_config
 from ckpttool.errors import CheckpointError, NotFound, UsageError
 from tests.cli.conftest import told, write
 
@@ -110,13 +110,16 @@ def status(*, mode: int = 0o100644, user: int | None = None, group: int = 0) -> 
 
 @_POSIX
 def test_only_this_user_and_root_are_believed() -> None:
-    assert reading.doubted(status()) is None
-    assert reading.doubted(status(user=0)) is None
-    assert reading.doubted(status(user=os.geteuid() + 4321)) == "it belongs to another user"
-    assert reading.doubted(status(mode=0o120777)) is None  # a link
-    assert reading.doubted(status(mode=0o120777, user=4321)) == "it belongs to another user"
+    assert reading.ownership_doubt(status()) is None
+    assert reading.ownership_doubt(status(user=0)) is None
+    assert reading.ownership_doubt(status(user=os.geteuid() + 4321)) == "it belongs to another user"
+    assert reading.ownership_doubt(status(mode=0o120777)) is None  # a link
+    assert reading.ownership_doubt(status(mode=0o120777, user=4321)) == "it belongs to another user"
     nobodys = 987_654
-    assert reading.doubted(status(mode=0o100664, group=nobodys)) == "other users of its group may write it"
+    assert (
+        reading.ownership_doubt(status(mode=0o100664, group=nobodys))
+        == "other users of its group may write it"
+    )
 
 
 @_POSIX
@@ -127,9 +130,11 @@ def test_a_group_of_ones_own_is_believed(monkeypatch: pytest.MonkeyPatch) -> Non
     name = pwd.getpwuid(os.geteuid()).pw_name
     members: list[str] = []
     monkeypatch.setattr(grp, "getgrgid", lambda number: grp.struct_group((name, "x", number, members)))
-    assert reading.doubted(status(mode=0o100664, group=1234)) is None
+    assert reading.ownership_doubt(status(mode=0o100664, group=1234)) is None
     members.append("somebody")
-    assert reading.doubted(status(mode=0o100664, group=1234)) == "other users of its group may write it"
+    assert (
+        reading.ownership_doubt(status(mode=0o100664, group=1234)) == "other users of its group may write it"
+    )
 
 
 @_POSIX
@@ -158,13 +163,13 @@ def test_a_missing_file_is_told() -> None:
 
 
 def test_an_empty_one_asks_for_the_directory_it_lies_in() -> None:
-    assert told("") == Config("ckpttool.toml", (".",))
+    assert told("") == VerifyConfig("ckpttool.toml", (".",))
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[verify]\npaths = ["models/", "../other"]\nexclude = ["*.tmp"]\nstrict = true\n'
     config = told(text)
-    assert config == Config("ckpttool.toml", ("models", os.path.join("..", "other")), ("*.tmp",), True)
+    assert config == VerifyConfig("ckpttool.toml", ("models", os.path.join("..", "other")), ("*.tmp",), True)
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     found = find_config()

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.cli import config as reading
-from ckpttool.cli.config import read_config
-from ckpttool.cli.settings import settings_for
+from ckpttool.cli.verify_config import read_config, settings_for
 from tests.cli.conftest import write
 
 pytestmark = [
@@ -101,10 +100,10 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
 
 def test_what_is_installed_and_what_is_ones_own_is_not_doubted(files: Path) -> None:
     project(files)
-    assert reading.doubted_code("torch.nn:Linear") is None
-    assert reading.doubted_code("code.nets:Net") is None
-    assert reading.doubted_code(f"{Path.cwd()}/code/nets.py:Net") is None
-    assert reading.doubted_code(f"{Path.cwd()}/nowhere.py:Net") is None
+    assert reading.code_ownership_doubt("torch.nn:Linear") is None
+    assert reading.code_ownership_doubt("code.nets:Net") is None
+    assert reading.code_ownership_doubt(f"{Path.cwd()}/code/nets.py:Net") is None
+    assert reading.code_ownership_doubt(f"{Path.cwd()}/nowhere.py:Net") is None
 
 
 def test_what_is_not_run_is_not_refused(run, files: Path) -> None:

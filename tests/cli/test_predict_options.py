@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.predict_options import _WISHES, flag_of, wishes
+from ckpttool.cli.predict_options import _WISHES, flag_of, read_predict_options
 from ckpttool.errors import UsageError
 from ckpttool.predict.request import InputSpec, Request
 
@@ -17,22 +17,22 @@ def test_all_wishes_are_attributes_of_a_request() -> None:
 
 
 def test_nothing_given_is_no_wish() -> None:
-    assert wishes({"model": None, "trust": False, "input_shapes": [], "paths": ["m.pth"]}) == {}
-    assert wishes({"input_shapes": ()}) == {}
+    assert read_predict_options({"model": None, "trust": False, "input_shapes": [], "paths": ["m.pth"]}) == {}
+    assert read_predict_options({"input_shapes": ()}) == {}
 
 
 @pytest.mark.parametrize("name", ["rtol", "atol", "seed", "min_accuracy", "max_error"])
 def test_zero_is_a_wish(name: str) -> None:
-    assert wishes({name: 0}) == {name: 0}
+    assert read_predict_options({name: 0}) == {name: 0}
 
 
 def test_the_root_of_the_file_is_a_wish() -> None:
-    assert wishes({"state_key": ""}) == {"state_key": ""}
+    assert read_predict_options({"state_key": ""}) == {"state_key": ""}
 
 
 def test_texts_are_read() -> None:
     given = {"model_args": '{"depth": 18}', "input_shapes": ["ids=1,16:int64"], "memory": "8GB"}
-    assert wishes(given) == {
+    assert read_predict_options(given) == {
         "model_args": {"depth": 18},
         "input_shapes": (InputSpec("ids", (1, 16), "int64"),),
         "memory": 8_000_000_000,
@@ -51,7 +51,7 @@ def test_texts_are_read() -> None:
 )
 def test_what_can_not_be_read(name: str, value: object, told: str) -> None:
     with pytest.raises(UsageError) as refused:
-        wishes({name: value})
+        read_predict_options({name: value})
     assert str(refused.value).startswith(told)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.cli.config import Document
+from ckpttool.cli.config import ConfigDocument
 from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention, read_table
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
 from ckpttool.errors import UsageError
@@ -255,7 +255,7 @@ _VALUES = st.one_of(
 @given(st.sampled_from(sorted(KEYS)), _VALUES)
 def test_any_value_is_read_or_refused_in_one_line(key: str, value: object) -> None:
     try:
-        (read,) = read_table(Document("c.toml", "", {}), "retention", {key: value}, KEYS).values()
+        (read,) = read_table(ConfigDocument("c.toml", "", {}), "retention", {key: value}, KEYS).values()
     except UsageError as failure:
         assert str(failure).startswith(f"c.toml[retention]: {key}")
         assert "\n" not in str(failure)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.cli.config import find_config, read_config
-from ckpttool.cli.rules import KEYS, Wrong, parse_bytes
-from ckpttool.cli.settings import doubts, matches, settings_for
+from ckpttool.cli.config import WrongValue, find_config, parse_bytes
+from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for, unused_rules
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.ops.verdict import Safety, Verification
@@ -94,7 +93,7 @@ def test_sizes(text: object, nbytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "8gb", "8 Gb", True, 0, 1.5, None])
 def test_wrong_sizes(text: object) -> None:
-    with pytest.raises(Wrong):
+    with pytest.raises(WrongValue):
         parse_bytes(text, "memory")
 
 
@@ -275,7 +274,7 @@ def test_what_means_nothing_is_told() -> None:
         (settings_for(config, "a.pth"), verified("a.pth")),
         (settings_for(config, "b.pth"), verified("b.pth", INF)),
     ]
-    assert doubts(config, judged) == [
+    assert unused_rules(config, judged) == [
         "ckpttool.toml[verify.rule 1]: ignore 2: there is no finding nan at '*.pad'",
         "ckpttool.toml[verify.rule 2]: no checkpoint matches '*.pt'",
     ]

@@ -15,8 +15,7 @@ from ckpttool.ops.verdict import Status, Verification
 from ckpttool.ops.verify import unreadable
 
 if TYPE_CHECKING:
-    from ckpttool.cli.config import Config
-    from ckpttool.cli.settings import Settings
+    from ckpttool.cli.verify_config import PredictionSettings, VerifyConfig
     from ckpttool.formats.globs import Globs
     from ckpttool.formats.interface import Unit
     from ckpttool.ops.manifest_writing import SealResult
@@ -27,7 +26,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class VerifyOptions:
     """What was asked for.
 
     Attributes:
@@ -46,13 +45,13 @@ class Wanted:
     max_depth: int | None = None
     predict: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
-    config: Config | None = None
+    config: VerifyConfig | None = None
     seal: bool = False
     force: bool = False
 
 
 @dataclass(slots=True)
-class Outcome:
+class VerifyOutcome:
     """What came of it, in the order of the paths.
 
     Attributes:
@@ -67,7 +66,7 @@ class Outcome:
 
     verifications: list[Verification] = field(default_factory=list)
     failures: list[CheckpointError] = field(default_factory=list)
-    judged: list[tuple[Settings, Verification]] = field(default_factory=list)
+    judged: list[tuple[PredictionSettings, Verification]] = field(default_factory=list)
     sealed: dict[str, SealResult] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -84,27 +83,30 @@ def _passes(verification: Verification, strict: bool) -> bool:
     return verification.is_fine and not (strict and doubtful)
 
 
-def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
+def verify_all(paths: Sequence[str], wanted: VerifyOptions) -> VerifyOutcome:
     """Return the verdicts on all checkpoints at some paths; what in a directory can't be read is invalid.
 
     Raises:
         UsageError: What is asked of one of them contradicts itself, or of all; none was looked at.
     """
-    outcome = Outcome()
+    outcome = VerifyOutcome()
     searched: list[Globs] = []
-    targets = [target for path in paths for target in _targets(path, wanted, outcome, searched)]
+    targets = [target for path in paths for target in _find_targets(path, wanted, outcome, searched)]
     unmatched = [globs.unmatched("--exclude") for globs in searched]
     first = unmatched[0] if unmatched else []
     outcome.warnings = tuple(told for told in first if all(told in others for others in unmatched))
-    outcome.warnings += tuple(_passed_over(outcome.unknown))
-    _check_wishes(targets, wanted)
+    outcome.warnings += tuple(_unknown_file_warnings(outcome.unknown))
+    _check_prediction_options(targets, wanted)
     known: set[str] = set()
     for _ in range(_TRIES):
         known.update(target.place for target in targets)
         if not _verify_each(targets, wanted, outcome):
             break
         again = (
-            target for path in paths if os.path.isdir(path) for target in _targets(path, wanted, outcome, [])
+            target
+            for path in paths
+            if os.path.isdir(path)
+            for target in _find_targets(path, wanted, outcome, [])
         )
         targets = [target for target in again if target.place not in known]
     if known and not (outcome.verifications or outcome.failures):
@@ -112,7 +114,7 @@ def verify_all(paths: Sequence[str], wanted: Wanted) -> Outcome:
     return outcome
 
 
-def _passed_over(unknown: Sequence[str]) -> Iterator[str]:
+def _unknown_file_warnings(unknown: Sequence[str]) -> Iterator[str]:
     """Yield what is to be said of files that are no checkpoints to read, a line for each kind of them."""
     from ckpttool.formats.discovery import foreign_at
 
@@ -125,7 +127,7 @@ def _passed_over(unknown: Sequence[str]) -> Iterator[str]:
         yield f"{paths[0]}{more}: not verified, safety unknown: {why}"
 
 
-def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -> bool:
+def _verify_each(targets: Sequence[_VerifyTarget], wanted: VerifyOptions, outcome: VerifyOutcome) -> bool:
     """Add the verdicts on some checkpoints; tell whether one has gone, perhaps to another name."""
     has_gone = False
     for target in targets:
@@ -134,14 +136,14 @@ def _verify_each(targets: Sequence[_Target], wanted: Wanted, outcome: Outcome) -
         except CheckpointError as error:
             if target.is_named or (target.is_predicted and isinstance(error, MissingPackage)):
                 _fail(error, outcome)
-            elif _is_there(target):
+            elif _is_still_there(target):
                 outcome.verifications.append(unreadable(error))
             else:
                 has_gone = True
     return has_gone
 
 
-def _is_there(target: _Target) -> bool:
+def _is_still_there(target: _VerifyTarget) -> bool:
     """Tell whether what can't be read is still in its place; say so where it isn't."""
     if isinstance(target.unit, CheckpointError):
         return True
@@ -158,11 +160,11 @@ def _say_gone(unit: Unit) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _VerifyTarget:
     """A checkpoint, what is asked of it, and whether the user named it himself; or what can't be read."""
 
     unit: Unit | CheckpointError
-    settings: Settings | None
+    settings: PredictionSettings | None
     is_named: bool
 
     @property
@@ -176,7 +178,7 @@ class _Target:
         return self.settings is not None and self.settings.request is not None
 
 
-def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
+def _check_prediction_options(targets: Sequence[_VerifyTarget], wanted: VerifyOptions) -> None:
     """Require that somebody is there to fulfil the wishes for a prediction.
 
     Raises:
@@ -190,7 +192,9 @@ def _check_wishes(targets: Sequence[_Target], wanted: Wanted) -> None:
         raise UsageError(f"{flag}: no rule asks for a prediction (--predict does)")
 
 
-def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs]) -> Iterator[_Target]:
+def _find_targets(
+    path: str, wanted: VerifyOptions, outcome: VerifyOutcome, searched: list[Globs]
+) -> Iterator[_VerifyTarget]:
     from ckpttool.formats.discovery import Walk, discover
     from ckpttool.formats.globs import Globs
 
@@ -204,15 +208,15 @@ def _targets(path: str, wanted: Wanted, outcome: Outcome, searched: list[Globs])
             searched.append(globs)
         if not units:
             _require_below(path, lost)
-        units = _whole(path, units)
+        units = _without_interrupted(path, units)
     except CheckpointError as error:
         _fail(error, outcome)
         return
     outcome.unknown += (one for one in unknown if one not in outcome.unknown)
     for unit in units:
-        yield _Target(unit, _settings(unit.path, wanted), unit.path == path)
+        yield _VerifyTarget(unit, _settings_of(unit.path, wanted), unit.path == path)
     for one in lost:
-        yield _Target(one, None, False)
+        yield _VerifyTarget(one, None, False)
 
 
 def _require_below(path: str, lost: Sequence[CheckpointError]) -> None:
@@ -232,7 +236,7 @@ def _require_below(path: str, lost: Sequence[CheckpointError]) -> None:
             raise unrecognised(probe)
 
 
-def _whole(path: str, units: list[Unit]) -> list[Unit]:
+def _without_interrupted(path: str, units: list[Unit]) -> list[Unit]:
     """Return what was found at a path without what an interrupted command has half moved, and tell of it.
 
     Raises:
@@ -253,24 +257,24 @@ def _whole(path: str, units: list[Unit]) -> list[Unit]:
     return list(found.whole)
 
 
-def _settings(path: str, wanted: Wanted) -> Settings | None:
+def _settings_of(path: str, wanted: VerifyOptions) -> PredictionSettings | None:
     """Return what is asked of a checkpoint besides the usual checks."""
     if wanted.config is None and not wanted.predict:
         return None
-    from ckpttool.cli.settings import Settings, settings_for
+    from ckpttool.cli.verify_config import PredictionSettings, settings_for
     from ckpttool.predict.request import Request
 
     if wanted.config is None:
-        return Settings(Request(**wanted.wishes), (), ())
+        return PredictionSettings(Request(**wanted.wishes), (), ())
     return settings_for(wanted.config, path, predict=wanted.predict, given=wanted.wishes)
 
 
-def _fail(error: CheckpointError, outcome: Outcome) -> None:
+def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
     say_error(str(error))
     outcome.failures.append(error)
 
 
-def _verify(target: _Target, wanted: Wanted, outcome: Outcome) -> bool:
+def _verify(target: _VerifyTarget, wanted: VerifyOptions, outcome: VerifyOutcome) -> bool:
     """Add the verdict on a checkpoint; tell whether it was still there.
 
     Raises:
@@ -279,22 +283,26 @@ def _verify(target: _Target, wanted: Wanted, outcome: Outcome) -> bool:
     if isinstance(target.unit, CheckpointError):
         raise target.unit
     started = time.perf_counter()
-    found = _sealed(target.unit, wanted, outcome) if wanted.seal else _settled(target, target.unit, wanted)
+    found = (
+        _verify_and_seal(target.unit, wanted, outcome)
+        if wanted.seal
+        else _verify_settled(target, target.unit, wanted)
+    )
     if found is None:
         _say_gone(target.unit)
         return False
     outcome.seconds[found.path] = time.perf_counter() - started
     if target.settings is not None:
         outcome.judged.append((target.settings, found))
-        found = _accepted(found, target.settings, wanted.strict)
+        found = _apply_ignores(found, target.settings, wanted.strict)
     outcome.verifications.append(found)
     return True
 
 
-def _settled(target: _Target, unit: Unit, wanted: Wanted) -> Verification | None:
+def _verify_settled(target: _VerifyTarget, unit: Unit, wanted: VerifyOptions) -> Verification | None:
     """Return the verdict on what stands still; None where it was removed or renamed meanwhile."""
     for _ in range(_TRIES):
-        found = _verified(target, unit, wanted)
+        found = _verify_once(target, unit, wanted)
         if found.is_fine or target.is_named:
             return found
         from ckpttool.series.surveying.unaffected import current_unit
@@ -308,7 +316,7 @@ def _settled(target: _Target, unit: Unit, wanted: Wanted) -> Verification | None
     return found
 
 
-def _verified(target: _Target, unit: Unit, wanted: Wanted) -> Verification:
+def _verify_once(target: _VerifyTarget, unit: Unit, wanted: VerifyOptions) -> Verification:
     from ckpttool.ops.verify import verify as verify_one
 
     settings = target.settings
@@ -324,7 +332,7 @@ def _verified(target: _Target, unit: Unit, wanted: Wanted) -> Verification:
         )
 
 
-def _sealed(unit: Unit, wanted: Wanted, outcome: Outcome) -> Verification:
+def _verify_and_seal(unit: Unit, wanted: VerifyOptions, outcome: VerifyOutcome) -> Verification:
     from ckpttool.ops.manifest_writing import verify_and_seal
 
     with progress(unit.path, unit.nbytes) as advance:
@@ -335,7 +343,7 @@ def _sealed(unit: Unit, wanted: Wanted, outcome: Outcome) -> Verification:
     return found
 
 
-def _accepted(found: Verification, settings: Settings, strict: bool) -> Verification:
+def _apply_ignores(found: Verification, settings: PredictionSettings, strict: bool) -> Verification:
     """Return a verdict in which the configuration's expected findings fail nothing."""
     if not settings.ignores:
         return found

@@ -1,0 +1,377 @@
+"""``[verify]`` and ``[[verify.rule]]`` of a configuration, and what they ask of each checkpoint.
+
+``KEYS`` is the table: each key of a rule with the function that reads its value. Rules that match a checkpoint
+apply in order, later ones over earlier ones.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ckpttool.cli.config import (
+    ConfigDocument,
+    WrongValue,
+    glob_below,
+    one_text,
+    parse_bytes,
+    read_document,
+    suggestion,
+    texts,
+    truth,
+    whole_number,
+)
+from ckpttool.errors import UsageError
+from ckpttool.ops.ignored_findings import Ignore, is_used
+from ckpttool.ops.verdict import Verification
+from ckpttool.predict.request import InputSpec, Request, parse_input
+from ckpttool.series.retention.policy import matches
+
+_COMMAND_LINE_ONLY = {
+    "trust": "code in a checkpoint is only trusted on the command line: --trust",
+    "record": "recordings are only made on the command line: --record FILE",
+}
+_NEEDED = {"code": "a finding's code, as docs/findings.md lists them", "reason": "why it is of no matter"}
+_ATTRIBUTES = {"input-shape": "input_shapes"}
+"""Keys whose attribute of a ``Request`` has another name."""
+_ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
+"""Wishes that replace each other: a later rule with one of them drops the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyConfig:
+    """What a configuration says of ``verify``.
+
+    Attributes:
+        path: The file, as the user knows it.
+        paths: What is looked at where no PATH is given, as seen from the current directory.
+        exclude: Globs that are passed over.
+        strict: Whether warnings fail.
+        rules: In the order of the file; later ones override earlier ones.
+        is_named: Whether the user named it: then what it says is his own word.
+    """
+
+    path: str
+    paths: tuple[str, ...] = (os.curdir,)
+    exclude: tuple[str, ...] = ()
+    strict: bool = False
+    rules: tuple[VerifyRule, ...] = ()
+    is_named: bool = False
+
+    @property
+    def directory(self) -> str:
+        """Return the directory, absolute, that the rules' globs and files are relative to."""
+        return os.path.dirname(os.path.abspath(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRule:
+    """What is asked of the checkpoints that match a glob; what is None or absent is left to other rules.
+
+    Attributes:
+        origin: Where it stands: the file and the place in it.
+        glob: Of paths relative to the file.
+        predict: Whether they are loaded and run.
+        wishes: Attributes of a ``Request``.
+        ignores: Findings that are expected.
+    """
+
+    origin: str
+    glob: str
+    predict: bool | None = None
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    ignores: tuple[Ignore, ...] | None = None
+
+
+def read_config(path: str, *, is_named: bool = False) -> VerifyConfig:
+    """Return what a configuration says.
+
+    Args:
+        path: A ``pyproject.toml``, or a file of our own under any name.
+        is_named: Whether the user named it. Otherwise it must be safe from other users.
+
+    Raises:
+        UsageError: It says what it can't, or must not be believed.
+        CheckpointError: It can't be read.
+    """
+    return replace(_verify_config(read_document(path, is_named=is_named)), is_named=is_named)
+
+
+def _verify_config(document: ConfigDocument) -> VerifyConfig:
+    table = document.tables.get("verify", {})
+    if not isinstance(table, Mapping):
+        raise document.wrong("verify", f"{table!r:.40} (a table)")
+    unknown = sorted(table.keys() - _VERIFY.keys() - {"rule"})
+    if unknown:
+        there = suggestion(unknown[0], [*_VERIFY, f"[[{document.prefix}verify.rule]]"])
+        raise document.wrong("verify", f"unknown key {unknown[0]} ({there})")
+    try:
+        values = {key: _VERIFY[key](table[key], key) for key in _VERIFY if key in table}
+    except WrongValue as failure:
+        raise document.wrong("verify", str(failure)) from failure
+    here = os.path.dirname(document.path)
+    paths = [os.path.normpath(os.path.join(here, path)) for path in values.pop("paths", (os.curdir,))]
+    return VerifyConfig(document.path, tuple(paths), rules=tuple(_verify_rules(document, table)), **values)
+
+
+def _verify_rules(document: ConfigDocument, table: Mapping[str, Any]) -> Iterator[VerifyRule]:
+    rules = table.get("rule", [])
+    if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
+        raise document.wrong("verify.rule", "it is no list of tables (write [[verify.rule]])")
+    directory = os.path.dirname(os.path.abspath(document.path))
+    for number, rule in enumerate(rules, 1):
+        place = f"verify.rule {number}"
+        try:
+            yield read_rule(rule, directory, f"{document.path}[{document.prefix}{place}]")
+        except (WrongValue, UsageError) as failure:
+            raise document.wrong(place, str(failure)) from failure
+
+
+def read_rule(table: Mapping[str, Any], directory: str, origin: str) -> VerifyRule:
+    """Return a rule.
+
+    Args:
+        table: As TOML has it.
+        directory: Absolute; what files are relative to.
+        origin: Where it stands.
+
+    Raises:
+        Wrong: A value is none that its key can have.
+        UsageError: A key is none, or is missing, or two contradict each other.
+    """
+    for key in table:
+        if key in _COMMAND_LINE_ONLY:
+            raise UsageError(_COMMAND_LINE_ONLY[key])
+        if key not in ("path", "predict", "ignore", *KEYS):
+            raise UsageError(f"unknown key {key} (there are path, predict, ignore, {', '.join(KEYS)})")
+    if "path" not in table:
+        raise UsageError("path is missing (a glob of checkpoints)")
+    if "input" in table and "input-shape" in table:
+        raise UsageError("input and input-shape contradict each other (give one of them)")
+    read = {key: KEYS[key](table[key], key) for key in KEYS if key in table}
+    predict = truth(table["predict"], "predict") if "predict" in table else None
+    ignores = _read_ignores(table["ignore"], origin) if "ignore" in table else None
+    wishes = {
+        _ATTRIBUTES.get(key, key.replace("-", "_")): _resolve_paths(key, read[key], directory) for key in read
+    }
+    return VerifyRule(origin, glob_below(table["path"]), predict, wishes, ignores)
+
+
+def _resolve_paths(key: str, value: Any, directory: str) -> Any:
+    """Return a value in which a file's path is absolute."""
+    if key in ("model", "optimizer"):
+        place, _, name = value.rpartition(":")
+        return f"{os.path.join(directory, place)}:{name}" if place.endswith(".py") else value
+    return os.path.normpath(os.path.join(directory, value)) if key in ("input", "expect", "labels") else value
+
+
+# What is asked of one checkpoint --------------------------------------------------------------------
+
+
+class PredictionSettings(NamedTuple):
+    """What is asked of one checkpoint, and by which rules; no ``request`` means no prediction."""
+
+    request: Request | None
+    ignores: tuple[Ignore, ...]
+    rules: tuple[VerifyRule, ...]
+
+
+def settings_for(
+    config: VerifyConfig, path: str, *, predict: bool = False, given: Mapping[str, Any] | None = None
+) -> PredictionSettings:
+    """Return what is asked of a checkpoint.
+
+    Args:
+        config: Its rules are taken in order; each key has the value that was said last.
+        path: The checkpoint's, as discovery knows it.
+        predict: Whether a prediction was asked for on the command line.
+        given: Attributes of a ``Request`` that stood there; they come after all rules.
+
+    Raises:
+        UsageError: The rules contradict each other, say how to predict and not whether, or name code that
+            others could have written.
+    """
+    rules = tuple(
+        rule for rule in config.rules if matches(rule.glob, _path_for_globs(path, config.directory))
+    )
+    wishes = _merge_wishes([*(rule.wishes for rule in rules), given or {}])
+    said = [rule.predict for rule in rules if rule.predict is not None]
+    ignores = [rule.ignores for rule in rules if rule.ignores is not None]
+    request = None
+    if predict or (said and said[-1]):
+        if not config.is_named:
+            _require_own_code(config, rules, given or {}, wishes)
+        request = _request(config.path, path, rules, wishes)
+    elif not said and any(rule.wishes for rule in rules):
+        origin = next(rule.origin for rule in rules if rule.wishes)
+        raise UsageError(f"{origin}: it says how to predict, and not whether (predict = true or false)")
+    return PredictionSettings(request, ignores[-1] if ignores else (), rules)
+
+
+def _path_for_globs(path: str, directory: str) -> str:
+    """Return a path as globs know it; links are not followed, since people write the names that they see."""
+    try:
+        return os.path.relpath(os.path.abspath(path), directory).replace(os.sep, "/")
+    except ValueError:  # on another drive
+        return os.pardir
+
+
+def _merge_wishes(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name in layer:
+            merged.pop(_ONE_OF.get(name, ""), None)
+        merged.update(layer)
+    return merged
+
+
+def _require_own_code(
+    config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], wishes: Mapping[str, Any]
+) -> None:
+    """Require that code which the rules name is as much the user's own as their file has to be."""
+    from ckpttool.cli.config import code_ownership_doubt
+
+    for name in ("model", "optimizer"):
+        if name in given or wishes.get(name) is None:
+            continue
+        doubt = code_ownership_doubt(wishes[name])
+        if doubt is not None:
+            origin = next(rule.origin for rule in reversed(rules) if name in rule.wishes)
+            hint = f"--config {config.path} runs it all the same"
+            raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
+
+
+def _request(config: str, path: str, rules: Sequence[VerifyRule], wishes: Mapping[str, Any]) -> Request:
+    try:
+        return Request(**wishes)
+    except UsageError as failure:
+        origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config
+        raise UsageError(f"{origin}: for {path}: {failure}") from failure
+
+
+def unused_rules(
+    config: VerifyConfig, judged: Sequence[tuple[PredictionSettings, Verification]]
+) -> list[str]:
+    """Return a sentence for each rule that no checkpoint matched, and each ignore that matched no finding.
+
+    Args:
+        config: Whose own paths were looked at, with all checks; otherwise there is nothing to wonder about.
+        judged: What was asked of each checkpoint, and what came of it.
+    """
+    matched = {rule.origin for settings, _ in judged for rule in settings.rules}
+    used = {
+        ignore.origin
+        for settings, verification in judged
+        for ignore in settings.ignores
+        if is_used(ignore, verification)
+    }
+    sentences = []
+    for rule in config.rules:
+        if rule.origin not in matched:
+            sentences.append(f"{rule.origin}: no checkpoint matches {rule.glob!r}")
+            continue
+        unused = (ignore for ignore in rule.ignores or () if ignore.origin not in used)
+        sentences += [f"{ignore.origin}: there is no finding {_ignore_words(ignore)}" for ignore in unused]
+    return sentences
+
+
+def _ignore_words(ignore: Ignore) -> str:
+    return ignore.code if ignore.where is None else f"{ignore.code} at {ignore.where!r}"
+
+
+# Values of a rule -----------------------------------------------------------------------------------
+
+
+def _state_key(value: object, key: str) -> str:
+    return "" if value == "" else one_text(value, key)  # the root of the file has no key
+
+
+def _reference(value: object, key: str) -> str:
+    place, _, name = one_text(value, key).rpartition(":")
+    if not place or not name:
+        raise WrongValue(key, value, "package.module:Name or file.py:Name")
+    return str(value)
+
+
+def _arguments(value: object, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not _is_plain(value):
+        raise WrongValue(key, value, "a table of texts, numbers, truth values, lists and tables")
+    return dict(value)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float))
+
+
+def _shapes(value: object, key: str) -> tuple[InputSpec, ...]:
+    return tuple(parse_input(text) for text in texts(value, key))
+
+
+def _number(value: object, key: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise WrongValue(key, value, "a number of 0 or more")
+    return float(value)
+
+
+def _share(value: object, key: str) -> float:
+    number = _number(value, key)
+    if number > 1:
+        raise WrongValue(key, value, "a number from 0 to 1")
+    return number
+
+
+def _seconds(value: object, key: str) -> float:
+    number = _number(value, key)
+    if number == 0:
+        raise WrongValue(key, value, "a number of seconds above 0")
+    return number
+
+
+def _read_ignores(value: object, origin: str) -> tuple[Ignore, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise WrongValue("ignore", value, 'a list like [{code = "infinity", reason = "attention masks"}]')
+    return tuple(_read_ignore(one, f"{origin}: ignore {number}") for number, one in enumerate(value, 1))
+
+
+def _read_ignore(table: Mapping[str, Any], origin: str) -> Ignore:
+    unknown = sorted(table.keys() - {"code", "reason", "where"})
+    if unknown:
+        raise UsageError(f"unknown key ignore.{unknown[0]} (there are code, reason, where)")
+    for key, needed in _NEEDED.items():
+        if key not in table:
+            raise UsageError(f"ignore.{key} is missing ({needed})")
+        if not isinstance(table[key], str) or not table[key].strip():
+            raise WrongValue(f"ignore.{key}", table[key], needed)
+    where = one_text(table["where"], "ignore.where") if "where" in table else None
+    return Ignore(table["code"], table["reason"], where, origin)
+
+
+KEYS: Mapping[str, Callable[[object, str], Any]] = {
+    "model": _reference,
+    "model-args": _arguments,
+    "optimizer": _reference,
+    "optimizer-args": _arguments,
+    "state-key": _state_key,
+    "input": one_text,
+    "input-shape": _shapes,
+    "signature": one_text,
+    "batch-size": whole_number(1),
+    "seed": whole_number(0),
+    "expect": one_text,
+    "rtol": _number,
+    "atol": _number,
+    "labels": one_text,
+    "min-accuracy": _share,
+    "max-error": _number,
+    "resume-step": truth,
+    "timeout": _seconds,
+    "memory": parse_bytes,
+}
+_VERIFY: Mapping[str, Callable[[object, str], Any]] = {"paths": texts, "exclude": texts, "strict": truth}
