@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+
+from tests.support.commands import Answer, Run, run_here
 
 pytest.register_assert_rewrite("ckpttool.testing")
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "files"
-
-
-class Answer(NamedTuple):
-    """What a command answered."""
-
-    status: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Answer]
 
 
 @pytest.fixture(scope="session")
@@ -50,10 +40,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
 
     def answer(*arguments: object) -> Answer:
-        from ckpttool.cli import run as run_command
-
         capsys.readouterr()
-        status = run_command([str(argument) for argument in arguments])
+        status = run_here(*arguments)
         return Answer(status, *capsys.readouterr())
 
     return answer

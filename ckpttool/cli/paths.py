@@ -5,13 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.render.terminal import printable
-
-if TYPE_CHECKING:
-    pass
 
 _HALF = "some checkpoints may be half there, or seen twice, until that user's next command settles it"
 _MOST_CANDIDATES = 10

@@ -1,7 +1,7 @@
 """``[verify]`` and ``[[verify.rule]]`` of a configuration, and what they ask of each checkpoint.
 
-``KEYS`` is the table: each key of a rule with the function that reads its value. Rules that match a checkpoint
-apply in order, later ones over earlier ones.
+``KEYS`` is the table: each key of a rule with the function that reads its value. All rules that match a
+checkpoint apply, later ones over earlier ones.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ckpttool.cli import config as reading
 from ckpttool.cli.config import find_config, read_document
 from ckpttool.cli.verify_config import KEYS, VerifyConfig, read_config
 from ckpttool.errors import CheckpointError, NotFound, UsageError
-from tests.cli.conftest import told, write
+from tests.support.configs import verify_config_of, write
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -163,12 +163,12 @@ def test_a_missing_file_is_told() -> None:
 
 
 def test_an_empty_one_asks_for_the_directory_it_lies_in() -> None:
-    assert told("") == VerifyConfig("ckpttool.toml", (".",))
+    assert verify_config_of("") == VerifyConfig("ckpttool.toml", (".",))
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[verify]\npaths = ["models/", "../other"]\nexclude = ["*.tmp"]\nstrict = true\n'
-    config = told(text)
+    config = verify_config_of(text)
     assert config == VerifyConfig("ckpttool.toml", ("models", os.path.join("..", "other")), ("*.tmp",), True)
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
@@ -221,7 +221,7 @@ def test_room_is_left_for_other_commands() -> None:
 )
 def test_a_wrong_table_is_one_clear_error(text: str, error: str) -> None:
     with pytest.raises(UsageError) as failure:
-        told(text)
+        verify_config_of(text)
     assert str(failure.value).startswith(error)
     assert "\n" not in str(failure.value)
 
@@ -242,7 +242,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "config.md").read_text("utf-8")
 
 def test_the_example_on_the_page_is_read() -> None:
     example, *_ = re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    config = told(example)
+    config = verify_config_of(example)
     assert (config.paths, config.exclude, config.strict) == (("models",), ("*.tmp",), True)
     assert [rule.glob for rule in config.rules] == ["models/resnet*.pth", "models/**/encoder*"]
 

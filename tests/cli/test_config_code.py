@@ -10,7 +10,7 @@ import pytest
 
 from ckpttool.cli import config as reading
 from ckpttool.cli.verify_config import read_config, settings_for
-from tests.cli.conftest import write
+from tests.support.configs import write
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no such owners"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import Run
+from tests.support.commands import Run
 
 OK, DIFFERS, FAILED = 0, 1, 2
 

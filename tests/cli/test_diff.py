@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import Run
+from tests.support.commands import Run
 
 EQUAL, DIFFERENT, FAILED = 0, 1, 2
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write
+from tests.support.configs import write
 
 KEYS = [
     "path",

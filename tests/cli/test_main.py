@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -18,27 +17,7 @@ from ckpttool.cli import inspect as inspect_command
 from ckpttool.cli import output
 from ckpttool.cli import run as run_command
 from ckpttool.errors import CheckpointError, NotFound
-
-TIMEOUT = 60
-
-
-def python(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter."""
-    options = {"capture_output": True, "text": True, "timeout": TIMEOUT, "check": False} | options
-    environment = {**os.environ, **options.pop("env", {})}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, env=environment, **options)
-
-
-def ckpttool(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
-    return python("-m", "ckpttool", *arguments, **options)
-
-
-class Terminal(io.StringIO):
-    """Takes what is printed, and says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.support.commands import Terminal, ckpttool, python
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import Run
+from tests.support.commands import Run
 
 OK, FAILED = 0, 2
 NAMES = [f"model-{at:05d}-of-00002.safetensors" for at in (1, 2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -16,6 +15,7 @@ from ckpttool.cli import consent
 from ckpttool.formats import open_checkpoint
 from ckpttool.series.pruning.prune import foreign_files
 from ckpttool.series.surveying.survey import survey
+from tests.support.commands import Terminal
 
 
 @pytest.fixture
@@ -428,13 +428,6 @@ def test_an_interrupted_prune_is_settled_and_told(run, series: Path, monkeypatch
 
 
 # Asking ---------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    """What somebody types."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture

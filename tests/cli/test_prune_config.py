@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write
+from tests.support.configs import write
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import write
+from tests.support.commands import Terminal
+from tests.support.configs import write
 
 TEMPLATE = "{run}-e{epoch:04d}"
 
@@ -171,13 +171,6 @@ def test_wrong_configurations(run, series: Path, text: str, told: str) -> None:
     assert (answer.status, answer.out) == (2, "") and told in answer.err
     both = run("rename", series, "-t", TEMPLATE, "--config", "ckpttool.toml")
     assert both.status == 2 and "leave out one of them" in both.err
-
-
-class Terminal(io.StringIO):
-    """An input or output that says that it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n", "\n"])

@@ -15,7 +15,7 @@ from ckpttool.cli.retention_config import KEYS, RULES, Retention, read_retention
 from ckpttool.cli.retention_options import FailedFate, Fate, GroupBy
 from ckpttool.errors import UsageError
 from ckpttool.series.retention.policy import PathRule, Policies, Policy
-from tests.cli.conftest import write
+from tests.support.configs import write
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -15,7 +15,7 @@ from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.predict.request import InputSpec, Request
 from ckpttool.report import Finding, Severity
-from tests.cli.conftest import told
+from tests.support.configs import verify_config_of
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -56,7 +56,7 @@ def rule(lines: str) -> str:
 )  # fmt: skip
 def test_a_wrong_rule_is_one_clear_error(lines: str, error: str) -> None:
     with pytest.raises(UsageError) as failure:
-        told(rule("seed = 1") + "\n" + rule(lines))
+        verify_config_of(rule("seed = 1") + "\n" + rule(lines))
     assert str(failure.value).startswith(f"ckpttool.toml[verify.rule 2]: {error}")
     assert "\n" not in str(failure.value)
 
@@ -74,13 +74,13 @@ def test_a_wrong_rule_is_one_clear_error(lines: str, error: str) -> None:
 )
 def test_a_wrong_glob_is_told(glob: str, allowed: str) -> None:
     with pytest.raises(UsageError) as failure:
-        told(f"[[verify.rule]]\npath = '{glob}'\n")
+        verify_config_of(f"[[verify.rule]]\npath = '{glob}'\n")
     assert str(failure.value).startswith(f"ckpttool.toml[verify.rule 1]: path is {glob!r} ({allowed}")
 
 
 def test_a_rule_needs_a_path() -> None:
     with pytest.raises(UsageError, match=r"^ckpttool.toml\[verify.rule 1\]: path is missing"):
-        told("[[verify.rule]]\npredict = true\n")
+        verify_config_of("[[verify.rule]]\npredict = true\n")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_wrong_sizes(text: object) -> None:
 
 
 def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
-    config = told(
+    config = verify_config_of(
         """
         [[verify.rule]]
         path = "models/resnet*.pth"
@@ -144,7 +144,7 @@ def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
 
 def test_a_labelled_batch(tmp_path: Path) -> None:
     lines = 'predict = true\ninput = "x.npz"\nlabels = "y.npy"\nmin-accuracy = 1\nmax-error = 0.5\n'
-    assert settings_for(told(rule(lines)), "m.pth").request == Request(
+    assert settings_for(verify_config_of(rule(lines)), "m.pth").request == Request(
         input=str(tmp_path / "x.npz"), labels=str(tmp_path / "y.npy"), min_accuracy=1.0, max_error=0.5
     )
 
@@ -178,12 +178,12 @@ def test_every_key_is_an_attribute_of_a_request() -> None:
     ],
 )
 def test_globs(glob: str, path: str, does_match: bool) -> None:
-    glob = told(f"[[verify.rule]]\npath = '{glob}'\n").rules[0].glob
+    glob = verify_config_of(f"[[verify.rule]]\npath = '{glob}'\n").rules[0].glob
     assert matches(glob, path) is does_match
 
 
 def test_later_rules_override_key_by_key() -> None:
-    config = told(
+    config = verify_config_of(
         """
         [[verify.rule]]
         path = "**"
@@ -210,21 +210,21 @@ def test_later_rules_override_key_by_key() -> None:
 
 
 def test_what_replaces_each_other_does_not_contradict(tmp_path: Path) -> None:
-    config = told(rule('predict = true\ninput = "x.npz"') + "\n" + rule('input-shape = ["1,10"]'))
+    config = verify_config_of(rule('predict = true\ninput = "x.npz"') + "\n" + rule('input-shape = ["1,10"]'))
     shapes = (InputSpec(None, (1, 10)),)
     assert settings_for(config, "m.pth").request == Request(input_shapes=shapes)
     assert settings_for(config, "m.pth", given={"input": "y.npz"}).request == Request(input="y.npz")
 
 
 def test_the_command_line_comes_last() -> None:
-    config = told(rule("predict = false\nseed = 1\nrtol = 0.5"))
+    config = verify_config_of(rule("predict = false\nseed = 1\nrtol = 0.5"))
     assert settings_for(config, "m.pth").request is None
     assert settings_for(config, "m.pth", predict=True, given={"seed": 9}).request == Request(seed=9, rtol=0.5)
     assert settings_for(config, "other.pt", predict=True).request == Request()
 
 
 def test_rules_that_contradict_each_other_are_told() -> None:
-    config = told(rule('predict = true\nlabels = "y.npy"') + "\n" + rule("min-accuracy = 0.9"))
+    config = verify_config_of(rule('predict = true\nlabels = "y.npy"') + "\n" + rule("min-accuracy = 0.9"))
     with pytest.raises(UsageError) as failure:
         settings_for(config, "m.pth")
     assert str(failure.value) == (
@@ -234,7 +234,7 @@ def test_rules_that_contradict_each_other_are_told() -> None:
 
 
 def test_how_without_whether_is_told() -> None:
-    config = told(rule('model = "models.py:SimpleModel"'))
+    config = verify_config_of(rule('model = "models.py:SimpleModel"'))
     with pytest.raises(UsageError) as failure:
         settings_for(config, "m.pth")
     assert str(failure.value) == (
@@ -244,7 +244,7 @@ def test_how_without_whether_is_told() -> None:
 
 
 def test_rules_hold_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
+    verify_config_of("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     config = read_config(find_config() or "")
@@ -256,7 +256,7 @@ def test_rules_hold_from_any_directory(tmp_path: Path, monkeypatch: pytest.Monke
 def test_links_keep_the_names_that_people_see(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "models").symlink_to("disk")
-    config = told("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
+    config = verify_config_of("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
     assert settings_for(config, "models/m.pth").request == Request()
 
 
@@ -269,7 +269,9 @@ def verified(path: str, *findings: Finding) -> Verification:
 
 def test_what_means_nothing_is_told() -> None:
     ignored = 'ignore = [{code = "infinity", reason = "x"}, {code = "nan", reason = "x", where = "*.pad"}]'
-    config = told(rule(ignored) + "\n[[verify.rule]]\npath = '*.pt'\nignore = [{code = 'x', reason = 'x'}]\n")
+    config = verify_config_of(
+        rule(ignored) + "\n[[verify.rule]]\npath = '*.pt'\nignore = [{code = 'x', reason = 'x'}]\n"
+    )
     judged = [
         (settings_for(config, "a.pth"), verified("a.pth")),
         (settings_for(config, "b.pth"), verified("b.pth", INF)),

@@ -30,7 +30,7 @@ from ckpttool.ops.convert import convert
 from ckpttool.ops.readback import mismatches
 from ckpttool.tensor import Role
 from ckpttool.writing import writer_of
-from tests.conftest import Run
+from tests.support.commands import Run
 
 HOSTILE = json.loads((Path(__file__).parents[2] / "fixtures/files/hostile/hostile.expected.json").read_text())
 

@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.ops.difference import Change, Difference
-from tests.conftest import Run
+from tests.support.commands import Run
 from tests.twins import FIXTURES, unpacked
 
 ALIKE = ["twin{}.safetensors", "twin{}.npz", "twin{}-dcp"]

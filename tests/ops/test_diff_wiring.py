@@ -12,7 +12,7 @@ from ckpttool.ops.conversion import ConvertWishes
 from ckpttool.ops.convert import convert
 from ckpttool.ops.diff import DiffWishes, diff
 from ckpttool.ops.difference import Difference
-from tests.conftest import Run
+from tests.support.commands import Run
 
 pytestmark = pytest.mark.framework
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.security.honest import partial_values, write
-from tests.security.test_hostile_corpus import command, lines
+from tests.security.test_hostile_corpus import lines
+from tests.support.commands import run_redirected
 
 
 @pytest.mark.framework
 def test_no_honest_file_raises_an_alarm(tmp_path: Path) -> None:
     wrong = []
     for path in write(tmp_path / "honest"):
-        _, out, err = command("verify", "--json", path)
+        _, out, err = run_redirected("verify", "--json", path)
         found = json.loads(out)["checkpoints"] if out else [err]
         if [one["safety"] for one in found if isinstance(one, dict)] != ["safe"]:
             wrong.append(f"{path.name}: {found}"[:300])
@@ -44,7 +45,7 @@ def test_samples_of_packages_are_unknown_and_no_alarm() -> None:
 
 def safeties(directory: Path) -> set[str]:
     files = sorted(directory.iterdir())
-    _, out, _ = command("verify", "--json", *files)
+    _, out, _ = run_redirected("verify", "--json", *files)
     found = json.loads(out)["checkpoints"]
     assert len(found) == len(files)
     alarms = [f"{one['path']}: {one['findings']}"[:300] for one in found if one["safety"] == "unsafe"]
@@ -60,7 +61,7 @@ def test_no_fixture_of_a_framework_raises_an_alarm(files: Path) -> None:
     for directory in sorted(files.iterdir()):
         if directory.name in UNSAFE_FIXTURES or not directory.is_dir():
             continue
-        _, out, err = command("verify", "--quick", "--json", directory)
+        _, out, err = run_redirected("verify", "--quick", "--json", directory)
         for one in json.loads(out)["checkpoints"] if out else []:
             if one["safety"] == "unsafe" and "unsafe" not in one["path"]:
                 wrong.append(f"{one['path']}: {one['findings']}"[:300])

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 from collections.abc import Iterable
@@ -16,19 +14,10 @@ import pytest
 
 from tests.security.corpus import Case, Corpus
 from tests.security.truth import load_all
+from tests.support.commands import run_redirected
 
 ROOT = Path(__file__).parents[2]
 EVERY = bool(os.environ.get("CKPTTOOL_EVERY_ATTACK"))
-
-
-def command(*arguments: object) -> tuple[int, str, str]:
-    """Run a command in this process: status, stdout, stderr."""
-    from ckpttool.cli import run
-
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = run([str(argument) for argument in arguments])
-    return status, out.getvalue(), err.getvalue()
 
 
 def lines(names: Iterable[str]) -> str:
@@ -37,7 +26,7 @@ def lines(names: Iterable[str]) -> str:
 
 def safety_of(path: Path) -> str:
     """Return what verify says a checkpoint is: its worst safety, or the error that it ends with."""
-    status, out, err = command("verify", "--json", path)
+    status, out, err = run_redirected("verify", "--json", path)
     assert "internal error" not in err
     if not out:
         return f"refused: {err.strip()}"
@@ -69,7 +58,7 @@ def test_no_attack_is_called_safe_by_any_command_nor_run(cases: list[Case], tmp_
         if said != "unsafe" and not (case.may_be_unknown and said == "unknown"):
             wrong.append(f"{case.name}: {said}")
         wrong += [f"{case.name}: {sentence}" for sentence in _other_commands(case, tmp_path / "out")]
-    status, out, err = command("list", "--json", tmp_path / "cases")
+    status, out, err = run_redirected("list", "--json", tmp_path / "cases")
     assert status in (0, 1, 2) and (out or err)
     ran = [f"{case.name} has run" for case in cases if case.has_run]
     assert not ran, lines(ran)
@@ -84,7 +73,7 @@ def _other_commands(case: Case, target: Path) -> Iterable[str]:
         ("convert", "--to", "safetensors", "--force", "--json", case.judged, target),
     )
     for arguments in commands if EVERY or case.number % 4 == 0 else commands[:1]:
-        status, out, err = command(*arguments)
+        status, out, err = run_redirected(*arguments)
         if "internal error" in err or status not in (0, 1, 2):
             yield f"{arguments[0]} ended with {status}: {err.strip()[-200:]}"
         if arguments[0] == "inspect" and str(case.judged) in safe_paths(out):
@@ -117,7 +106,7 @@ def test_a_prediction_without_trust_runs_no_attack(
     cases = [corpus.whole(*subtle, files / name, *WHOLE[name]) for subtle in SUBTLE for name in WHOLE]
     options = ("--json", "--predict", "--model", NET, "--input-shape", "1,4")
     for case in cases:
-        status, out, err = command("verify", *options, case.judged)
+        status, out, err = run_redirected("verify", *options, case.judged)
         assert "internal error" not in out + err
         assert not case.has_run, case.name
         assert status == 1, out

@@ -23,7 +23,7 @@ from ckpttool import open_checkpoint, verify
 from ckpttool.formats.savedmodel.graph import MAX_GRAPHS
 from ckpttool.ops.verdict import Verification
 from ckpttool.series.files import MAX_LEVELS, contents
-from tests.conftest import Run
+from tests.support.commands import Run
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the most memory of a process")
 

@@ -22,7 +22,7 @@ from ckpttool.wire.crc import crc32c, masked, unmasked
 from ckpttool.wire.scan import combined_crc32
 from ckpttool.wire.source import Source
 from ckpttool.wire.sstable import Table, begins_with_empty_key
-from tests.conftest import Run
+from tests.support.commands import Run
 
 WORDS = {f"key-{number:03}".encode(): bytes([number % 256]) * (number % 40) for number in range(60)}
 

@@ -1,0 +1,61 @@
+"""Runs ckpttool's command line: in this process, with what it printed, or in a fresh interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+TIMEOUT = 60
+"""Seconds that a command may take in a process of its own."""
+
+
+class Answer(NamedTuple):
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Answer]
+"""The ``run`` fixture: runs a command in this process, with its output captured by pytest."""
+
+
+class Terminal(io.StringIO):
+    """A stream, to be read or printed to, that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_here(*arguments: object) -> int:
+    """Run a command in this process and return its exit status."""
+    from ckpttool.cli import run
+
+    return run([str(argument) for argument in arguments])
+
+
+def run_redirected(*arguments: object) -> Answer:
+    """Run a command in this process where no ``capsys`` is at hand, as for fixtures of a session."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = run_here(*arguments)
+    return Answer(status, out.getvalue(), err.getvalue())
+
+
+def python(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter."""
+    options = {"capture_output": True, "text": True, "timeout": TIMEOUT, "check": False} | options
+    environment = {**os.environ, **options.pop("env", {})}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, env=environment, **options)
+
+
+def ckpttool(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
+    """Run a command in a fresh interpreter."""
+    return python("-m", "ckpttool", *arguments, **options)
