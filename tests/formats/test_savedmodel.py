@@ -15,11 +15,11 @@ from ckpttool import open_checkpoint
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded, Unsupported
 from ckpttool.formats.discovery import unit_at
 from ckpttool.formats.savedmodel import walk as savedmodel_walk
+from ckpttool.formats.savedmodel.computation import BodyWires
 from ckpttool.formats.savedmodel.graph import read_model
+from ckpttool.formats.savedmodel.objects import type_name
 from ckpttool.formats.savedmodel.pbtext import encode
-from ckpttool.formats.savedmodel.types import type_name
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.formats.savedmodel.wiring import Wires
 from ckpttool.ops.inspect import inspect
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
@@ -696,7 +696,7 @@ def test_a_large_graph_is_walked_once_and_not_digested(
         tmp_path / "model", pb.model(pb.meta_graph(pb.graph(pb.node("x", "Placeholder"), *nodes)))
     )
     digested = []
-    monkeypatch.setattr(Wires, "digests", lambda wires, *others: digested.append(wires) or {})
+    monkeypatch.setattr(BodyWires, "digests", lambda wires, *others: digested.append(wires) or {})
     with Source(path / "saved_model.pb") as source:
         message = message_in(source)
         (read,) = read_model(message).graphs

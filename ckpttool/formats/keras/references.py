@@ -210,7 +210,7 @@ def _judge_call(name: str, config: Node, place: str) -> Iterator[Finding]:
 
 
 def _judge_op(op: object, place: str) -> Iterator[Finding]:
-    from ckpttool.formats.savedmodel.links import known_ops, severity_of
+    from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 
     if not isinstance(op, str) or severity_of(op) is not None:
         yield error("keras-gadget", f"a layer that runs TensorFlow's op {op!r:.100}", place)

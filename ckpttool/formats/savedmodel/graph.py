@@ -12,8 +12,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.savedmodel.links import Links, known_ops
-from ckpttool.formats.savedmodel.objects import Object, read_objects
+from ckpttool.formats.savedmodel.computation import (
+    Attribute,
+    BodyWires,
+    GraphComputation,
+    GraphNode,
+    UnreadConstants,
+    attribute_of,
+)
+from ckpttool.formats.savedmodel.objects import SavedObject, read_objects, read_shape, type_name
+from ckpttool.formats.savedmodel.ops import (
+    HARMLESS_IF,
+    BodyLinks,
+    NodeBody,
+    function_body,
+    graph_body,
+    known_ops,
+)
 from ckpttool.formats.savedmodel.saver import (
     SAVER_OPS,
     Saver,
@@ -23,17 +38,13 @@ from ckpttool.formats.savedmodel.saver import (
     nodes_of,
     tensors_of,
 )
-from ckpttool.formats.savedmodel.signatures import entry_of, signature_of
-from ckpttool.formats.savedmodel.values import HARMLESS, Body, function_body, graph_body
 from ckpttool.formats.savedmodel.walk import Message
-from ckpttool.formats.savedmodel.wiring import Attribute, Node, Unread, Wires, Wiring, attribute_of
 
 MAX_GRAPHS = 1000
 """The most meta graphs; two bytes make one, and savers write one for each set of tags."""
 MAX_OPS = 20_000
 MAX_BROKEN = 20  # that are told
 INIT_SIGNATURE = "__saved_model_init_op"
-
 FROM_ASSETS = "InitializeTableFromTextFile"
 _ASSETS = "saved_model_assets"
 """The collection that has the assets where TensorFlow 1 wrote the model."""
@@ -78,18 +89,18 @@ class MetaGraph:
     ops: Counter[str] = field(default_factory=Counter)
     places: dict[tuple[str, bool], str] = field(default_factory=dict)
     constant_bytes: int = 0
-    links: Links | None = None
+    links: BodyLinks | None = None
     broken: list[tuple[str, str]] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)
-    objects: list[Object] | None = None
-    wires: Wires = field(default_factory=Wires)
-    bodies: dict[str, Wires] = field(default_factory=dict)
+    objects: list[SavedObject] | None = None
+    wires: BodyWires = field(default_factory=BodyWires)
+    bodies: dict[str, BodyWires] = field(default_factory=dict)
     initial: list[str] = field(default_factory=list)
     fed: dict[str, str] = field(default_factory=dict)
     listed: list[Message] = field(default_factory=list)
     tables: list[tuple[str, str, str]] = field(default_factory=list)
     filling: set[str] = field(default_factory=set)
-    unread: Unread = field(default_factory=Unread)
+    unread: UnreadConstants = field(default_factory=UnreadConstants)
     attributes: dict[bytes, Attribute] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
@@ -108,7 +119,7 @@ class MetaGraph:
     def computes(self) -> dict[str, object]:
         """Return what is computed, as checksums."""
         own_nodes, own_functions = self.saver.own()
-        wiring = Wiring(self.wires, self.bodies, own_nodes, own_functions, self.fed, self.unread)
+        wiring = GraphComputation(self.wires, self.bodies, own_nodes, own_functions, self.fed, self.unread)
         return wiring.told(self.signatures, self.initial)
 
 
@@ -146,7 +157,7 @@ def _meta_graph(message: Message) -> MetaGraph:
             _PARTS[number](graph, part)
     graph.attributes.clear()
     for part in () if graph.assets else graph.listed:
-        _asset(graph, part)
+        _add_asset(graph, part)
     assets = {name.partition(":")[0] for name in graph.fed}
     for filling, name, file in graph.tables:
         _place(graph, filling, name, "", file in assets)
@@ -155,11 +166,11 @@ def _meta_graph(message: Message) -> MetaGraph:
     return graph
 
 
-def _saver(graph: MetaGraph, message: Message) -> None:
+def _add_saver(graph: MetaGraph, message: Message) -> None:
     graph.saver.define(message)
 
 
-def _meta_info(graph: MetaGraph, message: Message) -> None:
+def _add_meta_info(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 4:
             graph.tags.append(part.kept())
@@ -167,8 +178,8 @@ def _meta_info(graph: MetaGraph, message: Message) -> None:
             graph.version = part.kept() or None
 
 
-def _collection(graph: MetaGraph, entry: Message) -> None:
-    name, _ = entry_of(entry)
+def _add_collection(graph: MetaGraph, entry: Message) -> None:
+    name, _ = signature_entry(entry)
     graph.collections.append(name)
     if name in _INIT_COLLECTIONS:
         graph.has_init = True
@@ -176,17 +187,17 @@ def _collection(graph: MetaGraph, entry: Message) -> None:
             graph.saver.ask(node)
             graph.initial.append(node)
     elif name == _ASSETS:
-        graph.listed += _below(entry, 2, 5, 1, 2)
+        graph.listed += _nested_messages(entry, 2, 5, 1, 2)
 
 
-def _below(message: Message, *numbers: int) -> Iterator[Message]:
+def _nested_messages(message: Message, *numbers: int) -> Iterator[Message]:
     """Yield the messages under some fields, each inside the one before."""
     for number, _, part in message.fields():
         if number == numbers[0]:
-            yield from _below(part, *numbers[1:]) if numbers[1:] else (part,)
+            yield from _nested_messages(part, *numbers[1:]) if numbers[1:] else (part,)
 
 
-def _asset(graph: MetaGraph, message: Message) -> None:
+def _add_asset(graph: MetaGraph, message: Message) -> None:
     parts = {number: part for number, _, part in message.fields()}
     graph.assets.append(parts[2].kept() if 2 in parts else "")
     if 1 in parts:
@@ -196,47 +207,47 @@ def _asset(graph: MetaGraph, message: Message) -> None:
 # Ops ------------------------------------------------------------------------------------------------
 
 
-def _graph_def(graph: MetaGraph, message: Message) -> None:
-    body, links = graph_body(message), Links(message, 1)
+def _add_graph_def(graph: MetaGraph, message: Message) -> None:
+    body, links = graph_body(message), BodyLinks(message, 1)
     for number, _, part in message.fields():
         if number == 1:
             graph.nodes += 1
-            _node(graph, part, "", body, links, graph.wires)
+            _add_node(graph, part, "", body, links, graph.wires)
         elif number == 2:
-            _library(graph, part)
+            _add_library(graph, part)
     graph.links = links
-    _broken(graph, "", links)
+    _note_broken_link(graph, "", links)
 
 
-def _library(graph: MetaGraph, message: Message) -> None:
+def _add_library(graph: MetaGraph, message: Message) -> None:
     for number, _, part in message.fields():
         if number == 1:
-            _function(graph, part)
+            _add_function(graph, part)
         elif number in (2, 3):  # gradients, which name the function of one
             gradient = {2: 2, 3: 1}[number]
             graph.saver.offered.update(text.text() for at, _, text in part.fields() if at == gradient)
 
 
-def _function(graph: MetaGraph, message: Message) -> None:
+def _add_function(graph: MetaGraph, message: Message) -> None:
     """Take in a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
     name, nodes = "", []
-    body, links, wires = function_body(message), Links(message, 3), Wires()
+    body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
     for number, _, part in message.fields():
         if number == 1:
             name = _function_name(graph, part, name)
-            _arguments(links, part, wires)
+            _add_arguments(links, part, wires)
         elif number == 4:
-            result, reference = _pair(part)
+            result, reference = _text_pair(part)
             links.take(reference)
             wires.results[result] = reference
         elif number == 3 and name:
-            _node(graph, part, name, body, links, wires)
+            _add_node(graph, part, name, body, links, wires)
         elif number == 3:
             nodes.append(part)
     for part in nodes:
-        _node(graph, part, name or _UNNAMED, body, links, wires)
+        _add_node(graph, part, name or _UNNAMED, body, links, wires)
     graph.bodies[name or _UNNAMED] = wires
-    _broken(graph, name or _UNNAMED, links)
+    _note_broken_link(graph, name or _UNNAMED, links)
 
 
 def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
@@ -250,19 +261,19 @@ def _function_name(graph: MetaGraph, signature: Message, before: str) -> str:
     return name
 
 
-def _broken(graph: MetaGraph, function: str, links: Links) -> None:
+def _note_broken_link(graph: MetaGraph, function: str, links: BodyLinks) -> None:
     reference = links.broken()
     if reference is not None and len(graph.broken) < MAX_BROKEN:
         graph.broken.append((function, reference))
 
 
-def _pair(entry: Message) -> tuple[str, str]:
+def _text_pair(entry: Message) -> tuple[str, str]:
     """Return key and value of an entry of a map from texts to texts."""
     texts = {number: part.text() for number, _, part in entry.fields() if number in (1, 2)}
     return texts.get(1, ""), texts.get(2, "")
 
 
-def _arguments(links: Links, signature: Message, wires: Wires) -> None:
+def _add_arguments(links: BodyLinks, signature: Message, wires: BodyWires) -> None:
     for number, _, argument in signature.fields():
         for inner, _, text in argument.fields() if number in (2, 3) else ():
             if inner == 1 and number == 2:
@@ -272,8 +283,10 @@ def _arguments(links: Links, signature: Message, wires: Wires) -> None:
                 wires.order.append(text.text())
 
 
-def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: Links, wires: Wires) -> None:
-    name, op, inputs, told = _taken_apart(graph, message)
+def _add_node(
+    graph: MetaGraph, message: Message, function: str, body: NodeBody, links: BodyLinks, wires: BodyWires
+) -> None:
+    name, op, inputs, told = _node_fields(graph, message)
     for reference in inputs:
         links.take(reference)
     links.node(name, op)
@@ -285,20 +298,20 @@ def _node(graph: MetaGraph, message: Message, function: str, body: Body, links: 
         raise LimitExceeded(path, f"more than {MAX_OPS:,} kinds of ops", expected="less")
     if not function:
         graph.saver.node(name, inputs)
-    wires.nodes[hash(name)] = Node(op or _UNNAMED, inputs, told)
-    _calls(graph, message, name, op, function, told)
+    wires.nodes[hash(name)] = GraphNode(op or _UNNAMED, inputs, told)
+    _add_calls(graph, message, name, op, function, told)
     if op in SAVER_OPS:
         message.window.keep(len(name))
         graph.saver.touch(SaverOp(op, name, function))
     elif op.startswith(FROM_ASSETS) and not function:
         message.window.keep(len(name))
         graph.tables.append((op, name, inputs[1].partition(":")[0] if len(inputs) > 1 else ""))
-    elif op in HARMLESS or (op, False) not in graph.places:
+    elif op in HARMLESS_IF or (op, False) not in graph.places:
         graph.filling |= {function} if op.startswith(FROM_ASSETS) else set()
-        _place(graph, op, name, function, op in HARMLESS and HARMLESS[op](message, body))
+        _place(graph, op, name, function, op in HARMLESS_IF and HARMLESS_IF[op](message, body))
 
 
-def _taken_apart(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
+def _node_fields(graph: MetaGraph, message: Message) -> tuple[str, str, list[str], list[Attribute]]:
     """Return a node's name, its op, what it takes, and its attributes."""
     texts: dict[int, str] = {}
     inputs, attributes = [], []
@@ -332,7 +345,7 @@ def _attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attr
     return attribute
 
 
-def _calls(
+def _add_calls(
     graph: MetaGraph, message: Message, name: str, op: str, function: str, attributes: list[Attribute]
 ) -> None:
     """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
@@ -351,11 +364,11 @@ def _place(graph: MetaGraph, op: str, name: str, function: str, is_harmless: boo
     graph.places.setdefault((op, is_harmless), f"function {function}: {name}" if function else name)
 
 
-# Signatures -----------------------------------------------------------------------------------------
+# Signatures and objects -----------------------------------------------------------------------------
 
 
-def _signature(graph: MetaGraph, entry: Message) -> None:
-    name, told = entry_of(entry)
+def _add_signature(graph: MetaGraph, entry: Message) -> None:
+    name, told = signature_entry(entry)
     for reference in tensors_of(entry):
         graph.saver.ask(reference)
     if name == INIT_SIGNATURE:
@@ -365,17 +378,55 @@ def _signature(graph: MetaGraph, entry: Message) -> None:
         graph.signatures[name] = signature_of(told) if told else {}
 
 
-def _object_graph(graph: MetaGraph, message: Message) -> None:
+def signature_entry(message: Message) -> tuple[str, Message | None]:
+    """Return key and value of an entry of a map."""
+    name, told = "", None
+    for number, _, part in message.fields():
+        if number == 1:
+            name = part.kept()
+        elif number == 2:
+            told = part
+    return name, told
+
+
+def signature_of(message: Message) -> dict[str, Any]:
+    sides: dict[int, dict[str, Any]] = {1: {}, 2: {}}
+    method = ""
+    for number, _, part in message.fields():
+        if number in sides:
+            name, told = signature_entry(part)
+            sides[number][name] = _tensor_info(told) if told else {}
+        elif number == 3:
+            method = part.kept()
+    inputs, outputs = (dict(sorted(sides[number].items())) for number in (1, 2))
+    return {"inputs": inputs, "outputs": outputs, "method_name": method}
+
+
+def _tensor_info(message: Message) -> dict[str, object]:
+    told: dict[str, object] = {"name": "", "dtype": "unknown", "shape": []}
+    for number, value, part in message.fields():
+        if number == 1:
+            told["name"] = part.kept()
+        elif number == 2:
+            told["dtype"] = type_name(value)
+        elif number == 3:
+            told["shape"] = read_shape(part)
+        elif number in (4, 5):
+            told["encoding"] = "sparse" if number == 4 else "composite"
+    return told
+
+
+def _add_objects(graph: MetaGraph, message: Message) -> None:
     graph.saver.offered.update(functions_of_objects(message))
     graph.objects = [*(graph.objects or ()), *read_objects(message)]
 
 
 _PARTS: Mapping[int, Callable[[MetaGraph, Message], None]] = {
-    1: _meta_info,
-    2: _graph_def,
-    3: _saver,
-    4: _collection,
-    5: _signature,
-    6: _asset,
-    7: _object_graph,
+    1: _add_meta_info,
+    2: _add_graph_def,
+    3: _add_saver,
+    4: _add_collection,
+    5: _add_signature,
+    6: _add_asset,
+    7: _add_objects,
 }

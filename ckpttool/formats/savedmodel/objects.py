@@ -1,6 +1,7 @@
 """The objects of a SavedModel: a graph of what was tracked when it was saved, variables among them.
 
-Source: tensorflow/tensorflow ``core/protobuf/saved_object_graph.proto``.
+Source: tensorflow/tensorflow ``core/protobuf/saved_object_graph.proto``, ``core/framework/types.proto``,
+``core/framework/tensor_shape.proto``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckpttool.errors import LimitExceeded
-from ckpttool.formats.savedmodel.types import Shape, read_shape, type_name
-from ckpttool.formats.savedmodel.walk import Message
+from ckpttool.formats.savedmodel.walk import Message, signed
 
 MAX_OBJECTS = 1_000_000
 MAX_METADATA = 1 << 24
+TYPE_NAMES = (
+    *("unknown", "float32", "float64", "int32", "uint8", "int16", "int8", "string", "complex64", "int64"),
+    *("bool", "qint8", "quint8", "qint32", "bfloat16", "qint16", "quint16", "uint16", "complex128"),
+    *("float16", "resource", "variant", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn"),
+    *("float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2fnuz", "int4", "uint4", "int2", "uint2"),
+    "float4_e2m1fn",
+)
+_REF = 100  # added to the number of a type that stands for a reference
 
 
-class Variable(NamedTuple):
+class SavedVariable(NamedTuple):
     """What the object graph says of a variable."""
 
     dtype: str
@@ -27,23 +35,23 @@ class Variable(NamedTuple):
 
 
 @dataclass(slots=True)
-class Object:
+class SavedObject:
     """A node of the object graph: children by local name, and the variable that it is, if it is one."""
 
     children: dict[str, int] = field(default_factory=dict)
     slots: list[int] = field(default_factory=list)
-    variable: Variable | None = None
+    variable: SavedVariable | None = None
     keras: bytes = b""
 
 
-def read_objects(message: Message) -> list[Object]:
+def read_objects(message: Message) -> list[SavedObject]:
     """Return the nodes of an object graph; the first is the root.
 
     Raises:
         DamagedCheckpoint: It is no message.
         LimitExceeded: There are too many.
     """
-    objects: list[Object] = []
+    objects: list[SavedObject] = []
     for number, _, part in message.fields():
         if number == 1:
             objects.append(_object(part))
@@ -53,8 +61,8 @@ def read_objects(message: Message) -> list[Object]:
     return objects
 
 
-def _object(message: Message) -> Object:
-    found = Object()
+def _object(message: Message) -> SavedObject:
+    found = SavedObject()
     described: dict[int, Message] = {}
     for number, _, part in message.fields():
         if number == 1:
@@ -89,7 +97,7 @@ def _keras(described: Mapping[int, Message]) -> bytes:
     return described[3].data(MAX_METADATA)
 
 
-def _variable(message: Message) -> Variable:
+def _variable(message: Message) -> SavedVariable:
     dtype, name, is_composed = 0, "", False
     shape: Shape = []
     for number, value, part in message.fields():
@@ -101,4 +109,29 @@ def _variable(message: Message) -> Variable:
             name = part.kept()
         elif number == 8:
             is_composed = True
-    return Variable(type_name(dtype), shape, name, is_composed)
+    return SavedVariable(type_name(dtype), shape, name, is_composed)
+
+
+# Element types and shapes, as graphs spell them -----------------------------------------------------
+
+
+Shape = list[int | None] | None
+
+
+def type_name(number: int) -> str:
+    """Return the name of a TensorFlow type; what nobody knows is spelled by its number."""
+    is_reference, bare = number > _REF, number % _REF if number < 2 * _REF else number
+    name = TYPE_NAMES[bare] if bare < len(TYPE_NAMES) else f"DT_{number}"
+    return f"{name}_ref" if is_reference and bare < len(TYPE_NAMES) else name
+
+
+def read_shape(message: Message) -> Shape:
+    """Return a shape, with None for a length that is not known; None where not even the rank is."""
+    shape: list[int | None] = []
+    for number, value, part in message.fields():
+        if number == 2:
+            size = next((signed(length) for at, length, _ in part.fields() if at == 1), 0)
+            shape.append(None if size < 0 else size)
+        elif number == 3 and value:
+            return None
+    return shape

@@ -1,114 +1,245 @@
-"""What running a SavedModel does besides computing, told from its ops and from the Keras layers in it.
+"""TensorFlow's ops: which are known, which are unsafe, and what a node's constants and references prove.
 
-An op that no list knows is registered by a library that must be loaded first.
+An op may compute or touch files depending on what it is given: a cache of a data set lies in memory if the
+name of its file is empty; printing goes to a terminal, the log or a file. Only a constant in the same body is
+believed.
+
+Source: tensorflow/tensorflow ``core/framework/node_def.proto``, ``function.proto``,
+``core/kernels/data/cache_dataset_ops.cc``, ``core/kernels/logging_ops.cc``,
+``core/kernels/range_sampler.cc``, ``core/util/proto/descriptors.cc``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
 
-from ckpttool.errors import CheckpointError
-from ckpttool.formats.keras.config import judge
-from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph
-from ckpttool.formats.savedmodel.links import known_ops, severity_of
-from ckpttool.formats.savedmodel.objects import MAX_METADATA
-from ckpttool.formats.savedmodel.saver import SAVER_OPS
-from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.report import Finding, error, warning
-from ckpttool.wire.jsontext import parse_json
-from ckpttool.wire.source import Source
+from ckpttool.formats.savedmodel.walk import MAX_NAME, Message
+from ckpttool.report import Severity
 
-_PRINT = "PrintV2"
-_OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
-_SHOWN = 8
-_LONGEST = 200
-
-
-def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
-    """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
-    for (op, is_harmless), where in sorted(graph.places.items()):
-        finding = _judged(graph, op, is_harmless, where)
-        if finding is not None:
-            yield finding
-    bodies = graph.bodies.values() if graph.filling else ()
-    for name in sorted(graph.filling & {name for body in bodies for name in body.calls()}):
-        message = "it fills a table from a file that another function names, which may be any"
-        yield warning("not-scanned", message, _body(name))
-    foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
-    if foreign:
-        shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
-        more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
-        place = graph.places.get((foreign[0], False))
-        yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
+_NAMES = Path(__file__).with_name("names")
+_TEXT, _TENSOR = 2, 8  # fields of AttrValue
+_STRING = 7  # the number of the type of strings
+_IN_GRAPH, _IN_FUNCTION = 1, 3  # the fields of GraphDef and FunctionDef that hold nodes
+_VALUE = "value"
+_TERMINALS = frozenset({b"", b"stderr", b"stdout", b"log(info)", b"log(warning)", b"log(error)"})
+_IN_MEMORY = re.compile(rb"$|local://$|bytes://", re.DOTALL)
 
 
-def _judged(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
-    if is_harmless and op == _PRINT:
-        return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
-    if op.startswith(FROM_ASSETS):
-        return _from_assets(graph, op, is_harmless, where)
-    severity = None if is_harmless else severity_of(op)
-    if severity is None:
-        return None
-    message = f"{op} does more than compute: it touches files, processes or other machines"
-    if op in SAVER_OPS - _OLD_SAVER:
-        message = f"{op}, which touches files, stands outside the saver"
-    return Finding("unsafe-op", severity, message, where)
+def lines_of(file: str) -> list[str]:
+    """Return a list's entries, without comments and empty lines."""
+    text = (_NAMES / file).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def _from_assets(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
-    if not graph.assets:
-        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
-    return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
+@cache
+def known_ops() -> dict[str, frozenset[str]]:
+    """Return the names of the outputs of each op of TensorFlow; none of an op that only old ones have."""
+    lines = (line.split() for line in lines_of("tf_ops.txt"))
+    return {op: frozenset(outputs) for op, *outputs in lines}
 
 
-def judge_links(graph: MetaGraph) -> Iterator[Finding]:
-    """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
-    for function, reference in graph.broken:
-        yield error("graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body(function))
-    unknown = graph.called.keys() - graph.functions - known_ops().keys()
-    for name in islice(sorted(unknown), MAX_BROKEN):
-        message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
-        yield error("graph-broken", message, _body(graph.called[name]))
-    for name, signature in graph.signatures.items():
-        sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
-        lost = [one["name"] for one in sides if one.get("name") and not _has(graph, one["name"])]
-        if lost:
-            message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
-            yield error("graph-broken", message, f"signature {name}")
+def severity_of(op: str) -> Severity | None:
+    """Return how much it matters that a graph uses an op; None where it only computes."""
+    return next((severity for severity, glob in _unsafe() if fnmatchcase(op, glob)), None)
 
 
-def _body(function: str) -> str:
-    return f"function {function}" if function else "the graph"
+@cache
+def _unsafe() -> tuple[tuple[Severity, str], ...]:
+    pairs = (line.split() for line in lines_of("tf_unsafe_ops.txt"))
+    return tuple((Severity(severity), glob) for severity, glob in pairs)
 
 
-def _has(graph: MetaGraph, reference: str) -> bool:
-    return graph.links is not None and graph.links.has(reference)
+# References between nodes ---------------------------------------------------------------------------
 
 
-# Keras ----------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class BodyLinks:
+    """The names of the nodes of one body, kept as hashes (there may be half a million), and what they take.
 
-
-def judge_keras(path: str) -> Iterator[Finding]:
-    """Yield what the layers in a ``keras_metadata.pb`` would run.
-
-    Raises:
-        CheckpointError: It can't be read.
+    Attributes:
+        message: The GraphDef or FunctionDef.
+        kind: The number of the field that holds its nodes.
     """
-    with Source(path) as source:
-        for number, _, node in message_in(source).fields():
-            parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
-            if 5 in parts:
-                where = parts[3].text() if 3 in parts else None
-                yield from judge_layer(parts[5].data(MAX_METADATA), path, where)
+
+    message: Message
+    kind: int
+    _ops: dict[int, str] = field(default_factory=dict)
+    _taken: set[tuple[int, str]] = field(default_factory=set)
+
+    def node(self, name: str, op: str) -> None:
+        """Take in a node; an argument of a function is one without an op."""
+        self._ops[hash(name)] = op
+
+    def take(self, reference: str) -> None:
+        """Take in what a node takes, or a function returns."""
+        self._taken.add(_split_reference(reference))
+
+    def broken(self) -> str | None:
+        """Return a reference to what isn't there; None where there is none."""
+        lost = {one for one in self._taken if not self._is_there(one)}
+        if not lost:
+            return None
+        return next((text for text in self._references() if _split_reference(text) in lost), None)
+
+    def has(self, reference: str) -> bool:
+        """Tell whether a node is there."""
+        return _split_reference(reference)[0] in self._ops
+
+    def _is_there(self, reference: tuple[int, str]) -> bool:
+        node, output = reference
+        if node not in self._ops:
+            return False
+        known = known_ops().get(self._ops[node]) if output else None
+        return not known or output in known
+
+    def _references(self) -> Iterator[str]:
+        for number, _, part in self.message.fields():
+            wanted = {self.kind: 3, 4: 2}.get(number) if self.kind == 3 or number == self.kind else None
+            for inner, _, text in part.fields() if wanted else ():
+                if inner == wanted:
+                    yield text.text()
 
 
-def judge_layer(metadata: bytes, path: str, where: str | None) -> Iterator[Finding]:
-    """Yield what the description of a Keras layer, as JSON, would run."""
-    try:
-        tree = parse_json(path, metadata, "keras-metadata", constants=True)
-    except CheckpointError as failure:
-        yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
-        return
-    yield from judge(tree, where or "keras_metadata.pb")
+def _split_reference(reference: str) -> tuple[int, str]:
+    """Return the hash of the node that a reference names, and the output where that is named, too.
+
+    They look like ``^node``, ``node``, ``node:0``, and in functions ``node:output:0``.
+    """
+    node, _, rest = reference.removeprefix("^").partition(":")
+    output, colon, _ = rest.partition(":")
+    return hash(node), output if colon else ""
+
+
+# Ops that touch files depending on what they are given ----------------------------------------------
+
+
+@dataclass(slots=True)
+class NodeBody:
+    """The graph or the function that a node stands in.
+
+    Attributes:
+        message: It, as a message.
+        kind: The number of the field that holds its nodes.
+    """
+
+    message: Message
+    kind: int
+    _texts: dict[str, bytes | None] | None = field(default=None, init=False)
+
+    def text(self, name: str) -> bytes | None:
+        """Return the string that the constant of a name is; None where there is none, or several."""
+        if self._texts is None:
+            self._texts = {}
+            for node in self._nodes():
+                at, value = _string_constant(node)
+                if value is not None or at in self._texts:
+                    self._texts[at] = None if at in self._texts else value
+        return self._texts.get(name)
+
+    def _nodes(self) -> Iterator[Message]:
+        return (part for number, _, part in self.message.fields() if number == self.kind)
+
+
+def graph_body(message: Message) -> NodeBody:
+    """Return a GraphDef as what its nodes stand in."""
+    return NodeBody(message, _IN_GRAPH)
+
+
+def function_body(message: Message) -> NodeBody:
+    """Return a FunctionDef as what its nodes stand in."""
+    return NodeBody(message, _IN_FUNCTION)
+
+
+def _string_constant(node: Message) -> tuple[str, bytes | None]:
+    """Return a node's name, and the string that it is where it is the constant of one."""
+    name, op = "", ""
+    for number, _, part in node.fields():
+        if number == 1:
+            name = part.text()
+        elif number == 2:
+            op = part.text()
+    values = _attribute_values(node, _VALUE) if op == "Const" else []
+    told = list(values[0].fields()) if len(values) == 1 else []
+    return name, _string_value(told[0][2]) if len(told) == 1 and told[0][0] == _TENSOR else None
+
+
+def _string_value(tensor: Message) -> bytes | None:
+    dtype, texts = 0, []
+    for number, value, part in tensor.fields():
+        if number == 1:
+            dtype = value
+        elif number == 8:
+            texts.append(part)
+        elif number == 4 and part.nbytes:
+            return None
+    if dtype != _STRING or len(texts) > 1 or any(text.nbytes > MAX_NAME for text in texts):
+        return None
+    return texts[0].data(MAX_NAME) if texts else b""
+
+
+def _attribute_values(node: Message, name: str) -> list[Message]:
+    """Return all values that an attribute of a node is given; more than one only in a hostile file."""
+    found = []
+    for number, _, entry in node.fields():
+        parts = list(entry.fields()) if number == 5 else []
+        if any(at == 1 and part.nbytes == len(name) and part.text() == name for at, _, part in parts):
+            found += [part for at, _, part in parts if at == 2]
+    return found
+
+
+def _string_attribute(node: Message, name: str) -> bytes | None:
+    """Return an attribute that is a string, ``b""`` where there is none; None where it is not told here."""
+    values = _attribute_values(node, name)
+    if not values:
+        return b""
+    told = list(values[0].fields())
+    is_text = len(values) == len(told) == 1 and told[0][0] == _TEXT and told[0][2].nbytes <= MAX_NAME
+    return told[0][2].data(MAX_NAME) if is_text else None
+
+
+def _input_text(node: Message, body: NodeBody, at: int) -> bytes | None:
+    """Return the constant string that an input is; None where it is none."""
+    inputs = [part for number, _, part in node.fields() if number == 3]
+    return body.text(inputs[at].text().partition(":")[0]) if at < len(inputs) else None
+
+
+def _is_cached_in_memory(node: Message, body: NodeBody) -> bool:
+    return _input_text(node, body, 1) == b""
+
+
+def _is_without_vocabulary(node: Message, body: NodeBody) -> bool:
+    return _string_attribute(node, "vocab_file") == b""
+
+
+def _is_described_in_memory(node: Message, body: NodeBody) -> bool:
+    source = _string_attribute(node, "descriptor_source")
+    return source is not None and _IN_MEMORY.match(source) is not None
+
+
+def _is_to_terminal(node: Message, body: NodeBody) -> bool:
+    return _string_attribute(node, "output_stream") in _TERMINALS
+
+
+def _is_from_argument(node: Message, body: NodeBody) -> bool:
+    """Tell whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
+    inputs = [part for number, _, part in node.fields() if number == 3]
+    is_argument = len(inputs) > 1 and ":" not in (name := inputs[1].text()) and body.text(name) is None
+    return body.kind == _IN_FUNCTION and is_argument
+
+
+HARMLESS_IF: Mapping[str, Callable[[Message, NodeBody], bool]] = {
+    "CacheDataset": _is_cached_in_memory,
+    "CacheDatasetV2": _is_cached_in_memory,
+    "FixedUnigramCandidateSampler": _is_without_vocabulary,
+    "DecodeProtoV2": _is_described_in_memory,
+    "EncodeProto": _is_described_in_memory,
+    "PrintV2": _is_to_terminal,
+    "InitializeTableFromTextFile": _is_from_argument,
+    "InitializeTableFromTextFileV2": _is_from_argument,
+}
+"""For each op that is judged by what it is given: whether a node, in its body, touches no file."""

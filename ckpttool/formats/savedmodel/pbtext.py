@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS
+from ckpttool.formats.savedmodel.objects import TYPE_NAMES
+from ckpttool.formats.savedmodel.walk import MAX_DEPTH, MAX_FIELDS, Message, message_in
+from ckpttool.wire.source import Buffer, Source
 
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 """For each message its fields: number and type, which is a message's name or a scalar's:
@@ -35,13 +37,13 @@ _UNKNOWN = (0, "skipped")
 _CLOSING = {b"{": b"}", b"<": b">"}
 
 
-class _Token(NamedTuple):
+class _TextToken(NamedTuple):
     kind: str
     text: bytes
     at: int
 
 
-class _Open(NamedTuple):
+class _OpenMessage(NamedTuple):
     """A message or a list that is being read.
 
     Attributes:
@@ -86,14 +88,14 @@ class _Encoder:
         self._schema = schema
         self._enum = enum
         self._tokens = self._scan(text)
-        self._next: _Token | None = next(self._tokens, None)
+        self._next: _TextToken | None = next(self._tokens, None)
         self._end = len(text)
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenMessage] = []
         self._fields = 0
 
     def run(self, root: str) -> bytes:
         """Return the whole message."""
-        outermost = _Open(self._schema[root], 0, b"", bytearray())
+        outermost = _OpenMessage(self._schema[root], 0, b"", bytearray())
         self._stack.append(outermost)
         while self._next is not None:
             token, top = self._take(), self._stack[-1]
@@ -109,24 +111,24 @@ class _Encoder:
             raise self._damaged(f"{len(self._stack) - 1} messages that don't end", self._end)
         return bytes(outermost.out)
 
-    def _scan(self, text: bytes) -> Iterator[_Token]:
+    def _scan(self, text: bytes) -> Iterator[_TextToken]:
         at = 0
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
                 raise self._damaged(f"{text[at : at + 1]!r} is no text of a message", at)
             if match.lastgroup is not None:
-                yield _Token(match.lastgroup, match[match.lastgroup], at)
+                yield _TextToken(match.lastgroup, match[match.lastgroup], at)
             at = match.end()
 
-    def _take(self) -> _Token:
+    def _take(self) -> _TextToken:
         token = self._next
         if token is None:
             raise self._damaged("the text ends within a field", self._end)
         self._next = next(self._tokens, None)
         return token
 
-    def _named(self, token: _Token) -> str:
+    def _named(self, token: _TextToken) -> str:
         """Return the name of a field; one in brackets is an extension, which no schema knows."""
         if token.kind == "name":
             return token.text.decode()
@@ -143,18 +145,18 @@ class _Encoder:
             self._take()
         token = self._take()
         if token.text == b"[":
-            self._push(_Open({}, 0, b"]", self._stack[-1].out, (number, kind)))
+            self._push(_OpenMessage({}, 0, b"]", self._stack[-1].out, (number, kind)))
         else:
             self._value(number, kind, token)
 
-    def _value(self, number: int, kind: str, token: _Token) -> None:
+    def _value(self, number: int, kind: str, token: _TextToken) -> None:
         if token.text in _CLOSING:
             known = number if kind in self._schema else 0
-            self._push(_Open(self._schema.get(kind, {}), known, _CLOSING[token.text], bytearray()))
+            self._push(_OpenMessage(self._schema.get(kind, {}), known, _CLOSING[token.text], bytearray()))
         else:
             self._scalar(number, kind, token)
 
-    def _push(self, opened: _Open) -> None:
+    def _push(self, opened: _OpenMessage) -> None:
         if len(self._stack) > MAX_DEPTH:
             found = f"messages nested more than {MAX_DEPTH} deep"
             raise LimitExceeded(self._path, found, expected="less")
@@ -165,7 +167,7 @@ class _Encoder:
         if done.number:
             self._stack[-1].out.extend(_delimited(done.number, done.out))
 
-    def _scalar(self, number: int, kind: str, token: _Token) -> None:
+    def _scalar(self, number: int, kind: str, token: _TextToken) -> None:
         if token.kind == "mark":
             raise self._damaged(f"{token.text!r} where a value should be", token.at)
         text = self._joined(token) if token.kind == "text" else token.text
@@ -177,14 +179,14 @@ class _Encoder:
         elif number and kind != "skipped":
             raise self._damaged(f"{token.text[:20]!r} where a {kind} should be", token.at)
 
-    def _joined(self, token: _Token) -> bytes:
+    def _joined(self, token: _TextToken) -> bytes:
         """Return the bytes that strings, one after the other, stand for."""
         parts = [_unescaped(token.text[1:-1])]
         while self._next is not None and self._next.kind == "text":
             parts.append(_unescaped(self._take().text[1:-1]))
         return b"".join(parts)
 
-    def _integer(self, token: _Token) -> int:
+    def _integer(self, token: _TextToken) -> int:
         text = token.text.decode("ascii", "replace")
         if text in self._enum or text in ("true", "false"):
             return self._enum.get(text, int(text == "true"))
@@ -226,3 +228,103 @@ def _character(match: re.Match[bytes]) -> bytes:
     if short or long:
         return chr(min(int(short or long, 16), 0x10FFFF)).encode("utf-8", "replace")
     return _PLAIN_ESCAPES.get(plain, plain)
+
+
+SCHEMA: Schema = {
+    "SavedModel": {"saved_model_schema_version": (1, "integer"), "meta_graphs": (2, "MetaGraphDef")},
+    "MetaGraphDef": {
+        "meta_info_def": (1, "MetaInfoDef"),
+        "graph_def": (2, "GraphDef"),
+        "saver_def": (3, "SaverDef"),
+        "collection_def": (4, "Collection"),
+        "signature_def": (5, "Signature"),
+        "asset_file_def": (6, "AssetFileDef"),
+        "object_graph_def": (7, "SavedObjectGraph"),
+    },
+    "MetaInfoDef": {"tags": (4, "string"), "tensorflow_version": (5, "string")},
+    "SaverDef": {"save_tensor_name": (2, "string"), "restore_op_name": (3, "string")},
+    "Collection": {"key": (1, "string"), "value": (2, "CollectionDef")},
+    "CollectionDef": {"node_list": (1, "NodeList")},
+    "NodeList": {"value": (1, "string")},
+    "AssetFileDef": {"filename": (2, "string")},
+    "GraphDef": {"node": (1, "NodeDef"), "library": (2, "FunctionDefLibrary")},
+    "FunctionDefLibrary": {
+        "function": (1, "FunctionDef"),
+        "gradient": (2, "GradientDef"),
+        "registered_gradients": (3, "RegisteredGradient"),
+    },
+    "GradientDef": {"gradient_func": (2, "string")},
+    "RegisteredGradient": {"gradient_func": (1, "string")},
+    "FunctionDef": {"signature": (1, "OpDef"), "node_def": (3, "NodeDef"), "ret": (4, "Returned")},
+    "Returned": {"key": (1, "string"), "value": (2, "string")},
+    "OpDef": {"name": (1, "string"), "input_arg": (2, "ArgDef")},
+    "ArgDef": {"name": (1, "string")},
+    "NodeDef": {"name": (1, "string"), "op": (2, "string"), "input": (3, "string"), "attr": (5, "Attr")},
+    "Attr": {"key": (1, "string"), "value": (2, "AttrValue")},
+    "AttrValue": {
+        "list": (1, "ListValue"),
+        "s": (2, "string"),
+        "tensor": (8, "TensorProto"),
+        "placeholder": (9, "string"),
+        "func": (10, "NameAttrList"),
+    },
+    "ListValue": {"func": (9, "NameAttrList")},
+    "NameAttrList": {"name": (1, "string"), "attr": (2, "Attr")},
+    "TensorProto": {"dtype": (1, "type"), "tensor_content": (4, "string"), "string_val": (8, "string")},
+    "Signature": {"key": (1, "string"), "value": (2, "SignatureDef")},
+    "SignatureDef": {"inputs": (1, "Argument"), "outputs": (2, "Argument"), "method_name": (3, "string")},
+    "Argument": {"key": (1, "string"), "value": (2, "TensorInfo")},
+    "TensorInfo": {
+        "name": (1, "string"),
+        "dtype": (2, "type"),
+        "tensor_shape": (3, "TensorShapeProto"),
+        "coo_sparse": (4, "CooSparse"),
+        "composite_tensor": (5, "CompositeTensor"),
+    },
+    "CooSparse": {
+        "values_tensor_name": (1, "string"),
+        "indices_tensor_name": (2, "string"),
+        "dense_shape_tensor_name": (3, "string"),
+    },
+    "CompositeTensor": {"components": (2, "TensorInfo")},
+    "TensorShapeProto": {"dim": (2, "Dim"), "unknown_rank": (3, "integer")},
+    "Dim": {"size": (1, "integer")},
+    "SavedObjectGraph": {"nodes": (1, "SavedObject"), "concrete_functions": (2, "ConcreteFunction")},
+    "ConcreteFunction": {"key": (1, "string")},
+    "SavedObject": {
+        "children": (1, "ObjectReference"),
+        "slot_variables": (3, "SlotVariableReference"),
+        "user_object": (4, "SavedUserObject"),
+        "function": (6, "SavedFunction"),
+        "variable": (7, "SavedVariable"),
+        "bare_concrete_function": (8, "SavedBareConcreteFunction"),
+    },
+    "ObjectReference": {"node_id": (1, "integer"), "local_name": (2, "string")},
+    "SlotVariableReference": {"slot_variable_node_id": (3, "integer")},
+    "SavedUserObject": {"identifier": (1, "string"), "metadata": (3, "string")},
+    "SavedFunction": {"concrete_functions": (1, "string")},
+    "SavedBareConcreteFunction": {"concrete_function_name": (1, "string")},
+    "SavedVariable": {
+        "dtype": (1, "type"),
+        "shape": (2, "TensorShapeProto"),
+        "name": (6, "string"),
+        "experimental_distributed_variable_components": (8, "SavedVariable"),
+    },
+}
+
+_OLD_NAMES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "unknown": "INVALID"}
+
+
+def _type_numbers() -> dict[str, int]:
+    names = {f"DT_{_OLD_NAMES.get(name, name.upper())}": number for number, name in enumerate(TYPE_NAMES)}
+    return names | {f"{name}_REF": number + 100 for name, number in names.items() if number}
+
+
+def text_message(source: Source) -> Message:
+    """Return the message that a text stands for.
+
+    Raises:
+        DamagedCheckpoint: It is not the text of a message.
+    """
+    text = source.read(0, source.size)
+    return message_in(Buffer(source.path, encode(source.path, text, SCHEMA, "SavedModel", _type_numbers())))

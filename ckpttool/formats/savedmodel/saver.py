@@ -17,7 +17,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from ckpttool.formats.savedmodel.links import known_ops
+from ckpttool.formats.savedmodel.ops import known_ops
 from ckpttool.formats.savedmodel.walk import Message
 
 SAVER_OPS = frozenset(

@@ -1,4 +1,8 @@
-"""The variables of a SavedModel: its bundle compared with its objects, and the names that people know."""
+"""The variables of a SavedModel: compared with its objects, named as people know them, and their layers.
+
+Source: tensorflow/tensorflow ``core/protobuf/fingerprint.proto``; tf_keras
+``src/protobuf/saved_metadata.proto``, ``src/saving/legacy/saved_model/load.py``.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,27 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.errors import CheckpointError
+from ckpttool.formats.savedmodel.directory import require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph
-from ckpttool.formats.savedmodel.objects import Object, Variable
-from ckpttool.formats.savedmodel.paths import require_inside
+from ckpttool.formats.savedmodel.objects import MAX_METADATA, SavedObject, SavedVariable
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.report import Finding, error, note, warning
 from ckpttool.tensor import Role, Tensor
 from ckpttool.wire.farmhash import fingerprint64
+from ckpttool.wire.jsontext import parse_json
 from ckpttool.wire.source import Source
 
-FINGERPRINT = "fingerprint.pb"
+if TYPE_CHECKING:
+    from ckpttool.formats.keras.kinds import Orders
+    from ckpttool.formats.keras.layers import Layer
+
+
+FINGERPRINT, KERAS_METADATA = "fingerprint.pb", "keras_metadata.pb"
 INDEX = os.path.join("variables", "variables.index")
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
 _SLOT = "/.OPTIMIZER_SLOT/"
 _ESCAPED = re.compile(r"\.([.S])")
 _VARIABLE_OPS = frozenset({"VarHandleOp", "Variable", "VariableV2"})
@@ -29,8 +39,8 @@ _NUMBERED = re.compile(r"/\d+$|(^|/)layer(_with_weights)?-\d+/")
 _UNNAMED = "Variable"
 _MAX_HASHED = 1 << 23  # hashed in Python, at 5 MB/s
 _SHOWN = 200
-
 Fingerprint = Mapping[str, object]
+_TUPLES = ("__tuple__", "TensorShape")
 
 
 def needs_variables(graph: MetaGraph) -> bool:
@@ -45,7 +55,7 @@ def raw_key(tensor: Tensor) -> str:
     return tensor.key or "/".join(map(str, tensor.path))
 
 
-def nodes_along(objects: Sequence[Object], key: str) -> list[int]:
+def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     """Return the numbers of the objects on the way that a key tells, from the root as far as it goes."""
     found = [0] if objects else []
     for part in key.removesuffix(VALUE).split("/") if found else ():
@@ -57,16 +67,16 @@ def nodes_along(objects: Sequence[Object], key: str) -> list[int]:
     return found
 
 
-def _node(objects: Sequence[Object], key: str) -> int | None:
+def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
     """Return the number of the object that a bundle's key leads to from the root; None where none is."""
-    found = nodes_along(objects, key)
+    found = node_numbers_along(objects, key)
     return found[-1] if len(found) == key.removesuffix(VALUE).count("/") + 2 else None
 
 
 # The bundle against the objects ---------------------------------------------------------------------
 
 
-def compare(tensors: Sequence[Tensor], objects: Sequence[Object]) -> Iterator[Finding]:
+def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> Iterator[Finding]:
     """Yield where the variables of the graph and the entries of the bundle are not the same."""
     lost = sum(child >= len(objects) for item in objects for child in (*item.children.values(), *item.slots))
     if lost:
@@ -76,17 +86,17 @@ def compare(tensors: Sequence[Tensor], objects: Sequence[Object]) -> Iterator[Fi
         key = raw_key(tensor)
         if not key.endswith(VALUE) or _SLOT in key:
             continue
-        at = _node(objects, key)
+        at = _node_number(objects, key)
         variable = None if at is None else objects[at].variable
         if at is None or variable is None:
             yield warning("variable-foreign", "the model's objects don't lead to it", tensor.name)
         else:
             reached.add(at)
-            yield from _different(tensor, variable)
-    yield from _missing(objects, reached)
+            yield from _mismatches(tensor, variable)
+    yield from _missing_variables(objects, reached)
 
 
-def _missing(objects: Sequence[Object], reached: set[int]) -> Iterator[Finding]:
+def _missing_variables(objects: Sequence[SavedObject], reached: set[int]) -> Iterator[Finding]:
     slots = {slot for item in objects for slot in item.slots}
     names = [
         item.variable.name or f"object {at}"
@@ -98,7 +108,7 @@ def _missing(objects: Sequence[Object], reached: set[int]) -> Iterator[Finding]:
         yield error("variable-missing", message, INDEX)
 
 
-def _different(tensor: Tensor, variable: Variable) -> Iterator[Finding]:
+def _mismatches(tensor: Tensor, variable: SavedVariable) -> Iterator[Finding]:
     known = variable.shape
     fits = known is None or (
         len(known) == len(tensor.shape)
@@ -113,7 +123,7 @@ def _different(tensor: Tensor, variable: Variable) -> Iterator[Finding]:
 # Names ----------------------------------------------------------------------------------------------
 
 
-def named(tensors: Sequence[Tensor], objects: Sequence[Object]) -> tuple[Tensor, ...]:
+def with_own_names(tensors: Sequence[Tensor], objects: Sequence[SavedObject]) -> tuple[Tensor, ...]:
     """Return the variables; those that are items of a list, or in a numbered layer, by their own names.
 
     Keras exports a list of all variables and a second, private one, whose items are copies.
@@ -140,14 +150,82 @@ def _renamed(tensor: Tensor, name: str | None, public: Mapping[str, int], taken:
     return replace(tensor, path=tuple(name.split("/")), key=key)
 
 
-def _own_name(tensor: Tensor, objects: Sequence[Object]) -> str | None:
+def _own_name(tensor: Tensor, objects: Sequence[SavedObject]) -> str | None:
     """Return the name that a variable was given, where the path to it only says which one it is."""
     key = raw_key(tensor)
     if _SLOT in key or not _NUMBERED.search(key.removesuffix(VALUE)):
         return None
-    at = _node(objects, key)
+    at = _node_number(objects, key)
     variable = None if at is None else objects[at].variable
     return variable.name if variable and variable.name not in ("", _UNNAMED) else None
+
+
+# Layers, as Keras 2 describes its objects -----------------------------------------------------------
+
+
+def layers_of_variables(
+    directory: str, objects: Sequence[SavedObject], tensors: Sequence[Tensor]
+) -> Mapping[str, str]:
+    """Return the layers of weights, without those that are not described or can't be read.
+
+    Keras 2 describes its objects in a file of their own; old releases do so in the graph.
+    """
+    from ckpttool.formats.keras.kinds import kind_along, plain
+
+    described = {at: item.keras for at, item in enumerate(objects) if item.keras}
+    path = os.path.join(directory, KERAS_METADATA)
+    if os.path.lexists(path):
+        described |= _read_descriptions(path, directory)
+    layers = {
+        at: layer for at, text in described.items() if (layer := _layer_of_text(path, text)) is not None
+    }
+    found = {}
+    orders: dict[int, Orders] = {}
+    for tensor in tensors if layers else ():
+        if tensor.role is Role.WEIGHTS:
+            along = node_numbers_along(objects, raw_key(tensor))
+            kind = kind_along((layers[at] for at in along if at in layers), orders)
+            if kind is not None:
+                found[tensor.name] = kind if len(tensor.shape) > 1 else plain(kind)
+    return found
+
+
+def _read_descriptions(path: str, directory: str) -> dict[int, bytes]:
+    """Return the descriptions of objects, by their numbers."""
+    described = {}
+    try:
+        require_inside(path, directory)
+        with Source(path) as source:
+            for number, _, node in message_in(source).fields():
+                fields = {at: (value, part) for at, value, part in node.fields()} if number == 1 else {}
+                if 5 in fields:
+                    described[fields[2][0] if 2 in fields else 0] = fields[5][1].data(MAX_METADATA)
+    except CheckpointError:  # opening the model told of it
+        return {}
+    return described
+
+
+def _layer_of_text(path: str, text: bytes) -> Layer | None:
+    from ckpttool.formats.keras.layers import layer_of
+
+    try:
+        told = _with_plain_lists(parse_json(path, text, "keras-metadata", constants=True))
+    except CheckpointError:  # opening the model told of it
+        return None
+    if isinstance(told, dict) and isinstance(shape := told.get("build_input_shape"), list):
+        told.setdefault("build_config", {"input_shape": shape})
+    return layer_of(told)
+
+
+def _with_plain_lists(tree: Any) -> Any:
+    """Return a configuration with lists where Keras 2 wraps tuples and shapes."""
+    if isinstance(tree, list):
+        return [_with_plain_lists(one) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if tree.get("class_name") in _TUPLES and isinstance(tree.get("items"), list):
+        return [_with_plain_lists(one) for one in tree["items"]]
+    return {key: _with_plain_lists(one) for key, one in tree.items()}
 
 
 # The fingerprint ------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from zlib import crc32
 import pytest
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.savedmodel import wiring as savedmodel_wiring
-from ckpttool.formats.savedmodel.wiring import of_functions
+from ckpttool.formats.savedmodel import computation as savedmodel_wiring
+from ckpttool.formats.savedmodel.computation import function_digests
 
 WRITE = """
 import os, sys
@@ -144,11 +144,11 @@ def test_functions_are_told_apart_by_what_they_call_at_any_depth() -> None:
     deep = 5000
     chains = {f"{chain}{at}": (b"same", [f"{chain}{at + 1}"]) for chain in "ab" for at in range(deep)}
     ends: dict[str, tuple[bytes, list[str]]] = {f"a{deep}": (b"this", []), f"b{deep}": (b"that", ["lost"])}
-    found = of_functions(chains | ends)
+    found = function_digests(chains | ends)
     assert len(set(found.values())) == len(found) == 2 * (deep + 1)
-    assert found == of_functions(dict(reversed([*(chains | ends).items()])))
+    assert found == function_digests(dict(reversed([*(chains | ends).items()])))
 
 
 def test_functions_that_call_each_other_end() -> None:
-    assert len(of_functions({"a": (b"1", ["b", "a"]), "b": (b"2", ["a"])})) == 2
-    assert of_functions({}) == {}
+    assert len(function_digests({"a": (b"1", ["b", "a"]), "b": (b"2", ["a"])})) == 2
+    assert function_digests({}) == {}

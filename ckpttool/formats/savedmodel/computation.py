@@ -34,7 +34,7 @@ Digests = Mapping[str, bytes]
 Signature = Mapping[str, Any]
 
 
-class Node(NamedTuple):
+class GraphNode(NamedTuple):
     """A node of a body, as it was met; an argument of a function has no op.
 
     It is digested when somebody asks what the model computes: neither ``inspect`` nor ``verify`` does,
@@ -52,7 +52,7 @@ class Node(NamedTuple):
 
 
 @dataclass(slots=True)
-class Unread:
+class UnreadConstants:
     """How many bytes of long attributes were read, and how many were not."""
 
     read: int = 0
@@ -70,16 +70,16 @@ class Unread:
 
 
 @dataclass(slots=True)
-class Wires:
+class BodyWires:
     """The nodes of one body, by the hashes of their names, and what it gives."""
 
-    nodes: dict[int, Node] = field(default_factory=dict)
+    nodes: dict[int, GraphNode] = field(default_factory=dict)
     results: dict[str, str] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
 
     def argument(self, name: str) -> None:
         """Take in an argument of a function."""
-        self.nodes[hash(name)] = Node("", (str(len(self.nodes)),))
+        self.nodes[hash(name)] = GraphNode("", (str(len(self.nodes)),))
 
     def calls(self) -> list[str]:
         """Return the functions that are called, in the order of the nodes."""
@@ -155,7 +155,7 @@ class Attribute(NamedTuple):
     said: bytes
 
 
-def attribute_of(message: Message, functions: Iterable[str], unread: Unread) -> Attribute:
+def attribute_of(message: Message, functions: Iterable[str], unread: UnreadConstants) -> Attribute:
     """Return an attribute, an entry of a map."""
     parts = [(number, part) for number, _, part in message.fields()]
     key = next((part.data(MAX_NAME) for number, part in parts if number == 1), b"")
@@ -179,7 +179,7 @@ def _crc(message: Message) -> int:
     return crc
 
 
-def of_functions(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str, bytes]:
+def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str, bytes]:
     """Return digests of functions with all that they call.
 
     Args:
@@ -202,7 +202,7 @@ def of_functions(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[str,
     return found
 
 
-class Wiring(NamedTuple):
+class GraphComputation(NamedTuple):
     """All that a meta graph computes.
 
     Attributes:
@@ -214,12 +214,12 @@ class Wiring(NamedTuple):
         unread: How many bytes of constants were not looked at.
     """
 
-    wires: Wires
-    bodies: Mapping[str, Wires]
+    wires: BodyWires
+    bodies: Mapping[str, BodyWires]
     own_nodes: Collection[int]
     own_functions: Collection[str]
     assets: Mapping[str, str]
-    unread: Unread
+    unread: UnreadConstants
 
     def told(self, signatures: Mapping[str, Signature], initial: Iterable[str]) -> dict[str, object]:
         """Return what each signature, all functions and the whole graph compute, and how it is initialised.
@@ -228,7 +228,9 @@ class Wiring(NamedTuple):
             signatures: By their names.
             initial: The nodes that initialise it.
         """
-        functions = of_functions({name: (one.of_body(), one.calls()) for name, one in self.bodies.items()})
+        functions = function_digests(
+            {name: (one.of_body(), one.calls()) for name, one in self.bodies.items()}
+        )
         assets = {_reference(node)[0]: _digest(b"asset", name.encode()) for node, name in self.assets.items()}
         graph = self.wires.digests(functions, assets)
         bodies = [one for name, one in functions.items() if name not in self.own_functions]
@@ -237,9 +239,9 @@ class Wiring(NamedTuple):
             "signatures": {
                 name: self._signature(one, functions, assets) for name, one in sorted(signatures.items())
             },
-            "init_op": _told("node", [_taken(graph, one) for one in initial]),
-            "functions": _told("function", bodies),
-            "nodes": _told("node", nodes),
+            "init_op": _described("node", [_taken(graph, one) for one in initial]),
+            "functions": _described("function", bodies),
+            "nodes": _described("node", nodes),
         }
         if self.unread.skipped:
             told["constants"] = f"<{self.unread.skipped:,} bytes of constants that were not read>"
@@ -253,10 +255,12 @@ class Wiring(NamedTuple):
         )
         given = {_reference(name)[0]: _digest(b"input", key.encode()) for key, name in inputs.items()}
         found = self.wires.digests(functions, {**assets, **given})
-        return _told("output", [_digest(key.encode(), _taken(found, name)) for key, name in outputs.items()])
+        return _described(
+            "output", [_digest(key.encode(), _taken(found, name)) for key, name in outputs.items()]
+        )
 
 
-def _told(what: str, digests: Iterable[bytes]) -> str:
+def _described(what: str, digests: Iterable[bytes]) -> str:
     """Return how many there are, and a checksum of them in any order."""
     ordered = sorted(digests)
     return f"<{counted(len(ordered), what)}, CRC-32 {digest(ordered):08x}>"

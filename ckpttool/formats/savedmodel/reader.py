@@ -22,18 +22,19 @@ from ckpttool.formats.content.plain_data import describe_content
 from ckpttool.formats.content.sidecar import apply_sidecar
 from ckpttool.formats.interface import scan
 from ckpttool.formats.parts import Gathered, file_entry
+from ckpttool.formats.savedmodel.directory import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
 from ckpttool.formats.savedmodel.graph import MetaGraph, SavedModel, read_model
-from ckpttool.formats.savedmodel.ops import judge_keras, judge_layer, judge_links, judge_ops
-from ckpttool.formats.savedmodel.paths import BINARY, CHUNKED, CONTENT, TEXT, is_inside, require_inside
-from ckpttool.formats.savedmodel.text import text_message
+from ckpttool.formats.savedmodel.pbtext import text_message
+from ckpttool.formats.savedmodel.safety import judge_links, safety_of
 from ckpttool.formats.savedmodel.variables import (
     INDEX,
     Fingerprint,
-    compare,
+    compare_variables,
     fingerprint_findings,
-    named,
+    layers_of_variables,
     needs_variables,
     read_fingerprint,
+    with_own_names,
 )
 from ckpttool.formats.savedmodel.walk import message_in
 from ckpttool.formats.shard_index import refusal
@@ -46,7 +47,6 @@ from ckpttool.wire.walk import walk
 MAX_ASSETS = 1 << 26
 """The most bytes of all assets of which checksums are made."""
 
-KERAS = "keras_metadata.pb"
 ASSETS = "assets"
 
 _FORMAT = "savedmodel"
@@ -74,38 +74,41 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
     if file is None:
         found = "a model in chunks, which only TensorFlow reads"
         raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
-    model = _read(directory, file)
+    model = _read_model(directory, file)
+    graph = _objects(model)
     fingerprint, findings = read_fingerprint(directory)
     with Gathered("variables") as parts:
-        parts.findings += [*findings, *_described(model, directory)]
+        parts.findings += [*findings, *_description_findings(model, directory)]
         parts.complete = not any(finding.code == "asset-missing" for finding in parts.findings)
         bundle, tensors = _variables(parts, model, directory)
         if INDEX in parts.parts:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
-        parts.findings += _extra(file, entries)
+        parts.findings += _unread_models(file, entries)
         checkpoint = Checkpoint(
             path=directory,
             format=_FORMAT,
-            variant="v1" if _objects(model) is None else "v2",
+            variant="v1" if graph is None else "v2",
             tensors=tensors,
             files=tuple(_files(directory)),
-            spans=lambda: chain(parts.spans(), _others(directory)),
-            metadata=cache(lambda: _told(model, directory, file, fingerprint)),
-            layers=lambda: _layers(model, directory, tensors),
+            spans=lambda: chain(parts.spans(), _other_spans(directory)),
+            metadata=cache(lambda: _metadata(model, directory, file, fingerprint)),
+            layers=lambda: layers_of_variables(
+                directory, graph.objects if graph and graph.objects else (), tensors
+            ),
             own_names=lambda: _own_names(bundle, tensors),
             training=lambda: training_of(tensors, os.path.basename(directory.rstrip(os.sep))),
             native=lambda: _native(bundle, tensors),
             producer=Producer("tensorflow", model.graphs[0].version),
             findings=tuple(parts.findings),
-            safety=tuple(_safety(model, directory, entries)),
+            safety=tuple(safety_of(model, directory, entries)),
             complete=parts.complete,
             derives_metadata=True,  # digests of all that a graph computes take their time
             close=parts.keep(),
         )
-        return _restored(checkpoint, directory)
+        return _with_sidecar(checkpoint, directory)
 
 
-def _restored(checkpoint: Checkpoint, directory: str) -> Checkpoint:
+def _with_sidecar(checkpoint: Checkpoint, directory: str) -> Checkpoint:
     """Return a checkpoint with what a converter has put beside it, if anything."""
     path = os.path.join(directory, CONTENT)
     if not os.path.isfile(path) or not is_inside(path, directory):
@@ -134,14 +137,9 @@ def _own_names(bundle: Checkpoint | None, tensors: tuple[Tensor, ...]) -> Mappin
     return {one.name: own for one in tensors if (own := known.get(one.key)) is not None}
 
 
-def _layers(model: SavedModel, directory: str, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
-    from ckpttool.formats.savedmodel.layers import layers_in
-
-    graph = _objects(model)
-    return layers_in(directory, KERAS, (graph.objects if graph else None) or (), tensors)
-
-
-def _told(model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None) -> dict[str, object]:
+def _metadata(
+    model: SavedModel, directory: str, file: str, fingerprint: Fingerprint | None
+) -> dict[str, object]:
     """Return the metadata, as plain data."""
     # The text form spells values in ways that take other numbers of bytes.
     constants = None if file == TEXT else sum(graph.constant_bytes for graph in model.graphs)
@@ -180,7 +178,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
             yield name, describe_content(source.size, crc32(source.read(0, source.size)))
 
 
-def _read(directory: str, name: str) -> SavedModel:
+def _read_model(directory: str, name: str) -> SavedModel:
     """Return what the model's message says.
 
     Raises:
@@ -202,7 +200,7 @@ def _files(directory: str) -> Iterator[FileEntry]:
         yield from (file_entry(path) for path in paths if os.path.isfile(path))
 
 
-def _others(directory: str) -> Iterator[Span]:
+def _other_spans(directory: str) -> Iterator[Span]:
     """Yield the files that carry no checksums, which are all but the variables."""
     for file in _files(directory):
         name = os.path.relpath(file.path, directory)
@@ -242,10 +240,10 @@ def _variables(
     graph = _objects(model)
     if graph is None or graph.objects is None:
         return bundle, bundle.tensors
-    found = list(compare(bundle.tensors, graph.objects))
+    found = list(compare_variables(bundle.tensors, graph.objects))
     parts.findings += found
     parts.complete &= not any(finding.code == "variable-missing" for finding in found)
-    return bundle, named(bundle.tensors, graph.objects)
+    return bundle, with_own_names(bundle.tensors, graph.objects)
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:
@@ -270,7 +268,7 @@ def _bundle(path: str, directory: str) -> Checkpoint:
 # Findings -------------------------------------------------------------------------------------------
 
 
-def _described(model: SavedModel, directory: str) -> Iterator[Finding]:
+def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding]:
     """Yield what is remarkable in the model's own description."""
     if model.schema != _SCHEMA:
         yield warning("schema-version", f"schema version {model.schema}, where {_SCHEMA} is known")
@@ -298,24 +296,7 @@ def _asset(name: str, directory: str) -> Iterator[Finding]:
         yield error("asset-path", message, f"{ASSETS}/{name}")
 
 
-def _extra(file: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
+def _unread_models(file: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
     for name in (BINARY, TEXT, CHUNKED):
         if name in entries and name != file:
             yield warning("not-part", f"it lies beside {file}, and was not looked at", name)
-
-
-def _safety(model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]]) -> Iterator[Finding]:
-    """Yield what loading or running the model could do besides computing."""
-    for graph in model.graphs:
-        yield from judge_ops(graph)
-        for at, item in enumerate(graph.objects or ()):
-            if item.keras:
-                yield from judge_layer(item.keras, directory, f"object {at}")
-    if KERAS in entries:
-        try:
-            require_inside(os.path.join(directory, KERAS), directory)
-            yield from judge_keras(os.path.join(directory, KERAS))
-        except CheckpointError as failure:
-            yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS)
-    if CHUNKED in entries or (BINARY in entries and TEXT in entries):
-        yield warning("not-scanned", "one of two models was not looked at")

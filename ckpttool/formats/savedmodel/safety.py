@@ -1,0 +1,136 @@
+"""What running a SavedModel does besides computing, told from its ops and from the Keras layers in it.
+
+An op that no list knows is registered by a library that must be loaded first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from ckpttool.errors import CheckpointError
+from ckpttool.formats.keras.config import judge
+from ckpttool.formats.savedmodel.directory import BINARY, CHUNKED, TEXT, require_inside
+from ckpttool.formats.savedmodel.graph import FROM_ASSETS, MAX_BROKEN, MetaGraph, SavedModel
+from ckpttool.formats.savedmodel.objects import MAX_METADATA
+from ckpttool.formats.savedmodel.ops import known_ops, severity_of
+from ckpttool.formats.savedmodel.saver import SAVER_OPS
+from ckpttool.formats.savedmodel.variables import KERAS_METADATA
+from ckpttool.formats.savedmodel.walk import message_in
+from ckpttool.report import Finding, error, warning
+from ckpttool.wire.jsontext import parse_json
+from ckpttool.wire.source import Source
+
+_PRINT = "PrintV2"
+_OLD_SAVER = frozenset({"Save", "SaveSlices", "Restore", "RestoreSlice"})
+_SHOWN = 8
+_LONGEST = 200
+
+
+def safety_of(
+    model: SavedModel, directory: str, entries: Mapping[str, os.DirEntry[str]]
+) -> Iterator[Finding]:
+    """Yield what loading or running the model could do besides computing."""
+    for graph in model.graphs:
+        yield from judge_ops(graph)
+        for at, item in enumerate(graph.objects or ()):
+            if item.keras:
+                yield from judge_layer(item.keras, directory, f"object {at}")
+    if KERAS_METADATA in entries:
+        try:
+            require_inside(os.path.join(directory, KERAS_METADATA), directory)
+            yield from judge_keras(os.path.join(directory, KERAS_METADATA))
+        except CheckpointError as failure:
+            yield warning("not-scanned", f"it can't be read: {failure.reason}", KERAS_METADATA)
+    if CHUNKED in entries or (BINARY in entries and TEXT in entries):
+        yield warning("not-scanned", "one of two models was not looked at")
+
+
+def judge_ops(graph: MetaGraph) -> Iterator[Finding]:
+    """Yield what the ops of a graph, and of all functions in its library, do besides computing."""
+    for (op, is_harmless), where in sorted(graph.places.items()):
+        finding = _op_finding(graph, op, is_harmless, where)
+        if finding is not None:
+            yield finding
+    bodies = graph.bodies.values() if graph.filling else ()
+    for name in sorted(graph.filling & {name for body in bodies for name in body.calls()}):
+        message = "it fills a table from a file that another function names, which may be any"
+        yield warning("not-scanned", message, _body(name))
+    foreign = sorted(graph.ops.keys() - known_ops().keys() - graph.functions)
+    if foreign:
+        shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
+        more = f" and {len(foreign) - _SHOWN:,} more" if len(foreign) > _SHOWN else ""
+        place = graph.places.get((foreign[0], False))
+        yield warning("custom-ops", f"it needs ops that other libraries register: {shown}{more}", place)
+
+
+def _op_finding(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if is_harmless and op == _PRINT:
+        return warning("unsafe-op", f"{op} writes to the terminal or the log", where)
+    if op.startswith(FROM_ASSETS):
+        return _asset_finding(graph, op, is_harmless, where)
+    severity = None if is_harmless else severity_of(op)
+    if severity is None:
+        return None
+    message = f"{op} does more than compute: it touches files, processes or other machines"
+    if op in SAVER_OPS - _OLD_SAVER:
+        message = f"{op}, which touches files, stands outside the saver"
+    return Finding("unsafe-op", severity, message, where)
+
+
+def _asset_finding(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Finding | None:
+    if not graph.assets:
+        return error("unsafe-op", f"{op} reads a file, and the model has no assets", where)
+    return None if is_harmless else error("unsafe-op", f"{op} reads a file that is none of its assets", where)
+
+
+def judge_links(graph: MetaGraph) -> Iterator[Finding]:
+    """Yield an error for each body whose nodes take or call what isn't there, and for such signatures."""
+    for function, reference in graph.broken:
+        yield error("graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body(function))
+    unknown = graph.called.keys() - graph.functions - known_ops().keys()
+    for name in islice(sorted(unknown), MAX_BROKEN):
+        message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
+        yield error("graph-broken", message, _body(graph.called[name]))
+    for name, signature in graph.signatures.items():
+        sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())
+        lost = [one["name"] for one in sides if one.get("name") and not _has_node(graph, one["name"])]
+        if lost:
+            message = f"it names {str(lost[0])[:_LONGEST]!r}, which isn't in the graph"
+            yield error("graph-broken", message, f"signature {name}")
+
+
+def _body(function: str) -> str:
+    return f"function {function}" if function else "the graph"
+
+
+def _has_node(graph: MetaGraph, reference: str) -> bool:
+    return graph.links is not None and graph.links.has(reference)
+
+
+# Keras ----------------------------------------------------------------------------------------------
+
+
+def judge_keras(path: str) -> Iterator[Finding]:
+    """Yield what the layers in a ``keras_metadata.pb`` would run.
+
+    Raises:
+        CheckpointError: It can't be read.
+    """
+    with Source(path) as source:
+        for number, _, node in message_in(source).fields():
+            parts = {at: part for at, _, part in node.fields()} if number == 1 else {}
+            if 5 in parts:
+                where = parts[3].text() if 3 in parts else None
+                yield from judge_layer(parts[5].data(MAX_METADATA), path, where)
+
+
+def judge_layer(metadata: bytes, path: str, where: str | None) -> Iterator[Finding]:
+    """Yield what the description of a Keras layer, as JSON, would run."""
+    try:
+        tree = parse_json(path, metadata, "keras-metadata", constants=True)
+    except CheckpointError as failure:
+        yield warning("not-scanned", f"the layer's description can't be read: {failure.reason}", where)
+        return
+    yield from judge(tree, where or "keras_metadata.pb")
