@@ -15,17 +15,13 @@ from ckpttool.writing.content import Content
 
 
 def document(content: Content, *, tree: bool = True, names: bool = False) -> bytes | None:
-    """Return the entry of a content as JSON text in ASCII, or None where there is nothing to carry.
+    """Return the entry of a content as JSON text in ASCII, or None if there is nothing to carry.
 
     Args:
         content: What is written; the reader of the target must give its tensors their own names.
         tree: False where the format holds the tree itself, and the ties: only what is not to be told from
             these is in it then.
-        names: Whether some names are to be told though nothing else is.
-
-    Raises:
-        CheckpointError: It would be too large to be read again, or a number among the tensors can't be read.
-    """
+        names: Whether some names are to be told though nothing else is."""
     return content.once(("document", tree, names), lambda: _document(content, tree, names))
 
 
@@ -63,11 +59,7 @@ def _document(content: Content, tree: bool, names: bool) -> bytes | None:
 
 
 def _untold(content: Content) -> tuple[dict[str, str], dict[str, object]]:
-    """Return the roles, and the training state, that the tree does not tell by itself.
-
-    Raises:
-        CheckpointError: A number among the tensors can't be read.
-    """
+    """Return the roles, and the training state, that the tree does not tell by itself."""
     tensors, state = read_out(content.tree, ENTRY)
     known = {tensor.name: tensor.role for tensor in tensors}
     roles = {
@@ -81,7 +73,7 @@ def _untold(content: Content) -> tuple[dict[str, str], dict[str, object]]:
 
 
 def _is_to_be_told(tensor: Tensor) -> bool:
-    """Tell whether something of a tensor is not in its name."""
+    """Return whether something of a tensor is not in its name."""
     if len(tensor.path) != 1 or tensor.shares_with is not None:
         return True
     is_named_otherwise = role_of(tensor.path, tensor.shape) in (Role.OPTIMIZER, Role.TRAINING)

@@ -145,7 +145,7 @@ def _write_marker(sink: Sink) -> None:
 
 
 def _was_fluid(content: Content) -> bool:
-    """Tell whether content was a Fluid checkpoint once, whatever format it was read from."""
+    """Return whether content was a Fluid checkpoint once, whatever format it was read from."""
     if content.source_format == Fluid.name:
         return True
     trainers = _source_trainers(content) or {}
@@ -276,7 +276,7 @@ def _paddle_refusal(variable: FluidVariable) -> str | None:
 
 
 def _are_levels(variable: FluidVariable) -> bool:
-    """Tell whether the sequences of a variable are read again as they were told."""
+    """Return whether the sequences of a variable are read again as they were told."""
     values, levels = variable.values, variable.levels
     if levels == NO_LEVELS or values.dtype.name not in NUMBERS:
         return True

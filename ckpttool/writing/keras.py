@@ -262,7 +262,7 @@ def _entry(content: Content, paths: Mapping[str, Path], own: NativeContent) -> b
 
 
 def _is_told_natively(key: str, content: Content, own: NativeContent) -> bool:
-    """Tell whether a file says in its own way what the metadata have under a key."""
+    """Return whether a file says in its own way what the metadata have under a key."""
     value = content.metadata[key]
     if key == RECORDS and isinstance(value, Mapping):
         return all(ASSET + name in own.native for name in value)

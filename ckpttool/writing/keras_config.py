@@ -77,17 +77,17 @@ _KERAS_3_MODELS = {"Functional": "Functional", "Model": "Functional", "Sequentia
 
 
 def has_model(native: Mapping[str, bytes]) -> bool:
-    """Tell whether the architecture of a model is known."""
+    """Return whether the architecture of a model is known."""
     return "class_name" in object_of(native.get(CONFIG, b""))
 
 
 def model_of(native: Mapping[str, bytes]) -> Layer | None:
-    """Return the model that a config describes, None where there is none."""
+    """Return the model that a config describes, None if there is none."""
     return layer_of(object_of(native.get(CONFIG, b"")))
 
 
 def is_keras2(native: Mapping[str, bytes]) -> bool:
-    """Tell whether Keras 1 or 2 wrote the source."""
+    """Return whether Keras 1 or 2 wrote the source."""
     version = object_of(native.get(METADATA, b"")).get("keras_version")
     return isinstance(version, str) and version.startswith(("1.", "2."))
 
@@ -273,7 +273,7 @@ def _layer_name(node: Mapping[str, Any]) -> object:
 
 
 def _is_plain_call(node: object) -> bool:
-    """Tell whether a layer is called with the outputs of layers and plain settings only."""
+    """Return whether a layer is called with the outputs of layers and plain settings only."""
     return isinstance(node, list) and all(
         isinstance(one, list)
         and len(one) in (3, 4)
@@ -283,5 +283,5 @@ def _is_plain_call(node: object) -> bool:
 
 
 def _is_own_object(node: Mapping[str, Any]) -> bool:
-    """Tell whether an initializer and the like is one of Keras's own."""
+    """Return whether an initializer and the like is one of Keras's own."""
     return node.get("registered_name") is None and ">" not in str(node.get("class_name"))

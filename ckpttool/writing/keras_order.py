@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckpttool.formats.keras.compare import grouped, snake_case
-from ckpttool.formats.keras.layers import RULES, Layer, layer_of, weights_of
+from ckpttool.formats.keras.layers import RULES, Layer, layer_of, layers_with_groups, snake_case, weights_of
 from ckpttool.formats.keras.names import CLASSES, WITHOUT
 
 Parts = tuple[str, ...]
@@ -129,7 +128,7 @@ def parts_of_layer(layer: Layer) -> list[tuple[Parts, Layer]]:
     if layer.kind in WITHOUT:
         return []
     if layer.is_model:
-        return [((LAYERS_GROUP, name), part) for part, (name, _) in grouped(layer)]
+        return [((LAYERS_GROUP, name), part) for part, (name, _) in layers_with_groups(layer)]
     if layer.kind in _RECURRENT:
         cell = _CONV_CELL if layer.kind.startswith("ConvLSTM") else f"{layer.kind}Cell"
         return [(("cell",), _made_layer(layer, f"{snake_case(layer.kind, '[a-z]+')}_cell", cell))]

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.keras.called import called
-from ckpttool.formats.keras.compare import grouped
-from ckpttool.formats.keras.layers import RULES, Layer, weights_of
-from ckpttool.formats.keras.layout import TOP_LEVEL, named, names_in, top_of
+from ckpttool.formats.keras.compare import layer_names_by_group
+from ckpttool.formats.keras.layers import RULES, Layer, layers_with_groups, weights_of
+from ckpttool.formats.keras.layout import TOP_LEVEL, name_tensors, names_in, top_of
 from ckpttool.formats.keras.names import WITHOUT
 from ckpttool.formats.keras.native import CONFIG, Stored, object_of, stored_of
 from ckpttool.tensor import Path, Tensor
@@ -74,7 +73,9 @@ class Places:
             for one in tensors
             if one.name in self.paths
         }
-        found, _ = named(self.groups, stored, called(self.config, (*self.groups, *stored)))
+        found, _ = name_tensors(
+            self.groups, stored, layer_names_by_group(self.config, (*self.groups, *stored))
+        )
         keys = (tuple(one.key.split("/")[1:]) if one.key else one.path for one in found)
         given = {key: one.path for key, one in zip(keys, found, strict=True)}
         return {name: given[path] for name, path in self.paths.items()}
@@ -153,7 +154,7 @@ def _variable_path(tensor: Tensor) -> Parts | None:
 
 
 def is_variable(path: Parts) -> bool:
-    """Tell whether a path is that of a numbered variable."""
+    """Return whether a path is that of a numbered variable."""
     return path[-2:-1] == (VARS_GROUP,) and path[0] in _TOPS and path[-1].isdecimal() and all(path)
 
 
@@ -176,7 +177,7 @@ class _NumberedPlaces:
         try:
             if is_keras2(self._content.native):
                 self._require_read_by_keras_3()
-            for layer, (name, _) in grouped(self._model):
+            for layer, (name, _) in layers_with_groups(self._model):
                 group = (LAYERS_GROUP, name)
                 self._add_group(layer, group)
                 self._add_layer(layer, group, self._weights((*top, *layer.name.split("/"))))
@@ -206,7 +207,7 @@ class _NumberedPlaces:
         own = (*group, VARS_GROUP)
         self._places.groups[own] = {"name": layer.name}
         if layer.is_model:
-            for part, (name, _) in grouped(layer):
+            for part, (name, _) in layers_with_groups(layer):
                 self._add_group(part, (*group, LAYERS_GROUP, name))
 
     def _add_layer(self, layer: Layer, group: Parts, weights: list[tuple[Parts, str]]) -> None:
@@ -326,7 +327,7 @@ class _ListedPlaces:
             problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
 
     def _add_layers(self, model: Layer) -> None:
-        layers = list(grouped(model))
+        layers = list(layers_with_groups(model))
         self._places.groups[(_MODEL_WEIGHTS,)] = chunked_attribute(
             "layer_names", [layer.name for layer, _ in layers]
         )

@@ -187,7 +187,7 @@ class _MeasuredPickle:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether ``data`` is all there is."""
+        """Return whether ``data`` is all there is."""
         return self.nbytes <= _KEPT
 
     def write(self, piece: Piece) -> None:

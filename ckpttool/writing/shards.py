@@ -92,11 +92,7 @@ class Files:
         self._open: list[Sink] = []
 
     def create(self, name: str) -> Sink:
-        """Return a new file; now and then those created before are closed, and take no more.
-
-        Raises:
-            CheckpointError, OSError: One of these can't be written.
-        """
+        """Return a new file; now and then those created before are closed, and take no more."""
         if len(self._open) == _MOST_OPEN:
             with ThreadPoolExecutor(_CLOSING) as threads:
                 for _ in threads.map(Sink.close, self._open):

@@ -152,7 +152,7 @@ def _parts(node: object, known: dict[int, bool]) -> list[tuple[str | int, object
 
 
 def _is_nested(items: list[object], known: dict[int, bool]) -> bool:
-    """Tell whether a list holds tensors or dictionaries, at any depth of lists.
+    """Return whether a list holds tensors or dictionaries, at any depth of lists.
 
     Args:
         items: The list, which nothing in it holds.

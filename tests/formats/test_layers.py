@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool import open_checkpoint
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import CheckpointError, DamagedCheckpoint
-from ckpttool.formats.keras.kinds import kinds_grouped, kinds_in, kinds_listed
+from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name, kinds_in
 from ckpttool.formats.keras.layers import layer_of
 from ckpttool.formats.paddle.operators import Operator, kind_by_name, kinds_by_operator, operators_in
 from ckpttool.formats.paddle.pir import read_pir
@@ -235,7 +235,7 @@ def test_norms_behind_a_flatten_are_told_with_their_vectors() -> None:
     unlike = "BatchNormalization unlike PyTorch's: a Flatten stands before it"
     assert told(flatten(4, 3, 2), NORM)["b"] == unlike
     assert told(flatten(4, 3), NORM)["b"] == "BatchNormalization"
-    found = kinds_listed(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
+    found = kinds_by_name(chain(flatten(4, 3, 2), NORM), [tensor("b", "gamma", shape=(24,))])
     assert found == {"b.gamma": unlike}
 
 
@@ -293,7 +293,7 @@ def test_what_is_joined_with_a_flattened_image_is_not_guessed() -> None:
 
 def test_models_in_models_are_followed() -> None:
     inner = chain(dense("head"), name="inner")
-    (found,) = [kinds_listed(chain(flatten(4, 3, 2), inner), [tensor("inner", "head", "kernel")])]
+    (found,) = [kinds_by_name(chain(flatten(4, 3, 2), inner), [tensor("inner", "head", "kernel")])]
     assert found == {"inner.head.kernel": "Dense after Flatten (4, 3, 2)"}
     encoder = functional(
         {"class_name": "InputLayer", "config": {"name": "i", "batch_shape": [None, 8, 8, 3]}},
@@ -302,7 +302,7 @@ def test_models_in_models_are_followed() -> None:
         ends=["flatten"],
         name="inner",
     )
-    found = kinds_listed(chain(encoder, dense("last")), [tensor("last", "kernel")])
+    found = kinds_by_name(chain(encoder, dense("last")), [tensor("last", "kernel")])
     assert found == {"last.kernel": "Dense after Flatten (*, 6)"}
 
 
@@ -344,7 +344,7 @@ def test_models_in_models_are_found_by_the_names_of_both() -> None:
         tensor("inner", "other", "kernel"),
         tensor("foreign", "kernel"),
     ]
-    assert kinds_listed(config, found) == wanted
+    assert kinds_by_name(config, found) == wanted
 
 
 def test_groups_are_counted_as_keras_counts_them() -> None:
@@ -356,8 +356,8 @@ def test_groups_are_counted_as_keras_counts_them() -> None:
         "foreign": ("layers", "dense_2"),
     }
     found = [tensor(name, key="/" + "/".join((*group, "vars", "0"))) for name, group in groups.items()]
-    assert kinds_grouped(config, groups.values(), found) == dict.fromkeys("abc", "Dense")
-    without = kinds_grouped(None, groups.values(), found)
+    assert kinds_by_group(config, groups.values(), found) == dict.fromkeys("abc", "Dense")
+    without = kinds_by_group(None, groups.values(), found)
     assert without == dict.fromkeys(groups, UNWIRED)
 
 
@@ -368,7 +368,7 @@ def test_a_group_is_believed_in_lists_of_layers_alone() -> None:
         "/layers/time_distributed/layer/vars/0",
         "/layers/dense",
     ]
-    assert kinds_grouped(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
+    assert kinds_by_group(None, (), [tensor(str(at), key=key) for at, key in enumerate(keys)]) == {
         "3": "Dense of unknown wiring"
     }
 

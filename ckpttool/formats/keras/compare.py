@@ -5,26 +5,32 @@ Source: Keras ``src/legacy/saving/legacy_h5_format.py``, ``src/saving/saving_lib
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ckpttool.formats.hdf5.tensors import Opened
-from ckpttool.formats.keras.layers import Layer, Shape, layer_of, listed, weights_of
-from ckpttool.report import Finding, counted, error
+from ckpttool.formats.keras.layers import (
+    LAYERS_KEY,
+    Group,
+    Layer,
+    Shape,
+    layer_of,
+    layers_listed_by,
+    layers_with_groups,
+    weights_of,
+)
+from ckpttool.formats.keras.layout import Groups, called_in
+from ckpttool.report import Finding, counted, error, warning
 from ckpttool.wire.jsontext import objects
-
-Group = tuple[str, ...]
 
 _MAX_COMPARED = 100
 """The most different shapes in one layer that are compared, each with each."""
 _SEEDS = "seed_generator"
-LAYERS = "layers"
-_CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
-"""What Keras calls a class in its source, where a configuration calls it differently."""
 _ODD_TOP = "_layer_checkpoint_dependencies"
 """How Keras 2.12 and before began the names of a model's layers."""
+_WRAPPED = "layer"
+"""Where a wrapper has its layer, in its group and in its configuration."""
 
 
 def compare_listed(config: object, layers: Mapping[str, Sequence[Shape]]) -> Iterator[Finding]:
@@ -38,14 +44,14 @@ def compare_listed(config: object, layers: Mapping[str, Sequence[Shape]]) -> Ite
     if model is None or not model.is_model:
         return
     is_built = _is_built(model) or any(layers.values())
-    known = listed(model)
+    known = layers_listed_by(model)
     for layer in known:
         if layer.name not in layers and not (is_built and weights_of(layer)):
             continue
-        yield from _judged(layer, layers.get(layer.name, ()), is_built=is_built)
+        yield from _layer_findings(layer, layers.get(layer.name, ()), is_built=is_built)
     for name in layers.keys() - {layer.name for layer in known}:
         if layers[name]:
-            yield _foreign(name)
+            yield _foreign_weights(name)
 
 
 def compare_grouped(config: object, opened: Opened) -> Iterator[Finding]:
@@ -56,10 +62,12 @@ def compare_grouped(config: object, opened: Opened) -> Iterator[Finding]:
         return
     layers = filter(None, map(layer_of, objects(config)))
     names = Counter(layer.name for layer in layers if layer.name)
-    yield from _Grouped(opened, {name for name, count in names.items() if count > 1}).compare(model, ())
+    yield from _GroupedWeights(opened, {name for name, count in names.items() if count > 1}).compare(
+        model, ()
+    )
 
 
-class _Grouped:
+class _GroupedWeights:
     """The groups of a file, compared model by model; a layer that several share is stored once."""
 
     def __init__(self, opened: Opened, shared: set[str]) -> None:
@@ -69,10 +77,10 @@ class _Grouped:
         self._shared = shared
 
     def compare(self, model: Layer, place: Group) -> Iterator[Finding]:
-        top = (*place, LAYERS)
+        top = (*place, LAYERS_KEY)
         filled = {path[len(top)] for path in self._below(top) if len(path) > len(top)}
         is_built = bool(place) or _is_built(model) or bool(filled)
-        for layer, candidates in grouped(model):
+        for layer, candidates in layers_with_groups(model):
             name = next((name for name in candidates if (*top, name) in self._groups), candidates[0])
             filled.discard(name)
             group = (*top, name)
@@ -81,8 +89,8 @@ class _Grouped:
                 continue
             found = [self._shapes[path] for path in self._below(group)]
             if found or layer.name not in self._shared:
-                yield from _judged(layer, found, is_built=is_built)
-        yield from (_foreign("/" + "/".join((*top, name))) for name in sorted(filled))
+                yield from _layer_findings(layer, found, is_built=is_built)
+        yield from (_foreign_weights("/" + "/".join((*top, name))) for name in sorted(filled))
 
     def _below(self, group: Group) -> Iterator[Group]:
         """Yield the weights below a group."""
@@ -94,34 +102,16 @@ class _Grouped:
                 yield path
 
 
-def grouped(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
-    """Yield each layer with the names that Keras 3 and Keras 2 give to its group."""
-    used: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for layer in listed(model):
-        names = []
-        for counter, words in zip(used, ("[a-z]+", "[a-z0-9]+"), strict=True):
-            name = snake_case(_CLASSES.get(layer.kind, layer.kind.rpartition(">")[2]), words)
-            names.append(f"{name}_{counter[name]}" if counter[name] else name)
-            counter[name] += 1
-        yield layer, (names[0], names[1])
-
-
-def snake_case(name: str, words: str) -> str:
-    """Return what Keras names a group after a class; ``words`` is a pattern, in which Keras 2 has digits."""
-    name = re.sub(rf"(.)([A-Z]{words})", r"\1_\2", re.sub(r"\W+", "", name))
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
-
-
 def _is_built(model: Layer) -> bool:
-    """Tell whether its layers have weights already; a chain without an input has none until it is used."""
+    """Return whether its layers have weights already; a chain without an input has none until it is used."""
     if model.kind != "Sequential" or model.config.get("build_input_shape") or model.node.get("build_config"):
         return True
-    first = next(iter(listed(model)), None)
+    first = next(iter(layers_listed_by(model)), None)
     told = ("batch_input_shape", "batch_shape")
     return first is not None and (first.kind == "InputLayer" or any(key in first.config for key in told))
 
 
-def _judged(layer: Layer, found: Sequence[Shape], *, is_built: bool) -> Iterator[Finding]:
+def _layer_findings(layer: Layer, found: Sequence[Shape], *, is_built: bool) -> Iterator[Finding]:
     """Compare the weights of one layer with what its configuration makes."""
     wanted = weights_of(layer)
     if wanted is None or (not found and not is_built):
@@ -131,13 +121,13 @@ def _judged(layer: Layer, found: Sequence[Shape], *, is_built: bool) -> Iterator
         code = "weight-missing" if len(found) < len(wanted) else "weight-extra"
         message = f"{counted(len(found), 'weight')}, and its configuration ({layer.kind}) makes {len(wanted)}"
         yield error(code, message, where)
-    elif not _are_alike(set(found), set(wanted)):
+    elif not _shapes_match(set(found), set(wanted)):
         makes = f"its configuration ({layer.kind}) makes {_shown(wanted)}"
         yield error("weight-shape", f"weights of shapes {_shown(found)}, and {makes}", where)
 
 
-def _are_alike(found: set[Shape], wanted: set[Shape]) -> bool:
-    """Tell whether each shape has one among the others that it could be."""
+def _shapes_match(found: set[Shape], wanted: set[Shape]) -> bool:
+    """Return whether each shape has one among the others that it could be."""
     if len(found) > _MAX_COMPARED or len(wanted) > _MAX_COMPARED:
         return True
     return all(any(_fits(shape, one) for one in wanted) for shape in found) and all(
@@ -161,5 +151,50 @@ def _shown(shapes: Sequence[Shape]) -> str:
     return ", ".join(list(told)[:8]) + (", …" if len(shapes) > 8 else "")
 
 
-def _foreign(name: str) -> Finding:
+def _foreign_weights(name: str) -> Finding:
     return error("weight-extra", "weights of what is no layer of the configuration", f"{name:.200}")
+
+
+# Names of layers ------------------------------------------------------------------------------------
+
+
+def layer_names_by_group(config: object, paths: Iterable[Group]) -> dict[Group, str]:
+    """Return what the layers of a model are called, by their groups, also of models inside it.
+
+    Args:
+        config: The whole model's.
+        paths: Groups and datasets of its file.
+    """
+    model = layer_of(config)
+    if model is None or not model.is_model:
+        return {}
+    return dict(_names_by_group(model, (), {path[:at] for path in paths for at in range(1, len(path) + 1)}))
+
+
+def _names_by_group(model: Layer, place: Group, present: Collection[Group]) -> Iterator[tuple[Group, str]]:
+    for layer, candidates in layers_with_groups(model):
+        group = next(
+            (one for name in candidates if (one := (*place, LAYERS_KEY, name)) in present),
+            (*place, LAYERS_KEY, candidates[0]),
+        )
+        if layer.name:
+            yield group, layer.name
+        inside, inner = (*group, _WRAPPED), layer_of(layer.config.get(_WRAPPED))
+        if layer.is_model:
+            yield from _names_by_group(layer, group, present)
+        elif layer.is_known and inner is not None and inside in present:
+            if inner.name:
+                yield inside, inner.name
+            if inner.is_model:
+                yield from _names_by_group(inner, inside, present)
+
+
+def compare_layer_names(told: Mapping[Group, str], groups: Groups) -> Iterator[Finding]:
+    """Yield a warning for each layer that its group and the configuration call differently."""
+    for group, name in told.items():
+        own = called_in(groups, group)
+        if own is not None and own != name:
+            message = (
+                f"its group says that it is layer {own!r:.100}, and the configuration says {name!r:.100}"
+            )
+            yield warning("layer-name", message, "/" + "/".join(group))

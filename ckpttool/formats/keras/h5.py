@@ -38,19 +38,19 @@ class KerasH5(Format):
         if not is_hdf5(probe):
             return False
         WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
-        from ckpttool.formats.keras.layout import variant_of
+        from ckpttool.formats.keras.layout import kind_of_file
 
         try:
-            return variant_of(looked_at(probe)) is not None
+            return kind_of_file(looked_at(probe)) is not None
         except DamagedCheckpoint:
             return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.keras.layout import layers_of, named_tensors, training_of, variant_of
+        from ckpttool.formats.keras.layout import kind_of_file, layers_of, tensors_with_names, training_of
         from ckpttool.formats.keras.native import h5_native
 
         opened = looked_at(probe)
-        tensors = named_tensors(opened)
+        tensors = tensors_with_names(opened)
         told, findings, safety = _told(opened, probe.path)
         if opened.complete and "model_config" in told:
             from ckpttool.formats.keras.compare import compare_listed
@@ -59,7 +59,7 @@ class KerasH5(Format):
         found = Checkpoint(
             path=probe.path,
             format=self.name,
-            variant=variant_of(opened),
+            variant=kind_of_file(opened),
             tensors=tensors,
             files=(FileEntry(probe.path, probe.source.size),),
             spans=opened.spans,
@@ -78,11 +78,11 @@ class KerasH5(Format):
 
 def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
     """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
-    from ckpttool.formats.keras.kinds import kinds_grouped, kinds_listed
+    from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name
 
     if "model_config" in told:
-        return kinds_listed(told["model_config"], tensors)
-    return kinds_grouped(None, opened.tree.groups, tensors)
+        return kinds_by_name(told["model_config"], tensors)
+    return kinds_by_group(None, opened.tree.groups, tensors)
 
 
 def _beside(probe: Probe) -> Iterator[Finding]:

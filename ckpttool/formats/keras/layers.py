@@ -8,6 +8,8 @@ Source: Keras ``src/layers``; tf_keras ``src/layers``.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -15,11 +17,8 @@ from ckpttool.formats.keras.names import WITHOUT, part_of_keras
 
 Shape = tuple[int | None, ...] | None
 """The shape of a weight; None for an axis of any length, and for any shape at all."""
-
 Config = Mapping[str, Any]
-
 MODELS = frozenset({"Functional", "Sequential", "Model"})
-
 _PLAIN_POLICIES = frozenset({"DTypePolicy", "FloatDTypePolicy", "Policy"})
 _CHANGED_BY = (
     "lora_rank",
@@ -31,6 +30,14 @@ _CHANGED_BY = (
     "stateful",
 )
 """Settings that change which weights a layer has, or how they are stored."""
+_UNKNOWN_SHAPE: Shape = (-1,)
+"""Stands among the weights of what has an inner layer that nobody can tell of."""
+_MANY = 1000
+"""How many weights no recurrent layer has; nested ones would double them at each level."""
+Group = tuple[str, ...]
+LAYERS_KEY = "layers"
+_SOURCE_CLASSES = {"GroupQueryAttention": "GroupedQueryAttention"}
+"""What Keras calls a class in its source, where a configuration calls it differently."""
 
 
 class Layer(NamedTuple):
@@ -43,15 +50,15 @@ class Layer(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Tell whether its class is one of Keras's own."""
+        """Return whether its class is one of Keras's own."""
         module, registered = self.node.get("module"), self.node.get("registered_name")
         is_kerass = module is None or (isinstance(module, str) and part_of_keras(module) is not None)
         return is_kerass and registered in (None, self.kind)
 
     @property
     def is_model(self) -> bool:
-        """Tell whether it is made of layers that its configuration lists."""
-        return self.is_known and self.kind in MODELS and bool(listed(self))
+        """Return whether it is made of layers that its configuration lists."""
+        return self.is_known and self.kind in MODELS and bool(layers_listed_by(self))
 
 
 def layer_of(node: object) -> Layer | None:
@@ -69,17 +76,38 @@ def layer_of(node: object) -> Layer | None:
     return Layer(name if isinstance(name, str) else "", kind, config, node)
 
 
-def listed(model: Layer) -> list[Layer]:
+def layers_listed_by(model: Layer) -> list[Layer]:
     """Return the layers that a model is made of."""
     layers = model.config.get("layers")
     found = map(layer_of, layers if isinstance(layers, list) else ())
     return [layer for layer in found if layer is not None]
 
 
+def layers_with_groups(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
+    """Yield each layer with the names that Keras 3 and Keras 2 give to its group."""
+    used: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+    for layer in layers_listed_by(model):
+        names = []
+        for counter, words in zip(used, ("[a-z]+", "[a-z0-9]+"), strict=True):
+            name = snake_case(_SOURCE_CLASSES.get(layer.kind, layer.kind.rpartition(">")[2]), words)
+            names.append(f"{name}_{counter[name]}" if counter[name] else name)
+            counter[name] += 1
+        yield layer, (names[0], names[1])
+
+
+def snake_case(name: str, words: str) -> str:
+    """Return what Keras names a group after a class; ``words`` is a pattern, in which Keras 2 has digits."""
+    name = re.sub(rf"(.)([A-Z]{words})", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+# The weights of a layer -----------------------------------------------------------------------------
+
+
 def weights_of(layer: Layer) -> list[Shape] | None:
-    """Return the shapes of the weights that a layer has once it is built, or None where nobody can tell."""
+    """Return the shapes of the weights that a layer has once it is built, or None if nobody can tell."""
     if layer.is_model:
-        return _of_model(layer)
+        return _weights_of_model(layer)
     rule = RULES.get(layer.kind)
     if rule is None or not layer.is_known or not _is_plain(layer.config):
         return None
@@ -87,7 +115,7 @@ def weights_of(layer: Layer) -> list[Shape] | None:
     given = built.get("input_shape") if isinstance(built, Mapping) else None
     is_shape = isinstance(given, list) and all(one is None or type(one) is int for one in given)
     try:
-        told = list(rule(layer.config, Given(given if is_shape and given else None)))
+        told = list(rule(layer.config, BuildShape(given if is_shape and given else None)))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
     return told if all(map(_is_possible, told)) else None
@@ -97,8 +125,8 @@ def _is_possible(shape: Shape) -> bool:
     return shape is None or all(one is None or (type(one) is int and 0 <= one < 1 << 63) for one in shape)
 
 
-def _of_model(model: Layer) -> list[Shape] | None:
-    layers = listed(model)
+def _weights_of_model(model: Layer) -> list[Shape] | None:
+    layers = layers_listed_by(model)
     if len({layer.name for layer in layers}) < len(layers):
         return None
     found: list[Shape] = []
@@ -121,17 +149,10 @@ def _is_plain(config: Config) -> bool:
     return not any(config.get(key) for key in _CHANGED_BY)
 
 
-# Rules -----------------------------------------------------------------------------------------------
-
-_UNTOLD: Shape = (-1,)
-"""Stands among the weights of what has an inner layer that nobody can tell of."""
+# Rules ----------------------------------------------------------------------------------------------
 
 
-_MANY = 1000
-"""How many weights no recurrent layer has; nested ones would double them at each level."""
-
-
-class Given(NamedTuple):
+class BuildShape(NamedTuple):
     """The shape of what a layer was built for, where that is known; with the batch."""
 
     shape: list[int | None] | None
@@ -145,7 +166,7 @@ class Given(NamedTuple):
         return self.along(-1 if config["data_format"] == "channels_last" else 1)
 
 
-Rule = Callable[[Config, Given], Iterator[Shape]]
+Rule = Callable[[Config, BuildShape], Iterator[Shape]]
 
 
 def _times(length: int | None, factor: int) -> int | None:
@@ -159,75 +180,75 @@ def _bias(config: Config, *shape: int | None) -> Iterator[Shape]:
         yield shape
 
 
-def _dense(config: Config, given: Given) -> Iterator[Shape]:
+def _dense(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield given.along(-1), config["units"]
     yield from _bias(config, config["units"])
 
 
-def _einsum(config: Config, given: Given) -> Iterator[Shape]:
+def _einsum(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
     if config["bias_axes"]:
         yield None
 
 
-def _embedding(config: Config, given: Given) -> Iterator[Shape]:
+def _embedding(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
 
 
-def _reversible(config: Config, given: Given) -> Iterator[Shape]:
+def _reversible(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
     if not config["tie_weights"]:
         yield config["output_dim"], config["input_dim"]
 
 
-def _convolution(config: Config, given: Given) -> Iterator[Shape]:
+def _convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
     channels, filters = given.channels(config), config["filters"]
     yield *config["kernel_size"], None if channels is None else channels // config["groups"], filters
     yield from _bias(config, filters)
 
 
-def _transposed(config: Config, given: Given) -> Iterator[Shape]:
+def _transposed(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield *config["kernel_size"], config["filters"], given.channels(config)
     yield from _bias(config, config["filters"])
 
 
-def _depthwise(config: Config, given: Given) -> Iterator[Shape]:
+def _depthwise(config: Config, given: BuildShape) -> Iterator[Shape]:
     channels = given.channels(config)
     yield *config["kernel_size"], channels, config["depth_multiplier"]
     yield from _bias(config, _times(channels, config["depth_multiplier"]))
 
 
-def _separable(config: Config, given: Given) -> Iterator[Shape]:
+def _separable(config: Config, given: BuildShape) -> Iterator[Shape]:
     channels, size = given.channels(config), config["kernel_size"]
     yield *size, channels, config["depth_multiplier"]
     yield *(1 for _ in size), _times(channels, config["depth_multiplier"]), config["filters"]
     yield from _bias(config, config["filters"])
 
 
-def _local(config: Config, given: Given) -> Iterator[Shape]:
+def _local(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
     if config["use_bias"]:
         yield None
 
 
-def _normalized(config: Config, given: Given) -> Shape:
+def _normalized(config: Config, given: BuildShape) -> Shape:
     axis = config["axis"]
     axis = axis[0] if isinstance(axis, list) and len(axis) == 1 else axis
     return (given.along(axis),) if isinstance(axis, int) else None
 
 
-def _scale_and_center(config: Config, given: Given) -> Iterator[Shape]:
+def _scale_and_center(config: Config, given: BuildShape) -> Iterator[Shape]:
     shape = _normalized(config, given)
     yield from (shape for key in ("scale", "center") if config[key])
 
 
-def _batch(config: Config, given: Given) -> Iterator[Shape]:
+def _batch(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from _scale_and_center(config, given)
     yield from (_normalized(config, given),) * 2  # moving mean and variance
 
 
 def _recurrent(gates: int) -> Rule:
-    def rule(config: Config, given: Given) -> Iterator[Shape]:
+    def rule(config: Config, given: BuildShape) -> Iterator[Shape]:
         units = config["units"]
         yield given.along(-1), units * gates
         yield units, units * gates
@@ -236,14 +257,14 @@ def _recurrent(gates: int) -> Rule:
     return rule
 
 
-def _recurrent_convolution(config: Config, given: Given) -> Iterator[Shape]:
+def _recurrent_convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
     filters, size = config["filters"], config["kernel_size"]
     yield *size, None, 4 * filters
     yield *size, filters, 4 * filters
     yield from _bias(config, 4 * filters)
 
 
-def _attention(config: Config, given: Given) -> Iterator[Shape]:
+def _attention(config: Config, given: BuildShape) -> Iterator[Shape]:
     heads, keys = config["num_heads"], config["key_dim"]
     values = config["value_dim"] or keys
     for shape in ((heads, keys), (heads, keys), (heads, values)):
@@ -254,7 +275,7 @@ def _attention(config: Config, given: Given) -> Iterator[Shape]:
         yield None
 
 
-def _grouped_attention(config: Config, given: Given) -> Iterator[Shape]:
+def _grouped_attention(config: Config, given: BuildShape) -> Iterator[Shape]:
     for heads in ("num_query_heads", "num_key_value_heads", "num_key_value_heads"):
         yield None, config[heads], config["head_dim"]
         yield from _bias(config, config[heads], config["head_dim"])
@@ -263,38 +284,38 @@ def _grouped_attention(config: Config, given: Given) -> Iterator[Shape]:
         yield (None,)
 
 
-def _scaled(config: Config, given: Given) -> Iterator[Shape]:
+def _scaled(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from (None for key in ("use_scale",) if config[key])
     yield from (None for _ in (1,) if config.get("score_mode") == "concat")
 
 
-def _inner(node: object) -> Iterator[Shape]:
+def _inner_weights(node: object) -> Iterator[Shape]:
     layer = layer_of(node)
     told = None if layer is None else [] if layer.kind in WITHOUT else weights_of(layer)
-    yield from [_UNTOLD] if told is None else told
+    yield from [_UNKNOWN_SHAPE] if told is None else told
 
 
-def _wrapper(config: Config, given: Given) -> Iterator[Shape]:
-    yield from _inner(config["layer"])
+def _wrapper(config: Config, given: BuildShape) -> Iterator[Shape]:
+    yield from _inner_weights(config["layer"])
 
 
-def _both(config: Config, given: Given) -> Iterator[Shape]:
-    forward = list(_inner(config["layer"]))
+def _both(config: Config, given: BuildShape) -> Iterator[Shape]:
+    forward = list(_inner_weights(config["layer"]))
     backward = config.get("backward_layer")
     yield from forward
-    yield from _inner(backward) if backward else forward if len(forward) < _MANY else [_UNTOLD]
+    yield from _inner_weights(backward) if backward else forward if len(forward) < _MANY else [_UNKNOWN_SHAPE]
 
 
-def _cells(config: Config, given: Given) -> Iterator[Shape]:
+def _cells(config: Config, given: BuildShape) -> Iterator[Shape]:
     for cell in config["cells"]:
-        yield from _inner(cell)
+        yield from _inner_weights(cell)
 
 
-def _cell(config: Config, given: Given) -> Iterator[Shape]:
-    yield from _inner(config["cell"])
+def _cell(config: Config, given: BuildShape) -> Iterator[Shape]:
+    yield from _inner_weights(config["cell"])
 
 
-def _one(config: Config, given: Given) -> Iterator[Shape]:
+def _one(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
 
 

@@ -42,7 +42,7 @@ _WRAPPED = ("layer", "forward_layer", "backward_layer")
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
 
 
-def variant_of(opened: Opened) -> str | None:
+def kind_of_file(opened: Opened) -> str | None:
     """Return which kind of Keras file it is: a whole model, weights, or None for neither."""
     groups, root = opened.tree.groups, opened.tree.groups.get((), {})
     if "model_config" in root or "layer_names" in groups.get(("model_weights",), {}):
@@ -69,13 +69,13 @@ def names_in(attributes: Attributes, key: str) -> list[str] | None:
 
 
 def top_of(groups: Groups) -> tuple[str, ...] | None:
-    """Return the group that lists layers, or None where there is none."""
+    """Return the group that lists layers, or None if there is none."""
     tops: tuple[tuple[str, ...], ...] = ("model_weights",), ()
     return next((top for top in tops if names_in(groups.get(top, {}), "layer_names") is not None), None)
 
 
 def layers_of(opened: Opened) -> dict[str, list[tuple[int, ...] | None]]:
-    """Return the shapes of the weights that each listed layer lists; None where one is not there."""
+    """Return the shapes of the weights that each listed layer lists; None if one is not there."""
     groups = opened.tree.groups
     top = top_of(groups)
     found: dict[str, list[tuple[int, ...] | None]] = {}
@@ -99,11 +99,11 @@ def _missing_groups(groups: Groups, top: tuple[str, ...]) -> Iterator[Finding]:
             )
 
 
-def named_tensors(opened: Opened, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
+def tensors_with_names(opened: Opened, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
     groups = opened.tree.groups
     top = top_of(groups)
-    tensors, findings = named(groups, opened.tensors, called)
+    tensors, findings = name_tensors(groups, opened.tensors, called)
     if top is not None and opened.complete:
         opened.findings += _missing_groups(groups, top)
         opened.findings += findings
@@ -112,7 +112,7 @@ def named_tensors(opened: Opened, called: Called = MappingProxyType({})) -> tupl
     return tensors
 
 
-def named(
+def name_tensors(
     groups: Groups, stored: Mapping[tuple[str, ...], Tensor], called: Called = MappingProxyType({})
 ) -> tuple[tuple[Tensor, ...], list[Finding]]:
     """Return tensors with the names that Keras gives them, and what its lists say of them that is wrong.
@@ -123,7 +123,9 @@ def named(
         called: What a configuration calls layers; where a group says it, that holds.
     """
     top = top_of(groups)
-    listed = [] if top is None else [*_layers(groups, top), *(_optimizer(groups) if top else ())]
+    listed = (
+        [] if top is None else [*_listed_weights(groups, top), *(_listed_optimizer(groups) if top else ())]
+    )
     tensors, findings, taken, used = [], [], set(), set()
     for raw, path, role in listed:
         tensor = stored.get(raw)
@@ -141,7 +143,7 @@ def named(
         message = "its layer does not list it, so that Keras would not read it"
         findings += (error("weight-extra", message, "/" + "/".join(one)) for one in unlisted)
     rest.sort(key=lambda path: [natural(part) for part in path])
-    known = _unambiguous({path: _known(groups, path, called) for path in rest}, used)
+    known = _unambiguous({path: _known_path(groups, path, called) for path in rest}, used)
     for path in rest:
         renamed = replace(stored[path], path=known[path], role=role_of(path), key=_key(path, known[path]))
         tensors.append(renamed)
@@ -152,7 +154,7 @@ def _key(raw: tuple[str, ...], name: Path) -> str | None:
     return "/" + "/".join(raw) if name != raw else None
 
 
-def _known(groups: Groups, path: Path, called: Called) -> Path:
+def _known_path(groups: Groups, path: Path, called: Called) -> Path:
     """Return the path under which people know a numbered variable: by the names of layers.
 
     Keras names the groups of a model's layers after their classes, and numbers them in the model's order;
@@ -196,7 +198,7 @@ def _renamed_ties(stored: Mapping[tuple[str, ...], Tensor], tensors: list[Tensor
     )
 
 
-def _layers(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+def _listed_weights(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
     for layer in [*(names_in(groups.get(top, {}), "layer_names") or ()), TOP_LEVEL]:
         group = (*top, *layer.split("/"))
         for weight in names_in(groups.get(group, {}), "weight_names") or ():
@@ -209,7 +211,7 @@ def _layers(groups: Groups, top: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
             yield (*group, *parts), (*prefix, *told), role
 
 
-def _optimizer(groups: Groups) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
+def _listed_optimizer(groups: Groups) -> Iterator[tuple[tuple[str, ...], Path, Role]]:
     group = ("optimizer_weights",)
     for weight in names_in(groups.get(group, {}), "weight_names") or ():
         parts = weight.split("/")
@@ -251,7 +253,7 @@ def _optimizers(tensors: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _scales_loss(path: Path) -> bool:
-    """Tell whether a variable is of an optimizer around another one, which never counts its own steps."""
+    """Return whether a variable is of an optimizer around another one, which never counts its own steps."""
     return str(path[-2:-1][0]).startswith(_SCALER) if len(path) > 1 else False
 
 
@@ -293,11 +295,11 @@ def configured_rate(told: Mapping[str, Any]) -> float | None:
         for key in keys:
             node = node.get(key) if isinstance(node, Mapping) else None
         if isinstance(node, float | int) and not isinstance(node, bool):
-            return _as_written(node)
+            return _written_rate(node)
     return None
 
 
-def _as_written(rate: float) -> float:
+def _written_rate(rate: float) -> float:
     """Return a rate with the digits that 32 bits have, where it has no more."""
     try:
         (single,) = struct.unpack("<f", struct.pack("<f", rate))

@@ -14,10 +14,9 @@ from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.tensors import Opened, open_h5
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.keras.called import called, compare_called
-from ckpttool.formats.keras.compare import compare_grouped
+from ckpttool.formats.keras.compare import compare_grouped, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
-from ckpttool.formats.keras.layout import named_tensors
+from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
 from ckpttool.formats.parts import placed
 from ckpttool.formats.pickles import is_pickle
@@ -70,11 +69,7 @@ class Model:
         return version if isinstance(version, str) else None
 
     def read(self) -> tuple[Tensor, ...]:
-        """Return the tensors, having looked at every record.
-
-        Raises:
-            DamagedCheckpoint: Two records have one name.
-        """
+        """Return the tensors, having looked at every record."""
         for member in self.archive.members:
             if member.name in self._by_name:
                 found = "two records with one name"
@@ -93,11 +88,7 @@ class Model:
         return describe_members(self.archive, lambda name: name in (CONFIG, METADATA, WEIGHTS, ENTRY))
 
     def native(self, tensors: tuple[Tensor, ...]) -> dict[str, bytes]:
-        """Return what is needed to write the model again; see ``keras_native``.
-
-        Raises:
-            CheckpointError: A record can't be read.
-        """
+        """Return what is needed to write the model again; see ``keras_native``."""
         from ckpttool.formats.keras.native import ASSET, STORED, stored_native
         from ckpttool.formats.keras.native import CONFIG as KEPT_CONFIG
         from ckpttool.formats.keras.native import METADATA as KEPT_METADATA
@@ -110,19 +101,15 @@ class Model:
         return found
 
     def entry(self) -> bytes | None:
-        """Return the entry ``ckpttool.content``, None where there is none.
-
-        Raises:
-            CheckpointError: It can't be read.
-        """
+        """Return the entry ``ckpttool.content``, None if there is none."""
         return self._text(ENTRY) if ENTRY in self._by_name else None
 
     def layers(self, tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
         """Return what the layers of weights are."""
-        from ckpttool.formats.keras.kinds import kinds_grouped
+        from ckpttool.formats.keras.kinds import kinds_by_group
 
         groups = () if self.weights is None else self.weights.tree.groups
-        return kinds_grouped(self.told.get("model_config"), groups, tensors)
+        return kinds_by_group(self.told.get("model_config"), groups, tensors)
 
     def _text(self, name: str) -> bytes:
         member = self._by_name[name]
@@ -202,14 +189,14 @@ class Model:
             self._lost(WEIGHTS, failure)
             return ()
         groups = self.weights.tree.groups
-        told = called(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
-        tensors = named_tensors(self.weights, told)
+        told = layer_names_by_group(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
+        tensors = tensors_with_names(self.weights, told)
         self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
         if self.weights.complete and "model_config" in self.told:
             self.findings += compare_grouped(self.told["model_config"], self.weights)
-            self.findings += compare_called(told, groups)
+            self.findings += compare_layer_names(told, groups)
         return tensors
 
     def _without_weights(self) -> None:

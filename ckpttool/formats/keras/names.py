@@ -173,7 +173,7 @@ WITHOUT = frozenset(_LAYERS_WITHOUT.split())
 
 
 def part_of_keras(module: str) -> str | None:
-    """Return the part of Keras that a module belongs to, "" for the top, or None where it is none."""
+    """Return the part of Keras that a module belongs to, "" for the top, or None if it is none."""
     for root in _ROOTS:
         if module == root:
             return ""

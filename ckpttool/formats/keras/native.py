@@ -51,12 +51,12 @@ class Stored:
 
     @property
     def lists(self) -> bool:
-        """Tell whether layers and weights are listed in attributes, as ``.h5`` does; or else numbered."""
+        """Return whether layers and weights are listed in attributes, as ``.h5`` does; or else numbered."""
         return top_of(self.groups) is not None
 
 
 def is_own_asset(name: str) -> bool:
-    """Tell whether a record is a file beside a model as Keras's own layers write it: they read its lines."""
+    """Return whether a record is a file beside a model that Keras's own layers write and read."""
     return name.startswith(ASSETS) and name.endswith(_VOCABULARY)
 
 
@@ -102,7 +102,7 @@ def _is_plain(value: object) -> bool:
 
 
 def stored_of(native: Mapping[str, bytes]) -> Stored | None:
-    """Return where the file had what that the content comes from, or None where nothing (valid) says so."""
+    """Return where the file had what that the content comes from, or None if nothing (valid) says so."""
     told = object_of(native.get(STORED, b""))
     groups, paths = told.get("groups"), told.get("datasets")
     if not isinstance(groups, list) or not isinstance(paths, dict):

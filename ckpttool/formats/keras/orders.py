@@ -1,22 +1,27 @@
-"""In which order a tensor has its features on its way through a model of Keras, as against PyTorch.
+"""Which layers of a Keras model have weights in another order than PyTorch's, as something was flattened.
 
-Source: Keras ``src/layers``.
+The configuration is followed from layer to layer. If something is not plainly the same in PyTorch, a layer's
+order is in doubt: what stands behind a Permute, a Reshape or a layer that is not Keras's, and what a Reshape
+takes.
+
+Source: Keras ``src/layers``, ``src/models/functional.py``; tf_keras ``src/engine/functional.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
+
+from ckpttool.formats.keras.layers import Layer, layers_listed_by
+from ckpttool.wire.jsontext import objects
 
 Place = tuple[str, ...]
 Way = Literal["input", "features", "series", "image", "flat", "untold"]
-
 UNLIKE = " unlike PyTorch's: "
 """Stands between the class of a layer and why its weights may be in another order than PyTorch's."""
 BEFORE = "stands before it"
 SEQUENCE = 2
 """The axes of a sequence, without the batch; more are an image."""
-
 AS_THEY_ARE = frozenset(
     (
         *("Activation", "ActivityRegularization", "AlphaDropout", "Dropout", "ELU", "GaussianDropout"),
@@ -49,6 +54,229 @@ ATTENTIONS = frozenset(
     {"MultiHeadAttention", "Attention", "AdditiveAttention", "GroupQueryAttention", "GroupedQueryAttention"}
 )
 MERGES = frozenset({"Add", "Average", "Maximum", "Minimum", "Multiply", "Subtract"})
+_SEQUENTIAL = "Sequential"
+
+
+def orders_in(model: Layer) -> dict[Place, str]:
+    """Return what is to be said of layers whose weights are in another order, or may be.
+
+    The keys are the names of the models inside of which a layer lies, and its own. Of a Dense that takes
+    flattened images that is their shape, `` after Flatten (4, 3, 4)``, or ``(*, 4)`` where only the channels
+    are told; of others why nobody can tell, behind ``UNLIKE``.
+    """
+    walk = _ModelWalk()
+    walk.through(model, (), _INPUT)
+    return walk.told
+
+
+class _ModelWalk:
+    """The way through a model."""
+
+    def __init__(self) -> None:
+        self.told: dict[Place, str] = {}
+        self._doubted: set[Place] = set()
+        self._rules: dict[str, Callable[[Layer, Place, Order], Order]] = {
+            **dict.fromkeys(AS_THEY_ARE, lambda layer, place, given: given),
+            **dict.fromkeys(NORMS, self._norm),
+            **dict.fromkeys(OVER_IMAGES, self._over_image),
+            **dict.fromkeys(CONVOLUTIONS, self._convolution),
+            **dict.fromkeys(GLOBAL_POOLS, self._global_pool),
+            **dict.fromkeys(RECURRENT, self._recurrent),
+            **dict.fromkeys(ATTENTIONS, self._attention),
+            **dict.fromkeys(MERGES, lambda layer, place, given: given),
+            "Concatenate": lambda layer, place, given: given,
+            "Dense": self._dense,
+            "Embedding": self._embedding,
+            "Flatten": self._flatten,
+            "InputLayer": self._input,
+            "RepeatVector": lambda layer, place, given: given._replace(rank=SEQUENCE),
+            "Reshape": self._reshape,
+            "TimeDistributed": self._distributed,
+        }
+
+    def through(self, model: Layer, place: Place, given: Order) -> Order:
+        """Return what a model gives for what it takes."""
+        if model.kind == _SEQUENTIAL:
+            for layer in layers_listed_by(model):
+                given = self._layer(layer, place, [given])
+            return given
+        layers = {layer.name: layer for layer in layers_listed_by(model)}
+        origins = {
+            name: [*dict.fromkeys(_input_layers(one.node.get("inbound_nodes")))]
+            for name, one in layers.items()
+        }
+        found: dict[str, Order] = {}
+        for name in _layers_in_order(origins):
+            before = [found.get(one, unknown_order("what is not told")) for one in origins[name]]
+            is_input = layers[name].kind == "InputLayer"
+            found[name] = self._layer(layers[name], place, before or ([given] if is_input else []))
+        ends = [found[name] for name in _input_layers(model.config.get("output_layers")) if name in found]
+        return merge_orders(ends)
+
+    def _layer(self, layer: Layer, place: Place, before: Sequence[Order]) -> Order:
+        own = (*place, layer.name)
+        given = merge_orders(before, joined=layer.kind == "Concatenate")
+        if not given.is_known and len(before) > 1:
+            self._mark(given.makers, f"it is joined with what {given.said or 'a Flatten'} gives")
+        if layer.is_model:
+            return self.through(layer, own, given)
+        rule = self._rules.get(layer.kind) if layer.is_known else None
+        if rule is not None:
+            return rule(layer, own, given)
+        self._mark({own}, given.why if not given.is_known else "")
+        self._mark(given.makers, f"a {layer.kind} takes what it gives")
+        return unknown_order(f"a {layer.kind}", given.makers)
+
+    def _mark(self, places: Sequence[Place] | frozenset[Place] | set[Place], why: str) -> None:
+        for place in places if why else ():
+            if place not in self._doubted:  # the first reason counts
+                self._doubted.add(place)
+                self.told[place] = UNLIKE + why
+
+    def _weighted(self, place: Place, given: Order) -> None:
+        if not given.is_known:
+            self._mark({place}, given.why)
+
+    # Layers with weights ------------------------------------------------------------------------------
+
+    def _dense(self, layer: Layer, place: Place, given: Order) -> Order:
+        if given.way == "flat":
+            self.told.setdefault(place, f" after Flatten {given.said}".rstrip())
+        else:
+            self._weighted(place, given)
+        rank = _rank(layer, given)
+        is_open = given.way in ("image", "series") or (given.way == "input" and (rank or 0) > SEQUENCE)
+        is_series = is_open and rank != 1
+        return Order("series" if is_series else "features", rank, makers=frozenset({place}))
+
+    def _norm(self, layer: Layer, place: Place, given: Order) -> Order:
+        self._weighted(place, given)
+        axis = layer.config.get("axis")
+        if isinstance(axis, list) and len(axis) > 1:
+            self._mark({place}, "it has weights along several axes")
+        return given._replace(makers=given.makers | {place})
+
+    def _convolution(self, layer: Layer, place: Place, given: Order) -> Order:
+        self._weighted(place, given)
+        return convolved_order(given, layer.kind, layer.config)
+
+    def _recurrent(self, layer: Layer, place: Place, given: Order) -> Order:
+        self._weighted(place, given)
+        inner = layer.config.get("layer")
+        config = inner.get("config") if isinstance(inner, Mapping) else layer.config
+        returned = config.get("return_sequences") if isinstance(config, Mapping) else None
+        return Order("features", SEQUENCE if returned else 1, makers=frozenset({place}))
+
+    def _attention(self, layer: Layer, place: Place, given: Order) -> Order:
+        self._weighted(place, given)
+        is_plain = given.way in ("input", "features") and given.rank == SEQUENCE
+        return Order("features" if is_plain else "series", given.rank, makers=frozenset({place}))
+
+    def _embedding(self, layer: Layer, place: Place, given: Order) -> Order:
+        rank = _rank(layer, given)
+        return Order("features", None if rank is None else rank + 1, makers=frozenset({place}))
+
+    def _distributed(self, layer: Layer, place: Place, given: Order) -> Order:
+        inner = layer.config.get("layer")
+        kind = inner.get("class_name") if isinstance(inner, Mapping) else None
+        if kind == "Dense" and given.way != "flat":
+            return self._dense(layer, place, given)
+        self._weighted(place, given)
+        return unknown_order("a TimeDistributed", given.makers | {place})
+
+    # Layers without weights ---------------------------------------------------------------------------
+
+    def _input(self, layer: Layer, place: Place, given: Order) -> Order:
+        if len(place) > 1 and given != _INPUT:
+            return given
+        shape = layer.config.get("batch_shape", layer.config.get("batch_input_shape"))
+        if not isinstance(shape, list) or not shape:
+            return given
+        last = shape[-1] if type(shape[-1]) is int and len(shape) > 1 else None
+        return Order("input", len(shape) - 1, channels=last)
+
+    def _over_image(self, layer: Layer, place: Place, given: Order) -> Order:
+        if layer.config.get("data_format") not in (None, "channels_last"):
+            return unknown_order(f"a {layer.kind} of channels first", given.makers)
+        if not given.is_known or given.way == "image":
+            return given
+        is_series = layer.kind.endswith("1D")
+        return given._replace(way="series" if is_series else "image")
+
+    def _global_pool(self, layer: Layer, place: Place, given: Order) -> Order:
+        if layer.config.get("data_format") not in (None, "channels_last"):
+            return unknown_order(f"a {layer.kind} of channels first", given.makers)
+        rank = given.rank if layer.config.get("keepdims") else 1
+        return given if not given.is_known else Order("features", rank, makers=given.makers)
+
+    def _flatten(self, layer: Layer, place: Place, given: Order) -> Order:
+        if layer.config.get("data_format") == "channels_first":
+            return unknown_order("a Flatten of channels first", given.makers)
+        made = flattened_order(given, _shape(layer))
+        if made.way == "flat":
+            self._mark(given.makers if given.way != "image" else (), "a Flatten takes what it gives")
+        return made
+
+    def _reshape(self, layer: Layer, place: Place, given: Order) -> Order:
+        made, is_moved = reshaped_order(given, layer.config.get("target_shape"), _shape(layer))
+        if is_moved:
+            self._mark(given.makers, "a Reshape takes what it gives")
+        return made
+
+
+def _shape(layer: Layer) -> list[int | None] | None:
+    """Return the shape that a layer was built for, without the batch."""
+    built = layer.node.get("build_config")
+    shape = built.get("input_shape") if isinstance(built, Mapping) else None
+    if not isinstance(shape, list) or not shape:
+        return None
+    return [length if type(length) is int else None for length in shape[1:]]
+
+
+def _rank(layer: Layer, given: Order) -> int | None:
+    shape = _shape(layer)
+    return given.rank if shape is None else len(shape)
+
+
+# Connections ----------------------------------------------------------------------------------------
+
+
+def _layers_in_order(origins: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield layers behind those that they take something from; what is in a cycle, in any order."""
+    done: set[str] = set()
+    for start in origins:
+        pending = [(start, False)]
+        entered: set[str] = set()
+        while pending:
+            name, is_left = pending.pop()
+            if is_left:
+                done.add(name)
+                yield name
+            elif name not in done and name not in entered:
+                entered.add(name)
+                pending.append((name, True))
+                pending += [(one, False) for one in origins[name] if one in origins and one not in done]
+
+
+def _input_layers(inbound: object) -> Iterator[str]:
+    """Yield the names of the layers that a layer takes something from."""
+    for one in objects(inbound):
+        history = one.get("keras_history")
+        if isinstance(history, list) and history and isinstance(history[0], str):
+            yield history[0]
+    pending = [inbound]
+    while pending:  # Keras 2: [[["flatten", 0, 0, {}]]]
+        node = pending.pop()
+        if isinstance(node, list) and len(node) in (3, 4) and isinstance(node[0], str):
+            yield node[0]
+            pending += node[3:]
+        elif isinstance(node, list):
+            pending += node
+        elif isinstance(node, Mapping) and "class_name" not in node:
+            pending += node.values()
+
+
+# The order of features between two layers -----------------------------------------------------------
 
 
 class Order(NamedTuple):
@@ -72,7 +300,7 @@ class Order(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Tell whether the last axis has features in the order in which the layers before gave them."""
+        """Return whether the last axis has features in the order in which the layers before gave them."""
         return self.way not in ("flat", "untold")
 
     @property
@@ -81,15 +309,18 @@ class Order(NamedTuple):
         return f"a Flatten {BEFORE}" if self.way == "flat" else f"{self.said} {BEFORE}"
 
 
-def untold(said: str, makers: frozenset[Place] = frozenset()) -> Order:
+_INPUT = Order("input")
+
+
+def unknown_order(said: str, makers: frozenset[Place] = frozenset()) -> Order:
     """Return an order of which nothing is known, because of what."""
     return Order("untold", said=said, makers=makers)
 
 
-def merged(orders: Sequence[Order], *, joined: bool = False) -> Order:
+def merge_orders(orders: Sequence[Order], *, joined: bool = False) -> Order:
     """Return the order of what is made of several tensors, element by element or joined along an axis."""
     makers = frozenset(maker for one in orders for maker in one.makers)
-    first = orders[0] if orders else untold("what is not told")
+    first = orders[0] if orders else unknown_order("what is not told")
     if len(orders) < 2:
         return first._replace(makers=makers)
     unknown = next((one for one in orders if one.way == "untold"), None)
@@ -100,7 +331,7 @@ def merged(orders: Sequence[Order], *, joined: bool = False) -> Order:
     rank = None if None in ranks else max(one for one in ranks if one is not None)
     if "flat" in ways:
         is_one = not joined and len({(one.way, one.said) for one in orders}) == 1
-        return first._replace(makers=makers) if is_one else untold("a Flatten", makers)
+        return first._replace(makers=makers) if is_one else unknown_order("a Flatten", makers)
     channels = {one.channels for one in orders if one.way == "image"}
     known = channels.pop() if len(channels) == 1 and not joined else None
     order: tuple[Way, ...] = ("image", "series", "features", "input")
@@ -108,7 +339,7 @@ def merged(orders: Sequence[Order], *, joined: bool = False) -> Order:
     return Order(way, rank, channels=known, makers=makers)
 
 
-def flattened(given: Order, shape: Sequence[int | None] | None) -> Order:
+def flattened_order(given: Order, shape: Sequence[int | None] | None) -> Order:
     """Return the order behind a Flatten.
 
     Args:
@@ -121,9 +352,9 @@ def flattened(given: Order, shape: Sequence[int | None] | None) -> Order:
     if rank is not None and rank < SEQUENCE:
         return given._replace(rank=1)
     if given.way != "image" and rank == SEQUENCE:
-        return untold("a Flatten", given.makers) if given.way == "series" else given._replace(rank=1)
+        return unknown_order("a Flatten", given.makers) if given.way == "series" else given._replace(rank=1)
     if given.way in ("features", "series") and rank is not None:
-        return untold("a Flatten", given.makers)
+        return unknown_order("a Flatten", given.makers)
     told = shape is not None and all(length is not None and length > 0 for length in shape)
     if told:
         return Order("flat", 1, f"({', '.join(map(str, shape or ()))})")
@@ -131,7 +362,7 @@ def flattened(given: Order, shape: Sequence[int | None] | None) -> Order:
     return Order("flat", 1, f"(*, {given.channels})" if is_image and given.channels else "")
 
 
-def reshaped(given: Order, target: object, shape: Sequence[int | None] | None) -> tuple[Order, bool]:
+def reshaped_order(given: Order, target: object, shape: Sequence[int | None] | None) -> tuple[Order, bool]:
     """Return the order behind a Reshape, and whether what made the features counts in another order.
 
     Args:
@@ -142,22 +373,22 @@ def reshaped(given: Order, target: object, shape: Sequence[int | None] | None) -
     lengths = target if isinstance(target, list) and all(type(one) is int for one in target) else None
     rank = given.rank if shape is None else len(shape)
     if not lengths:
-        return untold("a Reshape", given.makers), True
+        return unknown_order("a Reshape", given.makers), True
     if len(lengths) == 1:
         if given.way == "image" and given.channels == lengths[0]:  # one place for each channel
             return Order("features", 1, makers=given.makers), False
-        return flattened(given, shape), False
+        return flattened_order(given, shape), False
     is_vector = given.way in ("features", "input") and rank in (1, None)
     if is_vector and all(length == 1 for length in lengths[:-1]):
         return given._replace(rank=len(lengths)), False
     if not is_vector:
-        return untold("a Reshape", given.makers), True
+        return unknown_order("a Reshape", given.makers), True
     if len(lengths) == SEQUENCE:
         return Order("series", SEQUENCE), True
     return Order("image", len(lengths), channels=lengths[-1] if lengths[-1] > 0 else None), True
 
 
-def convolved(given: Order, kind: str, config: Mapping[str, object]) -> Order:
+def convolved_order(given: Order, kind: str, config: Mapping[str, object]) -> Order:
     """Return the order behind a convolution."""
     count = config.get("filters")
     if kind.startswith("Depthwise"):
@@ -165,6 +396,6 @@ def convolved(given: Order, kind: str, config: Mapping[str, object]) -> Order:
         count = given.channels * factor if given.channels and type(factor) is int else None
     channels = count if type(count) is int and count > 0 else None
     if config.get("data_format") not in (None, "channels_last"):
-        return untold(f"a {kind} of channels first")
+        return unknown_order(f"a {kind} of channels first")
     found = next(int(axes) for axes in "123" if f"{axes}D" in kind)
     return Order("image", found + 1, channels=channels)

@@ -33,7 +33,7 @@ Entries = Mapping[str, os.DirEntry[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class KerasIndex:
     """What an index says: the shards of each group of variables, and their names without the refused."""
 
     path: str
@@ -43,24 +43,19 @@ class Index:
     findings: tuple[Finding, ...]
 
 
-def read_index(path: str) -> Index:
-    """Return what an index file says.
-
-    Raises:
-        DamagedCheckpoint: It is no JSON, or maps nothing.
-        CheckpointError: It can't be read.
-    """
+def read_index(path: str) -> KerasIndex:
+    """Return what an index file says."""
     told = read_weight_map(path)
     findings = list(told.findings)
     groups: dict[str, tuple[str, ...]] = {}
     for group, names in told.weight_map.items():
-        groups[group] = tuple(_accepted(names if isinstance(names, list) else [names], findings))
+        groups[group] = tuple(_checked_index(names if isinstance(names, list) else [names], findings))
     files = tuple(sorted({name for names in groups.values() for name in names}))
     require_few(path, files)
-    return Index(path, groups, files, told.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
+    return KerasIndex(path, groups, files, told.metadata.get("total_size"), tuple(dict.fromkeys(findings)))
 
 
-def _accepted(names: list[Any], findings: list[Finding]) -> Iterator[str]:
+def _checked_index(names: list[Any], findings: list[Finding]) -> Iterator[str]:
     for name in names:
         why = refusal(name)
         if why is None:
@@ -91,7 +86,7 @@ class KerasSharded(SetFormat):
         if os.path.lexists(unit.path):
             return super().open_unit(unit)
         found = error("index-missing", "there is no index", os.path.basename(unit.path))
-        return open_set(unit.path, Index(unit.path, {}, tuple(sorted(unit.members)), None, (found,)))
+        return open_set(unit.path, KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (found,)))
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
         stems = defaultdict(list)
@@ -101,7 +96,7 @@ class KerasSharded(SetFormat):
         named: set[str] = set()
         for name, entry in entries.items():
             if (match := INDEX.fullmatch(name)) and entry.is_file():
-                mapped = _mapped(directory, name)
+                mapped = _mapped_files(directory, name)
                 shards = {*stems.get(match["stem"], ()), *(file for file in mapped if file in entries)}
                 named.update(shards)
                 path = os.path.join(directory, name)
@@ -121,7 +116,7 @@ class KerasSharded(SetFormat):
         stem = match["stem"] if match else ""
         weights = [name for name in probe.entries if name.endswith((".h5", ".keras", ".index", ".json"))]
         others = {name for name in weights if name != found[0] and _stem(name) != stem}
-        others -= set(_mapped(probe.path, found[0]))
+        others -= set(_mapped_files(probe.path, found[0]))
         return None if others else found[0]
 
 
@@ -130,7 +125,7 @@ def _stem(name: str) -> str | None:
     return match["stem"] if match else None
 
 
-def _mapped(directory: str, name: str) -> tuple[str, ...]:
+def _mapped_files(directory: str, name: str) -> tuple[str, ...]:
     """Return the shards that an index names; none where it can't be read."""
     try:
         return read_index(os.path.join(directory, name)).files
@@ -138,12 +133,8 @@ def _mapped(directory: str, name: str) -> tuple[str, ...]:
         return ()
 
 
-def open_set(path: str, index: Index) -> Checkpoint:
-    """Return the checkpoint that the shards of an index make, as many of them as there are.
-
-    Raises:
-        CheckpointError: The operating system refuses to open a shard.
-    """
+def open_set(path: str, index: KerasIndex) -> Checkpoint:
+    """Return the checkpoint that the shards of an index make, as many of them as there are."""
     from ckpttool.formats.keras.layout import training_of  # costs other JSON files nothing
     from ckpttool.formats.keras.native import merged_native
 
@@ -153,7 +144,7 @@ def open_set(path: str, index: Index) -> Checkpoint:
         shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
         for name in index.files:
             _add(shards, index, name, os.path.join(directory, name))
-        shards.findings += _extra(index, directory or os.curdir)
+        shards.findings += _extra_shards(index, directory or os.curdir)
         tensors = tuple(_tensors(shards, index))
         if shards.complete:
             shards.findings += _check_total(index, tensors)
@@ -185,7 +176,7 @@ def _group(tensor: Tensor) -> str:
     return (tensor.key or "/" + "/".join(map(str, tensor.path))).rpartition("/")[0]
 
 
-def _add(shards: Gathered, index: Index, name: str, path: str) -> None:
+def _add(shards: Gathered, index: KerasIndex, name: str, path: str) -> None:
     """Open a shard, and compare it with what the index maps to it."""
     beside = os.path.realpath(os.path.dirname(index.path) or os.curdir)
     if not os.path.exists(path):
@@ -209,7 +200,7 @@ def _add(shards: Gathered, index: Index, name: str, path: str) -> None:
         shards.findings.append(error("shard-stale", message, name))
 
 
-def _extra(index: Index, directory: str) -> Iterator[Finding]:
+def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:
     match = INDEX.fullmatch(os.path.basename(index.path))
     alike = grouped(directory, _by_stem).get(match["stem"], ()) if index.groups and match else ()
     for name in alike:
@@ -226,13 +217,13 @@ def _by_stem(names: Iterable[str]) -> dict[str, list[str]]:
     return dict(found)
 
 
-def _tensors(shards: Gathered, index: Index) -> Iterator[Tensor]:
+def _tensors(shards: Gathered, index: KerasIndex) -> Iterator[Tensor]:
     """Yield the tensors of each shard, without those that the index maps to another."""
     for name, part in shards.parts.items():
         yield from (tensor for tensor in part.tensors if name in index.groups.get(_group(tensor), (name,)))
 
 
-def _check_total(index: Index, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
+def _check_total(index: KerasIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
     total = sum(tensor.nbytes for tensor in tensors)
     if isinstance(index.total, int | float) and index.total != total:
         message = f"total_size is {index.total!r:.40}, and the tensors have {total:,} bytes"

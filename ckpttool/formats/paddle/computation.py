@@ -87,11 +87,7 @@ def _description(
 
 
 def program_steps(source: Readable) -> Iterator[ComputationStep]:
-    """Yield the operators of a program, block after block.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-    """
+    """Yield the operators of a program, block after block."""
     path = source.path
     for block in fields(source.read(0, source.size), path):
         if (block.number, block.kind) == (1, BYTES):

@@ -95,7 +95,7 @@ def kind_of(path: str, entries: Entries) -> str | None:
 
 
 def is_serial(entries: Entries, name: str) -> bool:
-    """Tell whether a directory of this name has the directories of a serial.
+    """Return whether a directory of this name has the directories of a serial.
 
     Lookup tables may lie in a root as well, since the loader of 2018 looked for them there.
     Where there are trainers' alone, they hold counters, or the name speaks for itself.
@@ -118,7 +118,7 @@ def _head(path: str) -> bytes:
 
 
 def _are_streams(files: list[os.DirEntry[str]]) -> bool:
-    """Tell whether files are variables: one of them surely, and none of them surely not."""
+    """Return whether files are variables: one of them surely, and none of them surely not."""
     surely = False
     for entry in files:
         if entry.name.lower().endswith((".pdiparams", ".pdmodel")):
@@ -131,7 +131,7 @@ def _are_streams(files: list[os.DirEntry[str]]) -> bool:
 
 
 def has_marker(entries: Entries) -> bool:
-    """Tell whether a serial's variables were all written, as Paddle's loader asks it."""
+    """Return whether a serial's variables were all written, as Paddle's loader asks it."""
     model = entries.get(MODEL)
     if model is not None and os.path.isdir(model.path):
         return os.path.isfile(os.path.join(model.path, MARKER))

@@ -87,7 +87,7 @@ class FluidParts:
         self.complete = False
 
     def is_inside(self, entry: os.DirEntry[str]) -> bool:
-        """Tell whether an entry lies in the checkpoint; note an error where a link leads out of it."""
+        """Return whether an entry lies in the checkpoint; note an error where a link leads out of it."""
         if not entry.is_symlink():
             return True
         root = os.path.realpath(self.root) + os.sep
@@ -102,11 +102,7 @@ class FluidParts:
         return os.path.relpath(path, self.root).replace(os.sep, "/")
 
     def shards(self, name: str, entry: os.DirEntry[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-        """Yield what lies in a directory of shards, in all places where it lies.
-
-        Raises:
-            CheckpointError: The operating system refuses one.
-        """
+        """Yield what lies in a directory of shards, in all places where it lies."""
         for place in (entry, *self.also.get(name, ())):
             yield from scan(place.path).items()
 
@@ -118,11 +114,7 @@ class FluidParts:
         return source
 
     def read(self, entry: os.DirEntry[str]) -> tuple[Source, Stream] | None:
-        """Return the one stream in a file; where it is damaged, note an error and return None.
-
-        Raises:
-            CheckpointError: The operating system refuses it.
-        """
+        """Return the one stream in a file; where it is damaged, note an error and return None."""
         if not self.is_inside(entry):
             return None
         name = self.name_of(entry.path)
@@ -169,11 +161,7 @@ class FluidParts:
 
 
 def add_variables(parts: FluidParts, entries: Entries, passed_over: Callable[[str], bool]) -> None:
-    """Read every variable of a directory: one file each, named like it.
-
-    Raises:
-        CheckpointError: The operating system refuses one.
-    """
+    """Read every variable of a directory: one file each, named like it."""
     for name, entry in files_by_variable(entries):
         if name == MARKER or passed_over(name):
             continue
@@ -228,7 +216,7 @@ def spans_in_order(spans: list[Span]) -> Iterator[Span]:
 
 
 def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
-    """Tell whether a file begins like a stream; None for a link, or where it is too short to tell."""
+    """Return whether a file begins like a stream; None for a link, or where it is too short to tell."""
     if entry.is_symlink():
         return None
     try:
@@ -244,11 +232,7 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
 
 
 def native_of(parts: FluidParts) -> dict[str, bytes]:
-    """Return what a checkpoint's tensors don't tell, by name; see ``Checkpoint.native``.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return what a checkpoint's tensors don't tell, by name; see ``Checkpoint.native``."""
     told = {LEVELS + name: lod_bytes(*found) for name, found in parts.levels.items()}
     if parts.heights:
         told[HEIGHTS] = json.dumps(parts.heights).encode()

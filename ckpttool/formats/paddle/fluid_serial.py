@@ -54,11 +54,7 @@ def only_serial(path: str) -> str | None:
 
 
 def add_trainer(parts: FluidParts, number: str, entries: Entries, *, is_marked: bool) -> None:
-    """Read the arguments of one trainer; ``is_marked``: whether the variables have the marker.
-
-    Raises:
-        CheckpointError: The operating system refuses one.
-    """
+    """Read the arguments of one trainer; ``is_marked``: whether the variables have the marker."""
     arguments: dict[str, object] = {}
     for name, entry in entries.items():
         if name == MARKER or name.startswith(".") or not parts.is_inside(entry):
@@ -105,11 +101,7 @@ def check_trainers(parts: FluidParts) -> None:
 
 
 def add_tables(parts: FluidParts, entries: Iterable[tuple[str, os.DirEntry[str]]]) -> None:
-    """Read the shards of all lookup tables, by the names of their files.
-
-    Raises:
-        CheckpointError: The operating system refuses one.
-    """
+    """Read the shards of all lookup tables, by the names of their files."""
     names: dict[str, dict[int, str]] = defaultdict(dict)
     shards: dict[str, list[_TableShard]] = defaultdict(list)
     for name, entry in entries:
@@ -202,7 +194,7 @@ def _check_rows(parts: FluidParts, shards: list[_TableShard]) -> None:
 
 
 def siblings_have_marker(path: str) -> bool:
-    """Tell whether another serial beside one has the marker."""
+    """Return whether another serial beside one has the marker."""
     own = os.path.realpath(path)
     for name, entry in _entries_or_nothing(os.path.dirname(own)).items():
         is_other = SERIAL.fullmatch(name) and entry.is_dir(follow_symlinks=False) and entry.path != own

@@ -114,11 +114,7 @@ def layers_of(tensors: Iterable[Tensor], told: Kinds, names: Mapping[str, str] |
 
 
 def operators_in(source: Readable) -> Iterator[Operator]:
-    """Yield the operators of a program, block after block.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-    """
+    """Yield the operators of a program, block after block."""
     reader = _OperatorReader(source.path)
     for block in reader.within(source.read(0, source.size), 1):
         for operator in reader.within(block.data, 4):

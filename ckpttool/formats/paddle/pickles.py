@@ -36,11 +36,7 @@ _UINT16, _BFLOAT16 = BY_NAME["uint16"], BY_NAME["bfloat16"]
 
 
 def open_saved(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file that ``paddle.save`` pickled; ``name`` is its format's.
-
-    Raises:
-        CheckpointError: It can't be read, or its structure is wrong.
-    """
+    """Return the checkpoint of a file that ``paddle.save`` pickled; ``name`` is its format's."""
     source = probe.source
     judged = read_pickles(source, 0, source.size)
     objects = _ArrayReader(probe.path)
@@ -106,11 +102,7 @@ def _parameters(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_in(path: str) -> dict[Path, str]:
-    """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return the names that Paddle made up for the tensors of one pickle, which stand beside each of them."""
     with Source(path) as source:
         (root, *_) = (one.root for one in read_pickles(source, 0, source.size).pickles)
         found: dict[Path, str] = {}
@@ -127,12 +119,7 @@ def names_in(path: str) -> dict[Path, str]:
 
 
 def open_pickle(path: str) -> Checkpoint:
-    """Return the checkpoint that one pickle of Paddle's is.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        CheckpointError: It can't be read.
-    """
+    """Return the checkpoint that one pickle of Paddle's is."""
     return open_with(path, _format_of_pickle)
 
 
@@ -151,11 +138,7 @@ class _ArrayReader:
         self.bfloats = 0
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
-        """Return the tensor that a node is, or None.
-
-        Raises:
-            DamagedCheckpoint: Its description and its bytes disagree.
-        """
+        """Return the tensor that a node is, or None."""
         if not isinstance(node, Call):
             return None
         if id(node) not in self._seen:
@@ -211,11 +194,7 @@ class _JoinedPieces(NamedTuple):
 
 
 def _rejoin(flat: Flat[TensorParts], path: str) -> None:
-    """Put together the tensors that were saved in pieces, for protocols that hold no large ones.
-
-    Raises:
-        DamagedCheckpoint: The pieces make no such tensor.
-    """
+    """Put together the tensors that were saved in pieces, for protocols that hold no large ones."""
     told = flat.plain.pop(PIECES, None) if isinstance(flat.plain, dict) else None
     if not isinstance(told, dict):
         return

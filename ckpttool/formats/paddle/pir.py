@@ -68,17 +68,12 @@ _SLOTS = {
 
 
 def looks_like_pir(head: bytes) -> bool:
-    """Tell whether bytes begin like a program in JSON."""
+    """Return whether bytes begin like a program in JSON."""
     return _START.match(head) is not None
 
 
 def read_pir(source: Readable) -> Program:
-    """Return the program that a file is.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        LimitExceeded: It is too large.
-    """
+    """Return the program that a file is."""
     if source.size > MAX_BYTES:
         found = f"a program of {source.size:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_BYTES:,}")

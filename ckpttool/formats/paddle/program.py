@@ -76,7 +76,7 @@ class Program(NamedTuple):
 
 
 def looks_like_program(head: bytes) -> bool:
-    """Tell whether bytes begin like a program."""
+    """Return whether bytes begin like a program."""
     return _START.match(head) is not None
 
 
@@ -154,12 +154,7 @@ class _ProgramReader:
 
 
 def read_program(source: Readable, where: str | None = None) -> Program:
-    """Return the program that a file is.
-
-    Raises:
-        DamagedCheckpoint: It is none.
-        LimitExceeded: It is too large.
-    """
+    """Return the program that a file is."""
     reader = _ProgramReader(source.path)
     variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}

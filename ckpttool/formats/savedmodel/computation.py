@@ -78,7 +78,7 @@ class BodyWires:
     order: list[str] = field(default_factory=list)
 
     def argument(self, name: str) -> None:
-        """Take in an argument of a function."""
+        """Add an argument of a function."""
         self.nodes[hash(name)] = GraphNode("", (str(len(self.nodes)),))
 
     def calls(self) -> list[str]:

@@ -50,7 +50,7 @@ def _directory_of(probe: Probe) -> str:
 
 
 def is_rest(directory: str, names: Collection[str]) -> bool:
-    """Tell whether what lies in a directory is a SavedModel of which the graph is gone.
+    """Return whether what lies in a directory is a SavedModel of which the graph is gone.
 
     Assets and marks are all that lies beside the variables then, and there is one of them at least.
     """
@@ -60,7 +60,7 @@ def is_rest(directory: str, names: Collection[str]) -> bool:
 
 
 def is_inside(path: str, directory: str) -> bool:
-    """Tell whether a file lies in a SavedModel, or beside what its model is a link to.
+    """Return whether a file lies in a SavedModel, or beside what its model is a link to.
 
     The second is how the cache of the Hugging Face hub looks: links from a snapshot to its blobs.
     """
@@ -71,11 +71,7 @@ def is_inside(path: str, directory: str) -> bool:
 
 
 def require_inside(path: str, directory: str) -> None:
-    """Require that a file lies in a SavedModel.
-
-    Raises:
-        DamagedCheckpoint: It is a link that leads elsewhere.
-    """
+    """Require that a file lies in a SavedModel."""
     if not is_inside(path, directory):
         found = "a link that leads out of the SavedModel; it was not opened"
         raise DamagedCheckpoint(path, found, code="path-outside")

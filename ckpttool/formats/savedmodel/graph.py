@@ -132,12 +132,7 @@ class SavedModel:
 
 
 def read_model(message: Message) -> SavedModel:
-    """Return what a SavedModel message says.
-
-    Raises:
-        DamagedCheckpoint: It is no message.
-        LimitExceeded: It is too large for what it says.
-    """
+    """Return what a SavedModel message says."""
     model = SavedModel()
     for number, value, part in message.fields():
         if number == 1:
@@ -229,7 +224,7 @@ def _add_library(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_function(graph: MetaGraph, message: Message) -> None:
-    """Take in a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
+    """Add a function; its name comes first where TensorFlow writes it, and anywhere in a hostile file."""
     name, nodes = "", []
     body, links, wires = function_body(message), BodyLinks(message, 3), BodyWires()
     for number, _, part in message.fields():
@@ -348,7 +343,7 @@ def _attribute(graph: MetaGraph, node: Message, start: int, data: bytes) -> Attr
 def _add_calls(
     graph: MetaGraph, message: Message, name: str, op: str, function: str, attributes: list[Attribute]
 ) -> None:
-    """Take in the functions that a node refers to; what no list knows as an op may be one, too."""
+    """Add the functions that a node refers to; what no list knows as an op may be one, too."""
     called = {one for attribute in attributes if attribute.functions for one in attribute.functions}
     if not called and op in known_ops():
         return

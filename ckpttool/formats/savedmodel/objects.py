@@ -45,12 +45,7 @@ class SavedObject:
 
 
 def read_objects(message: Message) -> list[SavedObject]:
-    """Return the nodes of an object graph; the first is the root.
-
-    Raises:
-        DamagedCheckpoint: It is no message.
-        LimitExceeded: There are too many.
-    """
+    """Return the nodes of an object graph; the first is the root."""
     objects: list[SavedObject] = []
     for number, _, part in message.fields():
         if number == 1:
@@ -126,7 +121,7 @@ def type_name(number: int) -> str:
 
 
 def read_shape(message: Message) -> Shape:
-    """Return a shape, with None for a length that is not known; None where not even the rank is."""
+    """Return a shape, with None for a length that is not known; None if not even the rank is."""
     shape: list[int | None] = []
     for number, value, part in message.fields():
         if number == 2:

@@ -72,22 +72,22 @@ class BodyLinks:
     _taken: set[tuple[int, str]] = field(default_factory=set)
 
     def node(self, name: str, op: str) -> None:
-        """Take in a node; an argument of a function is one without an op."""
+        """Add a node; an argument of a function is one without an op."""
         self._ops[hash(name)] = op
 
     def take(self, reference: str) -> None:
-        """Take in what a node takes, or a function returns."""
+        """Add what a node takes, or a function returns."""
         self._taken.add(_split_reference(reference))
 
     def broken(self) -> str | None:
-        """Return a reference to what isn't there; None where there is none."""
+        """Return a reference to what isn't there; None if there is none."""
         lost = {one for one in self._taken if not self._is_there(one)}
         if not lost:
             return None
         return next((text for text in self._references() if _split_reference(text) in lost), None)
 
     def has(self, reference: str) -> bool:
-        """Tell whether a node is there."""
+        """Return whether a node is there."""
         return _split_reference(reference)[0] in self._ops
 
     def _is_there(self, reference: tuple[int, str]) -> bool:
@@ -132,7 +132,7 @@ class NodeBody:
     _texts: dict[str, bytes | None] | None = field(default=None, init=False)
 
     def text(self, name: str) -> bytes | None:
-        """Return the string that the constant of a name is; None where there is none, or several."""
+        """Return the string that the constant of a name is; None if there is none, or several."""
         if self._texts is None:
             self._texts = {}
             for node in self._nodes():
@@ -193,7 +193,7 @@ def _attribute_values(node: Message, name: str) -> list[Message]:
 
 
 def _string_attribute(node: Message, name: str) -> bytes | None:
-    """Return an attribute that is a string, ``b""`` where there is none; None where it is not told here."""
+    """Return an attribute that is a string, ``b""`` where there is none; None if it is not told here."""
     values = _attribute_values(node, name)
     if not values:
         return b""
@@ -203,7 +203,7 @@ def _string_attribute(node: Message, name: str) -> bytes | None:
 
 
 def _input_text(node: Message, body: NodeBody, at: int) -> bytes | None:
-    """Return the constant string that an input is; None where it is none."""
+    """Return the constant string that an input is; None if it is none."""
     inputs = [part for number, _, part in node.fields() if number == 3]
     return body.text(inputs[at].text().partition(":")[0]) if at < len(inputs) else None
 
@@ -226,7 +226,7 @@ def _is_to_terminal(node: Message, body: NodeBody) -> bool:
 
 
 def _is_from_argument(node: Message, body: NodeBody) -> bool:
-    """Tell whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
+    """Return whether the second input may be an asset: in a function an argument, never ``NODE:OUTPUT:0``."""
     inputs = [part for number, _, part in node.fields() if number == 3]
     is_argument = len(inputs) > 1 and ":" not in (name := inputs[1].text()) and body.text(name) is None
     return body.kind == _IN_FUNCTION and is_argument

@@ -69,12 +69,7 @@ def encode(path: str, text: bytes, schema: Schema, root: str, enum: Mapping[str,
         text: The message as text.
         schema: What is known of the messages.
         root: Name of the outermost message.
-        enum: Numbers of the names that values of type ``type`` may have.
-
-    Raises:
-        DamagedCheckpoint: It is not the text of a message.
-        LimitExceeded: It is too large, or nested too deep.
-    """
+        enum: Numbers of the names that values of type ``type`` may have."""
     if len(text) > MAX_TEXT:
         raise LimitExceeded(path, f"{len(text):,} bytes of text", expected=f"at most {MAX_TEXT:,}")
     return _Encoder(path, text, schema, enum).run(root)
@@ -321,10 +316,6 @@ def _type_numbers() -> dict[str, int]:
 
 
 def text_message(source: Source) -> Message:
-    """Return the message that a text stands for.
-
-    Raises:
-        DamagedCheckpoint: It is not the text of a message.
-    """
+    """Return the message that a text stands for."""
     text = source.read(0, source.size)
     return message_in(Buffer(source.path, encode(source.path, text, SCHEMA, "SavedModel", _type_numbers())))

@@ -61,11 +61,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
 
     Args:
         directory: Where it lies.
-        names: The files that it may be, the likeliest first.
-
-    Raises:
-        CheckpointError: It can't be read, or its structure is wrong.
-    """
+        names: The files that it may be, the likeliest first."""
     entries = scan(directory)
     if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
         found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
@@ -179,11 +175,7 @@ def _assets(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_model(directory: str, name: str) -> SavedModel:
-    """Return what the model's message says.
-
-    Raises:
-        DamagedCheckpoint: It is none, or says nothing.
-    """
+    """Return what the model's message says."""
     path = os.path.join(directory, name)
     with Source(path) as source:
         model = read_model(text_message(source) if name == TEXT else message_in(source))
@@ -247,11 +239,7 @@ def _variables(
 
 
 def _bundle(path: str, directory: str) -> Checkpoint:
-    """Return the bundle that an index stands for.
-
-    Raises:
-        CheckpointError: It can't be read, is none, or lies elsewhere.
-    """
+    """Return the bundle that an index stands for."""
     from ckpttool.formats import open_checkpoint
 
     for entry in scan(os.path.dirname(path)).values():

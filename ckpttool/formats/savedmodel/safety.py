@@ -113,11 +113,7 @@ def _has_node(graph: MetaGraph, reference: str) -> bool:
 
 
 def judge_keras(path: str) -> Iterator[Finding]:
-    """Yield what the layers in a ``keras_metadata.pb`` would run.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Yield what the layers in a ``keras_metadata.pb`` would run."""
     with Source(path) as source:
         for number, _, node in message_in(source).fields():
             parts = {at: part for at, _, part in node.fields()} if number == 1 else {}

@@ -63,17 +63,17 @@ class Saver:
     _inputs: array[int] = field(default_factory=lambda: array("q"))
 
     def define(self, message: Message) -> None:
-        """Take in which nodes a SaverDef names."""
+        """Add which nodes a SaverDef names."""
         for number, _, part in message.fields():
             if number in (_SAVE_TENSOR, _RESTORE_OP):
                 self._ends[number] = _node_of(part.text())
 
     def ask(self, reference: str) -> None:
-        """Take in a node that is run for something else than saving."""
+        """Add a node that is run for something else than saving."""
         self._asked.add(_node_of(reference))
 
     def node(self, name: str, inputs: Iterable[str]) -> None:
-        """Take in a node of the graph."""
+        """Add a node of the graph."""
         at = hash(name)
         for reference in inputs:
             self._nodes.append(at)
@@ -82,11 +82,11 @@ class Saver:
             self._scoped.add(at)
 
     def call(self, name: str, function: str, called: str) -> None:
-        """Take in that a node, in a function or (``""``) in the graph, refers to a function."""
+        """Add that a node, in a function or (``""``) in the graph, refers to a function."""
         (self.functions[function] if function else self._calls[hash(name)]).add(called)
 
     def touch(self, op: SaverOp) -> None:
-        """Take in an op that touches files; of those in one function, the first."""
+        """Add an op that touches files; of those in one function, the first."""
         self.ops.setdefault((op.op, op.function, 0 if op.function else hash(op.name)), op)
 
     def own(self) -> tuple[set[int], set[str]]:

@@ -44,7 +44,7 @@ _TUPLES = ("__tuple__", "TensorShape")
 
 
 def needs_variables(graph: MetaGraph) -> bool:
-    """Tell whether a graph can't be loaded without values of variables."""
+    """Return whether a graph can't be loaded without values of variables."""
     if graph.objects:
         return any(item.variable for item in graph.objects)
     return not _VARIABLE_OPS.isdisjoint(graph.ops)
@@ -68,7 +68,7 @@ def node_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
 
 
 def _node_number(objects: Sequence[SavedObject], key: str) -> int | None:
-    """Return the number of the object that a bundle's key leads to from the root; None where none is."""
+    """Return the number of the object that a bundle's key leads to from the root; None if none is."""
     found = node_numbers_along(objects, key)
     return found[-1] if len(found) == key.removesuffix(VALUE).count("/") + 2 else None
 
@@ -170,7 +170,7 @@ def layers_of_variables(
 
     Keras 2 describes its objects in a file of their own; old releases do so in the graph.
     """
-    from ckpttool.formats.keras.kinds import kind_along, plain
+    from ckpttool.formats.keras.kinds import outermost_kind, plain
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
     path = os.path.join(directory, KERAS_METADATA)
@@ -184,7 +184,7 @@ def layers_of_variables(
     for tensor in tensors if layers else ():
         if tensor.role is Role.WEIGHTS:
             along = node_numbers_along(objects, raw_key(tensor))
-            kind = kind_along((layers[at] for at in along if at in layers), orders)
+            kind = outermost_kind((layers[at] for at in along if at in layers), orders)
             if kind is not None:
                 found[tensor.name] = kind if len(tensor.shape) > 1 else plain(kind)
     return found

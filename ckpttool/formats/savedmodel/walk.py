@@ -58,11 +58,7 @@ class Window:
         return number, at + used
 
     def count(self, fields: int = 1) -> None:
-        """Count fields.
-
-        Raises:
-            LimitExceeded: There are too many.
-        """
+        """Count fields."""
         self.fields += fields
         if self.fields > MAX_FIELDS:
             raise LimitExceeded(self.source.path, f"more than {MAX_FIELDS:,} fields", expected="less")
@@ -72,11 +68,7 @@ class Window:
         self.base = at
 
     def keep(self, nbytes: int) -> None:
-        """Count what stays in memory.
-
-        Raises:
-            LimitExceeded: It is too much.
-        """
+        """Count what stays in memory."""
         self.text += nbytes
         if self.text > MAX_TEXT:
             found = f"names of more than {MAX_TEXT:,} bytes together"
@@ -103,12 +95,7 @@ class Message(NamedTuple):
         return self.end - self.start
 
     def fields(self) -> Iterator[tuple[int, int, Message]]:
-        """Yield of each field its number, its value where that is a varint (else 0), and where it lies.
-
-        Raises:
-            DamagedCheckpoint: It is no message.
-            LimitExceeded: There are too many fields, or they are nested too deep.
-        """
+        """Yield of each field its number, its value where that is a varint (else 0), and where it lies."""
         window, at, end, depth = self.window, self.start, self.end, self.depth + 1
         self._check_depth()
         try:
@@ -132,11 +119,7 @@ class Message(NamedTuple):
         """Return of each field its number, where it begins and its bytes, or None where ``fields`` is needed.
 
         Graphs have a node for some hundred bytes, nearly all of short texts and messages: those are taken
-        apart several times as fast.
-
-        Raises:
-            LimitExceeded: There are too many fields, or they are nested too deep.
-        """
+        apart several times as fast."""
         if self.nbytes > _SHORT:
             return None
         self._check_depth()
@@ -182,28 +165,16 @@ class Message(NamedTuple):
         return DamagedCheckpoint(self.window.source.path, f"no message: {why}", code="protobuf-damaged")
 
     def text(self) -> str:
-        """Return the bytes as text; what is no UTF-8 is spelled out.
-
-        Raises:
-            LimitExceeded: It is too long for a name.
-        """
+        """Return the bytes as text; what is no UTF-8 is spelled out."""
         return self.data(MAX_NAME).decode("utf-8", "backslashreplace")
 
     def kept(self) -> str:
-        """Return the bytes as text that stays in memory.
-
-        Raises:
-            LimitExceeded: It is too long, or all such texts together are.
-        """
+        """Return the bytes as text that stays in memory."""
         self.window.keep(self.nbytes)
         return self.text()
 
     def data(self, limit: int) -> bytes:
-        """Return the bytes.
-
-        Raises:
-            LimitExceeded: There are more than ``limit``.
-        """
+        """Return the bytes."""
         if self.nbytes > limit:
             found = f"{self.nbytes:,} bytes at byte {self.start:,}"
             raise LimitExceeded(self.window.source.path, found, expected=f"at most {limit:,}")

@@ -107,11 +107,7 @@ class BundleEntry:
 
 
 def read_header(path: str, message: bytes | memoryview) -> Header:
-    """Return what a bundle's header says.
-
-    Raises:
-        DamagedCheckpoint: It is wrong.
-    """
+    """Return what a bundle's header says."""
     shards = endianness = producer = minimum = 0
     for field in fields(message, path, "header"):
         if field.number == 1:
@@ -128,11 +124,7 @@ def read_header(path: str, message: bytes | memoryview) -> Header:
 
 
 def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntry:
-    """Return what an entry says.
-
-    Raises:
-        DamagedCheckpoint: It is wrong.
-    """
+    """Return what an entry says."""
     name = key.decode("utf-8", "backslashreplace")
     told: dict[int, Field] = {}
     shape: tuple[int, ...] = ()
@@ -163,11 +155,7 @@ def damaged(path: str, where: str, found: str, expected: str | None = None) -> D
 
 
 def read_dtype(path: str, name: str, number: int) -> DType:
-    """Return the type that a number stands for.
-
-    Raises:
-        DamagedCheckpoint: It stands for none.
-    """
+    """Return the type that a number stands for."""
     dtype = DTYPES.get(number - _REFERENCE if number > _REFERENCE else number)
     if dtype is None:
         raise damaged(path, name, f"element type {number}", "one that TensorFlow has")
@@ -175,11 +163,7 @@ def read_dtype(path: str, name: str, number: int) -> DType:
 
 
 def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
-    """Return the lengths of the axes.
-
-    Raises:
-        DamagedCheckpoint: One is unknown, or there are too many.
-    """
+    """Return the lengths of the axes."""
     lengths = []
     for field in fields(message, path, name):
         if field.number == 3 and field.integer:
@@ -195,22 +179,14 @@ def read_shape(path: str, name: str, message: memoryview) -> tuple[int, ...]:
 
 
 def require_few(path: str, name: str, slices: int) -> None:
-    """Require that a tensor lies in no more slices than a job could have had workers.
-
-    Raises:
-        LimitExceeded: It does.
-    """
+    """Require that a tensor lies in no more slices than a job could have had workers."""
     if slices > MAX_SLICES:
         found = f"more than {MAX_SLICES:,} slices"
         raise LimitExceeded(path, found, where=name)
 
 
 def read_slice(path: str, name: str, message: memoryview) -> Slice:
-    """Return start and length of a slice on each axis.
-
-    Raises:
-        DamagedCheckpoint: It is no such message.
-    """
+    """Return start and length of a slice on each axis."""
     axes: list[tuple[int, int | None]] = []
     for field in fields(message, path, name):
         if field.number == 1:

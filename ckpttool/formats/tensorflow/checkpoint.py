@@ -42,7 +42,7 @@ class TensorFlow(SetFormat):
         return is_table_source(probe.source) or self._is_named(probe)
 
     def _is_named(self, probe: Probe) -> bool:
-        """Tell whether a file belongs to a prefix by its name: then it is one, however damaged."""
+        """Return whether a file belongs to a prefix by its name: then it is one, however damaged."""
         path = probe.source.path
         if not path.endswith(INDEX):
             return DATA.fullmatch(probe.name) is not None or bool(_shards_beside(path)) or is_old(path)

@@ -47,7 +47,7 @@ def ties_in(tensors: Iterable[Tensor]) -> dict[str, str]:
 
 
 def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
-    """Return the keys that the native parts tell, by name; None where they tell none."""
+    """Return the keys that the native parts tell, by name; None if they tell none."""
     try:
         told = parse_json("", native.get(KEYS, b""), KEYS, surrogates=True)
     except CheckpointError:
@@ -57,7 +57,7 @@ def known_keys(native: Mapping[str, bytes]) -> dict[str, str] | None:
 
 
 def keys_from(native: Mapping[str, bytes], tensors: Sequence[Tensor]) -> dict[str, bytes] | None:
-    """Return the keys that tensors have by the native parts; None where these don't fit them.
+    """Return the keys that tensors have by the native parts; None if these don't fit them.
 
     They fit where a reader finds each tensor by its key under its path again.
     """

@@ -57,11 +57,7 @@ class KnownVariable(NamedTuple):
 
 
 def read_graph(path: str, message: bytes) -> dict[str, KnownVariable]:
-    """Return what an object graph tells about the keys in it.
-
-    Raises:
-        DamagedCheckpoint: It is no graph, or too large.
-    """
+    """Return what an object graph tells about the keys in it."""
     nodes: list[_ObjectNode] = []
     links = 0
     for part in fields(message, path, GRAPH_KEY):
@@ -311,11 +307,7 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
         path: What it comes from, for errors.
         message: The graph.
         kept: The keys that stay.
-        gone: The keys that there were besides.
-
-    Raises:
-        DamagedCheckpoint: It is no graph.
-    """
+        gone: The keys that there were besides."""
     ordered_kept, ordered_gone = sorted(kept), sorted(gone)
 
     def is_gone(attribute: Field) -> bool:
@@ -344,7 +336,7 @@ def cut_graph(path: str, message: bytes, kept: Collection[str], gone: Collection
 
 
 def _any_starts_with(ordered: Sequence[str], beginning: str) -> bool:
-    """Tell whether one of the texts, which are in order, begins so."""
+    """Return whether one of the texts, which are in order, begins so."""
     at = bisect_left(ordered, beginning)
     return at < len(ordered) and ordered[at].startswith(beginning)
 

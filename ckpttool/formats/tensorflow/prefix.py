@@ -37,7 +37,7 @@ def shard_name(prefix: str, shard: int, shards: int) -> str:
 
 
 def is_table(path: str) -> bool:
-    """Tell from its end whether a file is a table, and from its start whether it is one of TensorFlow's."""
+    """Return from its end whether a file is a table, and from its start whether it is one of TensorFlow's."""
     try:
         with Source(path) as source:
             return is_table_source(source)
@@ -46,7 +46,7 @@ def is_table(path: str) -> bool:
 
 
 def is_table_source(source: Source) -> bool:
-    """Tell whether an open file is a table whose first key is empty."""
+    """Return whether an open file is a table whose first key is empty."""
     if source.size < FOOTER_BYTES:
         return False
     is_ended = source.read(source.size - len(MAGIC), len(MAGIC)) == MAGIC
@@ -92,7 +92,7 @@ def stages(directory: str, entries: Entries) -> Iterator[str]:
 
 
 def is_stage(path: str) -> bool:
-    """Tell whether a directory is one that a writer fills."""
+    """Return whether a directory is one that a writer fills."""
     if STAGE.fullmatch(os.path.basename(path.rstrip(os.sep))) is None:
         return False
     try:
@@ -145,7 +145,7 @@ def old_tables(directory: str, entries: Entries) -> Iterator[tuple[str, ...]]:
 
 
 def is_remnant(path: str, *, is_listed: bool = False) -> bool:
-    """Tell whether a file may be what is left of a table; only one that is listed may begin in any way."""
+    """Return whether a file may be what is left of a table; only one that is listed may begin in any way."""
     try:
         with open_regular(path) as file:
             head = file.read(_HEAD)
@@ -169,7 +169,7 @@ def _listed(directory: str, entries: Entries) -> frozenset[str]:
 
 
 def is_old(path: str) -> bool:
-    """Tell whether a file is a checkpoint of the first version by its neighbours, however damaged."""
+    """Return whether a file is a checkpoint of the first version by its neighbours, however damaged."""
     directory, name = os.path.split(path)
     if not any(map(os.path.lexists, (path + META, os.path.join(directory, NAME)))):
         return False

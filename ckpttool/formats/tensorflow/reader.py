@@ -73,11 +73,7 @@ def open_prefix(prefix: str, shown: str | None = None) -> Checkpoint:
 
     Args:
         prefix: What its files' names begin with.
-        shown: How the user named it, where that isn't the prefix.
-
-    Raises:
-        CheckpointError: The index is damaged, or the operating system refuses a file.
-    """
+        shown: How the user named it, where that isn't the prefix."""
     with Bundle(prefix) as bundle:
         beside = _data_files_of(prefix)
         if not os.path.lexists(bundle.path):
@@ -189,11 +185,7 @@ def _reading_order(tensor: Tensor) -> list[list[tuple[int, int, str]]]:
 
 
 def open_stage(path: str) -> Checkpoint:
-    """Return what lies in a directory that a writer fills: no checkpoint yet.
-
-    Raises:
-        CheckpointError: It can't be looked at.
-    """
+    """Return what lies in a directory that a writer fills: no checkpoint yet."""
     names = [entry.path for entry in scan(path).values() if entry.is_file(follow_symlinks=False)]
     message = "its writer has not moved what lies in it to where it belongs"
     return Checkpoint(
@@ -249,11 +241,7 @@ class Bundle:
         self.complete = False
 
     def read_index(self) -> dict[bytes, BundleEntry]:
-        """Return all entries by key; slices too.
-
-        Raises:
-            CheckpointError: The index can't be read, or any part of it is wrong.
-        """
+        """Return all entries by key; slices too."""
         with Source(self.path) as source:
             if source.size >= FOOTER_BYTES and source.read(0, len(_LFS_POINTER)) == _LFS_POINTER:
                 raise NotDownloaded(
@@ -276,11 +264,7 @@ class Bundle:
             return told
 
     def open_shards(self) -> None:
-        """Open all shards that there are, and note those that are missing.
-
-        Raises:
-            CheckpointError: The operating system refuses to open one.
-        """
+        """Open all shards that there are, and note those that are missing."""
         missing = []
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
@@ -300,11 +284,7 @@ class Bundle:
             self.findings.append(warning("bundle-version", message, "header"))
 
     def source_of(self, entry: BundleEntry, name: str) -> Source | None:
-        """Return the shard that holds an entry, or None where it doesn't; that is noted.
-
-        Raises:
-            DamagedCheckpoint: There can't be such a shard.
-        """
+        """Return the shard that holds an entry, or None where it doesn't; that is noted."""
         if entry.shard >= self.header.shards:
             found = f"shard {entry.shard} of {self.header.shards}"
             raise DamagedCheckpoint(self.path, found, where=name, code="bundle-entry")
@@ -361,11 +341,7 @@ class Bundle:
     def tensor(
         self, entry: BundleEntry, graph: dict[str, KnownVariable], entries: dict[bytes, BundleEntry]
     ) -> Tensor:
-        """Return one tensor.
-
-        Raises:
-            DamagedCheckpoint: Its entry contradicts itself, or others.
-        """
+        """Return one tensor."""
         path = path_of_key(entry.name, graph)
         role = role_of_key(entry.name, entry.dtype, entry.shape, graph)
         made = Tensor(

@@ -46,7 +46,7 @@ class CheckpointState:
 
 
 def read_state(path: str) -> CheckpointState | None:
-    """Return what the state file at a path says; None where it is something else.
+    """Return what the state file at a path says; None if it is something else.
 
     Raises:
         OSError: It can't be read.

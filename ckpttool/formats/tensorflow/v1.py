@@ -100,11 +100,7 @@ def _damaged(path: str, where: str, found: str) -> DamagedCheckpoint:
 
 
 def _elements(path: str, name: str, dtype: DType, message: memoryview) -> bytes:
-    """Return the elements of a TensorProto as little-endian bytes.
-
-    Raises:
-        DamagedCheckpoint: It is no such message.
-    """
+    """Return the elements of a TensorProto as little-endian bytes."""
     wanted = _FLOATS[dtype.name][0] if dtype.name in _FLOATS else _VARINTS.get(dtype.name, _SMALL)
     found = (field for field in fields(message, path, name) if field.number == wanted)
     if dtype.name in _FLOATS:
@@ -139,11 +135,7 @@ def _as_bytes(numbers: array[int], itemsize: int) -> bytes:
 
 
 def _told_tensors(table: Table) -> Iterator[_Told]:
-    """Yield what the first entry of a table says of all tensors in it.
-
-    Raises:
-        DamagedCheckpoint: It is wrong.
-    """
+    """Yield what the first entry of a table says of all tensors in it."""
     path = table.path
     first = next(table.block(0), None) if table.blocks else None
     if first is None or first.key:
@@ -180,11 +172,7 @@ def _told_tensor(table: Table, message: memoryview) -> _Told:
 
 
 def _joined(tables: Sequence[Table]) -> list[_Told]:
-    """Return what all tables say, with the slices of each tensor together; in the order of the names.
-
-    Raises:
-        DamagedCheckpoint: They contradict each other.
-    """
+    """Return what all tables say, with the slices of each tensor together; in the order of the names."""
     found: dict[bytes, _Told] = {}
     for told in (told for table in tables for told in _told_tensors(table)):
         known = found.setdefault(told.key, told)
@@ -200,11 +188,7 @@ def _joined(tables: Sequence[Table]) -> list[_Told]:
 
 
 def _parts(path: str, told: _Told, is_whole: bool) -> tuple[TensorSlice, ...]:
-    """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing.
-
-    Raises:
-        DamagedCheckpoint: They don't.
-    """
+    """Return the slices of a tensor, which cover it; none where some lie in a shard that is missing."""
     whole = BundleEntry(told.key, told.dtype, told.shape, 0, 0, 0, 0)
     parts = []
     for one in told.slices:
@@ -226,11 +210,7 @@ def open_old(path: str, files: Sequence[str]) -> Checkpoint:
 
     Args:
         path: What TensorFlow calls it.
-        files: The tables: one, or the shards that there are.
-
-    Raises:
-        CheckpointError: It can't be read, or its structure is wrong.
-    """
+        files: The tables: one, or the shards that there are."""
     with ExitStack() as opened:
         sources = [opened.enter_context(Source(file)) for file in files]
         findings = tuple(_missing(path, files))

@@ -73,11 +73,7 @@ class TensorSlice(NamedTuple):
 
 
 def require_tiling(path: str, whole: BundleEntry, parts: Sequence[TensorSlice]) -> None:
-    """Require that slices cover a tensor, each element once.
-
-    Raises:
-        DamagedCheckpoint: They don't.
-    """
+    """Require that slices cover a tensor, each element once."""
     shape, name = whole.shape, whole.name
     for starts, lengths, entry in parts:
         is_inside = len(starts) == len(shape) and all(
@@ -193,11 +189,7 @@ class ChecksummedBytes:
 def checksummed_bytes(
     source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str
 ) -> ChecksummedBytes:
-    """Return the bytes that the checksum of a tensor of strings or variants stands for.
-
-    Raises:
-        DamagedCheckpoint: What is stored doesn't fit its size.
-    """
+    """Return the bytes that the checksum of a tensor of strings or variants stands for."""
     count = math.prod(entry.shape)
     if count > MAX_STRINGS:
         raise LimitExceeded(
