@@ -319,9 +319,6 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
     return max(known)[2] if known else None
 
 
-# What is told of each -------------------------------------------------------------------------------
-
-
 def _read_entry(entry: Entry, depth: Depth, jobs: int | None, progress: Progress) -> Entry:
     """Return an entry with what reading it in full found wrong, where that is asked for."""
     if depth == "quick" or entry.fault is not None:
@@ -374,9 +371,6 @@ def total_bytes(entries: Iterable[Entry]) -> int:
 def _span(values: Iterable[float | None]) -> tuple[float, float] | None:
     known = [value for value in values if value is not None]
     return (min(known), max(known)) if known else None
-
-
-# The order ------------------------------------------------------------------------------------------
 
 
 def _sort_rows(

@@ -1,6 +1,6 @@
 """Whether a series is one: numbers also tell parts, seeds and users apart, of which none is older.
 
-What is in doubt is left alone, with a reason, where something of it would go.
+What is in doubt is left alone, with a reason, if something of it would go. Copies in one count twice.
 """
 
 from __future__ import annotations

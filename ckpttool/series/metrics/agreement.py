@@ -1,4 +1,4 @@
-"""Where checkpoints say another metric inside than in their names."""
+"""Whether two records of a metric agree, as far as their decimals go: in a name, inside, in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that pins stand in: what is in one, and how one is changed, with all else in it kept."""
+"""Lists of pins: what stands in one, which of them speak of a directory, and what they protect there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pointers protect: every checkpoint that something leads to, and series whose pointer leads nowhere."""
+"""Which checkpoints pointers protect, and which series stay whole because their pointer leads nowhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pointer means whose path isn't there: its run was moved, copied in part, or has lost it."""
+"""Which checkpoint a pointer means now: in its own run, renamed since, or moved elsewhere with its run."""
 
 from __future__ import annotations
 

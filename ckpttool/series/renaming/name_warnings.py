@@ -1,4 +1,4 @@
-"""What people should know of new names before they give them: what can't be read out of them, or is lost."""
+"""What users should know before they give new names: what can't be read out of them, is lost, or stays."""
 
 from __future__ import annotations
 

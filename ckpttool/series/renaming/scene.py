@@ -1,4 +1,4 @@
-"""Where checkpoints and what names them lie, and what of that has to follow new names."""
+"""Where checkpoints and what names them lie, their new names, and what has to follow these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order checkpoints get their names, where one is to have the name that another still has."""
+"""In which order checkpoints get their names if one is to have the name that another still has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is to be resumed from: the newest that is intact, or the best."""
+"""Chooses the checkpoint to resume from: the newest that is intact, or the best by a metric."""
 
 from __future__ import annotations
 

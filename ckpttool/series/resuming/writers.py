@@ -1,4 +1,4 @@
-"""Waiting for a writer to finish: what it is at is looked at again and again, and nothing else."""
+"""Finds what a writer is still at, by its temporary names and by changes, and waits for it to finish."""
 
 from __future__ import annotations
 

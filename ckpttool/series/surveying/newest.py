@@ -1,4 +1,4 @@
-"""Which checkpoint a directory stands for, where one is wanted: its newest."""
+"""Which checkpoint a directory stands for if one is wanted: its newest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a directory: its checkpoints, the symlinks below it, and journals that wait."""
+"""Surveys a directory: its checkpoints in series, journals that wait, and what can't be looked at."""
 
 from __future__ import annotations
 

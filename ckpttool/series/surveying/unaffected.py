@@ -1,4 +1,4 @@
-"""Which of the checkpoints in a directory are whole: not half moved by a command that waits or is at work."""
+"""Which checkpoints of a directory no journal has on their way: the others are whole elsewhere, or go."""
 
 from __future__ import annotations
 
