@@ -1,4 +1,4 @@
-"""A content as a checkpoint: its tensors under their names of now, with what the source says of layers."""
+"""Shows a content as a checkpoint: its tensors under their new names, with what the source says of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts and names of another framework, where it is known of what type each layer is."""
+"""Brings weights to the layout and names of PyTorch or Keras, if the type of each layer is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of which tensors nothing says how they lie: whoever needs that to be known refuses them by name."""
+"""Checks whether the layout of weights is known, and refuses by name those of which it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another checkpoint's names, layouts and architecture, with the values of the source."""
+"""Gives the values of a source the names, layouts and architecture of another checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what was written what was to be written? It is opened again, and compared to the last bit."""
+"""Opens what a conversion wrote, and compares it with what was to be written, to the last bit."""
 
 from __future__ import annotations
 

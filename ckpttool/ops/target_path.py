@@ -1,4 +1,4 @@
-"""Where a target may stand, and in which format."""
+"""Decides where a target may stand, in which format, and what it may replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules of a map mean: which names a glob takes, and what becomes of tensors."""
+"""Follows the rules of a map file: which names they mean, what becomes of tensors, which pairs they make."""
 
 from __future__ import annotations
 

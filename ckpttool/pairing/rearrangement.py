@@ -1,4 +1,4 @@
-"""Tensors whose elements are another's in another order: transposed, cut, joined; lazy, in bounded memory."""
+"""Lazy tensors made of others: transposed, cut, joined or summed, in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private lists in which TensorFlow's exports hold every variable once more, in an order of their own."""
+"""Tensors that one side holds under two names: ties, copies in TensorFlow's exports, Paddle's cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one side has in one tensor and the other in several: an attention's input, an LSTM's biases."""
+"""Fuses parameters that one side holds in one tensor and the other in several."""
 
 from __future__ import annotations
 

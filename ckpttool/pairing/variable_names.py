@@ -1,4 +1,4 @@
-"""What a tensor is called without conventions: what wraps a model, and frameworks' own words."""
+"""Reads names of tensors: in PyTorch's words, without wrappers, and what a layer is called or is for."""
 
 from __future__ import annotations
 

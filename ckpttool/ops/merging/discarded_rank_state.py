@@ -1,4 +1,4 @@
-"""What a merged checkpoint does not hold of ranks' files: how the job was cut, what each says otherwise."""
+"""What a merge does not take from the ranks: how the job was cut, and where they differ from the first."""
 
 from __future__ import annotations
 

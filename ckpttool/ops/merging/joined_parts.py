@@ -1,4 +1,4 @@
-"""Checkpoints with tensors of their own, as one: shards without their index, or parts of a model."""
+"""Joins checkpoints with tensors of their own into one: shards without an index, or parts of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whole files belong to that are given one by one: a set behind an index, a prefix, a directory."""
+"""Finds the checkpoint that the given files or directories are parts of."""
 
 from __future__ import annotations
 
