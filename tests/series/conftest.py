@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from ckpttool.series.changing import stage
 from ckpttool.series.members.entry import Entry
 from tests.support.directories import make_entry
+from tests.support.faults import Fault
 
 
 @pytest.fixture(autouse=True)
@@ -69,37 +69,6 @@ def entry() -> Callable[..., Entry]:
     """Return what makes an entry of a name, without a file."""
 
     return make_entry
-
-
-class Fault:
-    """Makes the k-th call that changes the disk fail."""
-
-    CALLS = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.made = 0
-
-    def at(self, number: int, error: BaseException) -> None:
-        """Let the ``number``-th call from now on raise an error, once."""
-        self.made = 0
-        for name in self.CALLS:
-            self._monkeypatch.setattr(os, name, self._counted(getattr(os, name), number, error))
-
-    def _counted(
-        self, real: Callable[..., object], number: int, error: BaseException
-    ) -> Callable[..., object]:
-        def call(*arguments: object, **keywords: object) -> object:
-            self.made += 1
-            if self.made == number:
-                raise error
-            return real(*arguments, **keywords)
-
-        return call
-
-    def none(self) -> None:
-        """Let all calls do what they should again."""
-        self._monkeypatch.undo()
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import errno
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ckpttool.errors import CheckpointError
@@ -31,8 +31,8 @@ from ckpttool.series.changing.state_dir import state_dir_of
 from ckpttool.series.files import contents
 from ckpttool.series.undoing.trash import put_aside
 from ckpttool.series.undoing.undo import undo
+from tests.support.faults import CHANGES, hit_call, is_killed_at
 
-CALLS = ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "symlink", "fsync", "write")
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 Units = list[list[str]]
 Tree = dict[str, bytes | str]
@@ -337,45 +337,13 @@ def tree_of_new(found: Tree) -> Tree:
     return {path: data for path, data in found.items() if renamed(path) == path}
 
 
-def counted(number: int, fail: Callable[[], None]) -> Callable[[], int]:
-    """Let the number-th call that changes the disk fail; return what tells how many there were."""
-    made = 0
-    opens = os.open
-
-    def wrap(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*arguments: object, **keywords: object) -> object:
-            nonlocal made
-            made += real is not opens or bool(int(str(arguments[1])) & os.O_CREAT)
-            if made == number and (real is not opens or int(str(arguments[1])) & os.O_CREAT):
-                fail()
-            return real(*arguments, **keywords)
-
-        return call
-
-    for name in CALLS:
-        setattr(os, name, wrap(getattr(os, name)))
-    return lambda: made
-
-
-def killed(play: Play, directory: Path, number: int) -> bool:
-    """Do it in a child that is killed at a call; tell whether it came to that."""
-    child = os.fork()
-    if not child:
-        try:
-            counted(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            play.act(directory, play.units)
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1] != 0
-
-
 def failed(play: Play, directory: Path, number: int, error: BaseException) -> bool:
-    real = {name: getattr(os, name) for name in CALLS}
+    real = {name: getattr(os, name) for name in CHANGES}
 
     def fail() -> None:
         raise error
 
-    made = counted(number, fail)
+    made = hit_call(number, fail)
     try:
         play.act(directory, play.units)
     except (CheckpointError, KeyboardInterrupt) as failure:
@@ -393,7 +361,7 @@ def main() -> None:
     while was_hit:
         directory = play.copy(str(number))
         if how == "kill":
-            was_hit = killed(play, directory, number)
+            was_hit = is_killed_at(number, partial(play.act, directory, play.units))
         elif how == "interrupt":
             was_hit = failed(play, directory, number, KeyboardInterrupt())
         else:

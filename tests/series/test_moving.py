@@ -29,7 +29,7 @@ from ckpttool.series.changing.recovery import recover_directory
 from ckpttool.series.changing.state_dir import StateDir
 from ckpttool.series.files import contents
 
-SCRIPT = Path(__file__).with_name("interrupted_moves.py")
+ROOT = Path(__file__).parents[2]
 IDENTITY = "20260102T030405.000006Z-0123abcd"
 
 CASES = [
@@ -70,8 +70,9 @@ def test_other_faults(kind: str, action: str, how: str, files: Path, tmp_path: P
 
 def interrupted(files: Path, place: Path, kind: str, action: str, how: str, step: int) -> int:
     """Return at how many calls it was interrupted; the program checks what is there after each."""
-    command = [sys.executable, str(SCRIPT), str(files), str(place), kind, action, how, str(step)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    program = [sys.executable, "-m", "tests.series.interrupted_moves"]
+    command = [*program, str(files), str(place), kind, action, how, str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return int(done.stdout)
 

@@ -120,43 +120,24 @@ def test_two_names_of_one_file_in_the_series(series: Path) -> None:
 # Killed at every instruction ------------------------------------------------------------------------
 
 KILL = """
-import os, signal, shutil, sys
-from ckpttool.series.changing import removal
+import os, shutil, sys
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
+from tests.support.faults import is_killed_at
 
-opens = os.open
 source, target, keep = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
-def prune_until(directory, number):
-    made = 0
-    def counted(real):
-        def call(*arguments, **keywords):
-            nonlocal made
-            made += real is not opens or bool(arguments[1] & os.O_CREAT)
-            if made == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **keywords)
-        return call
-    for name in ("open", "rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write"):
-        setattr(os, name, counted(getattr(os, name)))
-    prune(Request(directory=directory, policy=Policy(keep_last=keep), depth="quick"))
+def prune_in(directory, **options):
+    prune(Request(directory=directory, policy=Policy(keep_last=keep), depth="quick"), **options)
 
-request = Request(directory=source, policy=Policy(keep_last=keep), depth="quick")
-prune(request, dry_run=True)  # so that the children have all modules
-number, killed = 0, True
-while killed:
+prune_in(source, dry_run=True)  # so that the children have all modules
+number, is_killed = 0, True
+while is_killed:
     number += 1
     directory = os.path.join(target, str(number), "run")
     shutil.copytree(source, directory, symlinks=True)
-    child = os.fork()
-    if not child:
-        try:
-            prune_until(directory, number)
-        finally:
-            os._exit(0)
-    killed = os.waitpid(child, 0)[1] != 0
+    is_killed = is_killed_at(number, lambda: prune_in(directory))
 print(number)
 """
 
@@ -168,7 +149,8 @@ def test_killed_at_any_instruction(kind: str, request: pytest.FixtureRequest, tm
     all_names, kept, before = set(_names(source)), _kept(source), _digests(source)
     target = tmp_path / "killed"
     command = [sys.executable, "-c", KILL, str(source), str(target), str(KEEP)]
-    count = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    root = Path(__file__).parents[2]
+    count = int(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
     assert count > 15
     for number in range(1, count + 1):
         directory = target / str(number) / "run"

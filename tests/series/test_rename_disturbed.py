@@ -16,8 +16,8 @@ from ckpttool.series.files import contents
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.undoing.undo import undo
-from tests.series.conftest import Fault
 from tests.series.renamings import TEMPLATE, content, names, renamed
+from tests.support.faults import Fault
 
 # What is left alone ---------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from ckpttool.wire.directories import OpenDirectory
 from ckpttool.wire.readable import Contiguous, InMemory
 from ckpttool.wire.source import Source
 from ckpttool.wire.staged_output import StagedOutput
+from tests.support.faults import in_child, is_killed_at
 
 State = dict[str, tuple[str, bytes | str, int]]
 Content = dict[str, bytes]
@@ -174,48 +175,13 @@ def test_what_is_not_committed_leaves_nothing(job: Job, place: Path, large: Tens
 # Killed -----------------------------------------------------------------------------------------------
 
 
-def in_child(work: Callable[[], object]) -> int:
-    """Do something in a child process, which ends without a word; return its status."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is told
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-class Kill:
-    """Kills the process before one of the calls that change what lies in directories."""
-
-    def __init__(self, fatal: int) -> None:
-        self._count, self._fatal = 0, fatal
-        for name in ("mkdir", "rename", "replace", "link", "unlink", "rmdir", "chmod", "fchmod"):
-            setattr(os, name, self._fatal_at_last(getattr(os, name), lambda *arguments: True))
-        os.open = self._fatal_at_last(os.open, lambda path, flags, *mode: bool(flags & os.O_CREAT))
-
-    def _fatal_at_last(self, real: Callable[..., Any], is_counted: Callable[..., bool]) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            self._count += is_counted(*arguments)
-            if self._count == self._fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return call
+CALLS = ("open", "mkdir", "rename", "replace", "link", "unlink", "rmdir", "chmod", "fchmod")
+"""Those that change what lies in directories."""
 
 
 def killed(fatal: int, work: Callable[[], object]) -> bool:
     """Do something in a child process that is killed before its call of this number; tell whether it was."""
-
-    def doomed() -> None:
-        Kill(fatal)
-        work()
-
-    status = in_child(doomed)
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
+    return is_killed_at(fatal, work, CALLS)
 
 
 @every_job
