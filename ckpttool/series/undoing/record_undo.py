@@ -1,4 +1,4 @@
-"""Takes back what one record tells of, step by step, as far as nothing is in its way."""
+"""Undoes what one command did to one directory: its record's steps, the last first, with the pointers."""
 
 from __future__ import annotations
 
@@ -46,43 +46,32 @@ class RecordUndo:
 def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
     """Take back what a record tells of, the last step first; one that can't be stops those before it."""
     done = RecordUndo()
+
+    def undo_alone(moves: Moves) -> MoveOutcome:
+        return apply_moves(record.directory, moves, record.home)
+
     with ExitStack() as stack:
         is_chain = record.kind == "rename" and len(record.steps) > 1 and not dry_run
         chain = stack.enter_context(ChainedMoves(record.directory, record.home)) if is_chain else None
         for number, noted in reversed(list(enumerate(record.steps))):
             is_last, has_more = noted is record.steps[-1], number > 0
-            step = noted if is_last or dry_run else _as_it_is(record, noted)
-            make = partial(chain.make, has_more=has_more) if chain else partial(_made, record)
-            if _one(record, step, done, make, is_last=is_last, dry_run=dry_run) and record.kind == "rename":
+            step = noted if is_last or dry_run else _current_step(record, noted)
+            make = partial(chain.make, has_more=has_more) if chain else undo_alone
+            is_refused = _undo_step(record, step, done, make, is_last=is_last, dry_run=dry_run)
+            if is_refused and record.kind == "rename":
                 if chain is not None:
-                    _return(record, chain, done)
+                    _undo_chain(record, chain, done)
                 break
     return done
 
 
-def _made(record: CommandRecord, moves: Moves) -> MoveOutcome:
-    return apply_moves(record.directory, moves, record.home)
-
-
-def _as_it_is(record: CommandRecord, step: UndoStep) -> UndoStep:
+def _current_step(record: CommandRecord, step: UndoStep) -> UndoStep:
     """Return a step as it is noted now that those after it were taken back."""
     found = read_record(record.directory, record.home, record.identity)
     return next((one for one in found.steps if one.journal == step.journal), step) if found else step
 
 
-def _return(record: CommandRecord, chain: ChainedMoves, done: RecordUndo) -> None:
-    """Have what was taken back as it was, since one step couldn't be."""
-    chain.undo()
-    others = [path for path in done.restored if path not in {one.path for one in done.problems}]
-    if others:
-        first = next(iter(done.problems))
-        why = f"{os.path.basename(first.path)} isn't, and all of them are taken back, or none"
-        done.problems += [Problem(path, f"not taken back: {why}") for path in others]
-    done.restored.clear()
-    done.pointers.clear()
-
-
-def _one(
+def _undo_step(
     record: CommandRecord,
     step: UndoStep,
     done: RecordUndo,
@@ -109,16 +98,19 @@ def _one(
             refused |= outcome.failures
             fit = tuple(move for move in fit if move.path in outcome.moved)
         if fit or not (wanted.moves or refused):
-            done.pointers = list(dict.fromkeys([*done.pointers, *_pointers(record, step, moves)]))
+            done.pointers = list(dict.fromkeys([*done.pointers, *_pointer_paths(record, step, moves)]))
             if moves.moves or moves.is_bound:
                 done.warnings += [f"{one.path}: {one.message}" for one in left]
             else:  # there is nothing else that it could be told with
                 done.problems += left
         if not (wanted.moves or refused or dry_run):
-            _forget(record, step)
-    called_now = _calling(record)
+            try:
+                drop_step(record, step)
+            except OSError as error:
+                raise from_os_error(error, record.path) from error
+    called_now = _last_names(record)
     for move in fit:
-        done.restored.setdefault(_path(record, move.path), _was(record, called_now, move))
+        done.restored.setdefault(_path(record, move.path), _path_until_now(record, called_now, move))
     planned = _PLANNED.get(record.kind, "then")
     done.problems += [
         Problem(_path(record, path), f"not taken back: {failure.text(planned)}")
@@ -127,14 +119,90 @@ def _one(
     return bool(refused)
 
 
-def _forget(record: CommandRecord, step: UndoStep) -> None:
+def _undo_chain(record: CommandRecord, chain: ChainedMoves, done: RecordUndo) -> None:
+    """Have what was taken back as it was, since one step couldn't be."""
+    chain.undo()
+    others = [path for path in done.restored if path not in {one.path for one in done.problems}]
+    if others:
+        first = next(iter(done.problems))
+        why = f"{os.path.basename(first.path)} isn't, and all of them are taken back, or none"
+        done.problems += [Problem(path, f"not taken back: {why}") for path in others]
+    done.restored.clear()
+    done.pointers.clear()
+
+
+def merge_pointers(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
+    """Return moves with what pointers are to say now, and which of them are left as they are, and why.
+
+    Args:
+        directory: The directory that they lie in.
+        wanted: What takes a journal back.
+        fit: Those of its moves that can be made.
+    """
+    left: list[Problem] = []
+    rewrites: list[Rewrite] = []
+    for one in wanted.rewrites:
+        try:
+            found = _merge_pointer(directory, wanted, one, fit)
+        except (OSError, ValueError, StalePlan) as failure:
+            found = None
+            left.append(Problem(_shown_path(directory, one), f"left as it is: {failure}"))
+        if found is not None and found.before != found.after:
+            rewrites.append(found)
+        elif found is not None and found.after != one.after:
+            text = "somebody else has written it since; it is left as it is"
+            left.append(Problem(_shown_path(directory, one), text))
+    relinks: list[Relink] = []
+    for link in wanted.relinks:
+        now = _link_target(os.path.join(directory, link.name))
+        if now == link.before:
+            relinks.append(link)
+        elif now != link.after:
+            left.append(Problem(_shown_path(directory, link), "it leads elsewhere; it is left as it is"))
+    return replace(wanted, moves=tuple(fit), rewrites=tuple(rewrites), relinks=tuple(relinks)), left
+
+
+def _merge_pointer(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:
+    """Return how a pointer is taken back; one whose text stays is left."""
+    if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
+        return one
+    now = text_at(_path_before_undo(directory, wanted, one.name))
+    if now is None or now == one.after:
+        return Rewrite(one.name, one.after, one.after)
+    if now == one.before and len(fit) == len(wanted.moves):
+        return one
+    if one.name == NAME:
+        return Rewrite(one.name, now, merged_state(now, one, {_base_name(move.path) for move in fit}))
+    return Rewrite(one.name, now, _restore_lines(now, one.before, one.after))
+
+
+def _path_before_undo(directory: str, wanted: Moves, name: str) -> str:
+    """Return where a pointer lies before it is taken back: in a directory that is still to move, perhaps."""
+    first, mark, rest = name.partition(os.sep)
+    now = {new: old for move in wanted.moves for old, new in move.members}
+    if mark and wanted.source == wanted.target and first in now:
+        return os.path.join(directory, now[first], rest)
+    return os.path.join(directory, name)
+
+
+def _link_target(path: str) -> str | None:
     try:
-        drop_step(record, step)
-    except OSError as error:
-        raise from_os_error(error, record.path) from error
+        return os.readlink(path)
+    except OSError:  # it has gone, or is no symlink any more
+        return None
 
 
-def _pointers(record: CommandRecord, step: UndoStep, moves: Moves) -> list[str]:
+def _restore_lines(now: str, ours: str, before: str) -> str:
+    """Return a text in which the lines that we wrote are again those that they replaced."""
+    wrote, was = ours.splitlines(keepends=True), before.splitlines(keepends=True)
+    back: dict[str, str] = {}
+    for kind, at, end, other, other_end in SequenceMatcher(None, wrote, was, autojunk=False).get_opcodes():
+        if kind == "replace" and end - at == other_end - other:
+            back |= dict(zip(wrote[at:end], was[other:other_end], strict=True))
+    return "".join(back.get(line, line) for line in now.splitlines(keepends=True))
+
+
+def _pointer_paths(record: CommandRecord, step: UndoStep, moves: Moves) -> list[str]:
     """Return the paths of what says again what it said; what comes and goes belongs to a checkpoint."""
     names = [one.name for one in moves.rewrites if None not in (one.before, one.after)]
     names += [link.name for link in moves.relinks]
@@ -153,7 +221,7 @@ def _path(record: CommandRecord, path: str) -> str:
     return shown(os.path.join(record.directory, os.path.basename(path)))
 
 
-def _was(record: CommandRecord, called_now: Callable[[str], str], move: Move) -> str:
+def _path_until_now(record: CommandRecord, called_now: Callable[[str], str], move: Move) -> str:
     """Return the path that a checkpoint had until it was taken back."""
     base = os.path.basename(move.path)
     for name in (base, base + INDEX):
@@ -164,10 +232,10 @@ def _was(record: CommandRecord, called_now: Callable[[str], str], move: Move) ->
     return os.path.join(record.steps[-1].undoing.source, move.members[0][0])
 
 
-def _calling(record: CommandRecord) -> Callable[[str], str]:
+def _last_names(record: CommandRecord) -> Callable[[str], str]:
     """Return what tells the name that a command has made of another, step by step."""
     steps = [
-        dict(_rewritten(step.undoing))
+        dict(_renamed_rewrites(step.undoing))
         | {os.path.basename(old): now for move in step.undoing.moves for now, old in move.members}
         for step in record.steps
     ]
@@ -180,7 +248,7 @@ def _calling(record: CommandRecord) -> Callable[[str], str]:
     return called_now
 
 
-def _rewritten(undoing: Moves) -> Iterator[tuple[str, str]]:
+def _renamed_rewrites(undoing: Moves) -> Iterator[tuple[str, str]]:
     """Yield texts that come with those that go for them: indexes, which have other names in them then."""
     rewrites = undoing.rewrites
     for number, one in enumerate(rewrites):
@@ -191,80 +259,9 @@ def _rewritten(undoing: Moves) -> Iterator[tuple[str, str]]:
                 yield one.name, other
 
 
-def merge_pointers(directory: str, wanted: Moves, fit: Sequence[Move]) -> tuple[Moves, list[Problem]]:
-    """Return moves with what pointers are to say now, and which of them are left as they are, and why.
-
-    Args:
-        directory: The directory that they lie in.
-        wanted: What takes a journal back.
-        fit: Those of its moves that can be made.
-    """
-    left: list[Problem] = []
-    rewrites: list[Rewrite] = []
-    for one in wanted.rewrites:
-        try:
-            found = _merge_pointer(directory, wanted, one, fit)
-        except (OSError, ValueError, StalePlan) as failure:
-            found = None
-            left.append(Problem(_shown(directory, one), f"left as it is: {failure}"))
-        if found is not None and found.before != found.after:
-            rewrites.append(found)
-        elif found is not None and found.after != one.after:
-            text = "somebody else has written it since; it is left as it is"
-            left.append(Problem(_shown(directory, one), text))
-    relinks: list[Relink] = []
-    for link in wanted.relinks:
-        now = _leads_to(os.path.join(directory, link.name))
-        if now == link.before:
-            relinks.append(link)
-        elif now != link.after:
-            left.append(Problem(_shown(directory, link), "it leads elsewhere; it is left as it is"))
-    return replace(wanted, moves=tuple(fit), rewrites=tuple(rewrites), relinks=tuple(relinks)), left
-
-
-def _shown(directory: str, one: Rewrite | Relink) -> str:
+def _shown_path(directory: str, one: Rewrite | Relink) -> str:
     return shown(os.path.join(directory, one.name))
 
 
-def _merge_pointer(directory: str, wanted: Moves, one: Rewrite, fit: Sequence[Move]) -> Rewrite | None:
-    """Return how a pointer is taken back; one whose text stays is left."""
-    if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
-        return one
-    now = text_at(_place(directory, wanted, one.name))
-    if now is None or now == one.after:
-        return Rewrite(one.name, one.after, one.after)
-    if now == one.before and len(fit) == len(wanted.moves):
-        return one
-    if one.name == NAME:
-        return Rewrite(one.name, now, merged_state(now, one, {_base(move.path) for move in fit}))
-    return Rewrite(one.name, now, _lines_back(now, one.before, one.after))
-
-
-def _place(directory: str, wanted: Moves, name: str) -> str:
-    """Return where a pointer lies before it is taken back: in a directory that is still to move, perhaps."""
-    first, mark, rest = name.partition(os.sep)
-    now = {new: old for move in wanted.moves for old, new in move.members}
-    if mark and wanted.source == wanted.target and first in now:
-        return os.path.join(directory, now[first], rest)
-    return os.path.join(directory, name)
-
-
-def _leads_to(path: str) -> str | None:
-    try:
-        return os.readlink(path)
-    except OSError:  # it has gone, or is no symlink any more
-        return None
-
-
-def _lines_back(now: str, ours: str, before: str) -> str:
-    """Return a text in which the lines that we wrote are again those that they replaced."""
-    wrote, was = ours.splitlines(keepends=True), before.splitlines(keepends=True)
-    back: dict[str, str] = {}
-    for kind, at, end, other, other_end in SequenceMatcher(None, wrote, was, autojunk=False).get_opcodes():
-        if kind == "replace" and end - at == other_end - other:
-            back |= dict(zip(wrote[at:end], was[other:other_end], strict=True))
-    return "".join(back.get(line, line) for line in now.splitlines(keepends=True))
-
-
-def _base(path: str) -> str:
+def _base_name(path: str) -> str:
     return os.path.basename(path.replace("\\", "/").rstrip("/"))
