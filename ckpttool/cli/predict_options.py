@@ -56,7 +56,7 @@ Memory = Annotated[str | None, _option("--memory", "SIZE", "Memory that it may u
 
 
 def read_predict_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a ``Request`` that the command line gave.
+    """Return the attributes of a ``PredictionRequest`` that the command line gave.
 
     Args:
         parameters: All options by name; those that were not given are None, False or empty.
@@ -69,7 +69,7 @@ def read_predict_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flag_of(wish: str) -> str:
-    """Return the option that gives an attribute of a ``Request``."""
+    """Return the option that gives an attribute of a ``PredictionRequest``."""
     return "--input-shape" if wish == "input_shapes" else f"--{wish.replace('_', '-')}"
 
 
@@ -126,7 +126,7 @@ _WISHES = (
     "timeout",
     "memory",
 )
-"""The options that are attributes of a ``Request``, named alike; importing it would cost each start."""
+"""Options that are attributes of a ``PredictionRequest``, named alike; to import it would slow each start."""
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "model_args": _object,
     "optimizer_args": _object,

@@ -32,7 +32,7 @@ class VerifyOptions:
     Attributes:
         checks: The names of the checks to run, without those of a prediction.
         predict: Whether a prediction was asked for on the command line.
-        wishes: Attributes of a prediction's ``Request`` that were given there.
+        wishes: Attributes of a prediction's ``PredictionRequest`` that were given there.
         config: The configuration that applies.
         seal: Whether manifests are written.
         force: Whether they replace those that say something else.
@@ -262,10 +262,10 @@ def _settings_of(path: str, wanted: VerifyOptions) -> PredictionSettings | None:
     if wanted.config is None and not wanted.predict:
         return None
     from ckpttool.cli.verify_config import PredictionSettings, settings_for
-    from ckpttool.predict.request import Request
+    from ckpttool.predict.request import PredictionRequest
 
     if wanted.config is None:
-        return PredictionSettings(Request(**wanted.wishes), (), ())
+        return PredictionSettings(PredictionRequest(**wanted.wishes), (), ())
     return settings_for(wanted.config, path, predict=wanted.predict, given=wanted.wishes)
 
 

@@ -27,7 +27,7 @@ from ckpttool.cli.config import (
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore, is_used
 from ckpttool.ops.verdict import Verification
-from ckpttool.predict.request import InputSpec, Request, parse_input
+from ckpttool.predict.request import InputSpec, PredictionRequest, parse_input
 from ckpttool.series.retention.policy import matches
 
 _COMMAND_LINE_ONLY = {
@@ -36,7 +36,7 @@ _COMMAND_LINE_ONLY = {
 }
 _NEEDED = {"code": "a finding's code, as docs/findings.md lists them", "reason": "why it is of no matter"}
 _ATTRIBUTES = {"input-shape": "input_shapes"}
-"""Keys whose attribute of a ``Request`` has another name."""
+"""Keys whose attribute of a ``PredictionRequest`` has another name."""
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
 """Wishes that replace each other: a later rule with one of them drops the other."""
 
@@ -75,7 +75,7 @@ class VerifyRule:
         origin: Where it stands: the file and the place in it.
         glob: Of paths relative to the file.
         predict: Whether they are loaded and run.
-        wishes: Attributes of a ``Request``.
+        wishes: Attributes of a ``PredictionRequest``.
         ignores: Findings that are expected.
     """
 
@@ -174,7 +174,7 @@ def _resolve_paths(key: str, value: Any, directory: str) -> Any:
 class PredictionSettings(NamedTuple):
     """What is asked of one checkpoint, and by which rules; no ``request`` means no prediction."""
 
-    request: Request | None
+    request: PredictionRequest | None
     ignores: tuple[Ignore, ...]
     rules: tuple[VerifyRule, ...]
 
@@ -188,7 +188,7 @@ def settings_for(
         config: Its rules are taken in order; each key has the value that was said last.
         path: The checkpoint's, as discovery knows it.
         predict: Whether a prediction was asked for on the command line.
-        given: Attributes of a ``Request`` that stood there; they come after all rules.
+        given: Attributes of a ``PredictionRequest`` that stood there; they come after all rules.
 
     Raises:
         UsageError: The rules contradict each other, say how to predict and not whether, or name code that
@@ -244,9 +244,11 @@ def _require_own_code(
             raise UsageError(f"{origin}: {name}: {doubt}, so it is not run ({hint})")
 
 
-def _request(config: str, path: str, rules: Sequence[VerifyRule], wishes: Mapping[str, Any]) -> Request:
+def _request(
+    config: str, path: str, rules: Sequence[VerifyRule], wishes: Mapping[str, Any]
+) -> PredictionRequest:
     try:
-        return Request(**wishes)
+        return PredictionRequest(**wishes)
     except UsageError as failure:
         origin = ", ".join(rule.origin for rule in rules if rule.wishes) or config
         raise UsageError(f"{origin}: for {path}: {failure}") from failure

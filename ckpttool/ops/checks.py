@@ -44,7 +44,7 @@ from ckpttool.work import Advance
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore
     from ckpttool.ops.prediction import Prediction
-    from ckpttool.predict.run import Stage
+    from ckpttool.predict.run import StageResult
 
 
 MIN_REREADS = 1 << 30
@@ -132,7 +132,7 @@ class Verifier:
             self._findings.extend(answer.owed())
         return tuple(self._stage_check(stage) for stage in (answer.load, answer.predict))
 
-    def _stage_check(self, stage: Stage) -> Check:
+    def _stage_check(self, stage: StageResult) -> Check:
         if stage.is_skipped:
             return Check(stage.name, Status.SKIPPED, stage.detail)
         check = self._check(stage.name, stage.findings, stage.detail)

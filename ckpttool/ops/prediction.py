@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from ckpttool.predict.jobs import NotPredictable, job_for
-from ckpttool.predict.run import Answer, Child, Stage
+from ckpttool.predict.run import Answer, PredictionChild, StageResult
 from ckpttool.report import has_errors
 
 if TYPE_CHECKING:
     from ckpttool.checkpoint import Checkpoint
-    from ckpttool.predict.request import Request
+    from ckpttool.predict.request import PredictionRequest
 
 
 class Prediction(AbstractContextManager["Prediction"]):
@@ -27,8 +27,8 @@ class Prediction(AbstractContextManager["Prediction"]):
         MissingPackage: The framework is not installed.
     """
 
-    def __init__(self, checkpoint: Checkpoint, request: Request) -> None:
-        self._child: Child | None = None
+    def __init__(self, checkpoint: Checkpoint, request: PredictionRequest) -> None:
+        self._child: PredictionChild | None = None
         self._checkpoint, self._as_opened = checkpoint, _stamps(checkpoint)
         self.refusal = _refusal(checkpoint, request)
         if self.refusal is None:
@@ -37,7 +37,7 @@ class Prediction(AbstractContextManager["Prediction"]):
             except NotPredictable as reason:
                 self.refusal = str(reason)
             else:
-                self._child = Child(checkpoint.path, self._job.framework)
+                self._child = PredictionChild(checkpoint.path, self._job.framework)
 
     def answer(self, *, has_failed: bool) -> Answer:
         """Return how loading and predicting went, or why neither was tried.
@@ -75,11 +75,12 @@ def _stamp(path: str) -> tuple[int, ...] | None:
 def _skipped_answer(reason: str) -> Answer:
     """Return the answer for what is not loaded at all."""
     return Answer(
-        Stage("load", reason, is_skipped=True), Stage("predict", "it was not loaded", is_skipped=True)
+        StageResult("load", reason, is_skipped=True),
+        StageResult("predict", "it was not loaded", is_skipped=True),
     )
 
 
-def _refusal(checkpoint: Checkpoint, request: Request) -> str | None:
+def _refusal(checkpoint: Checkpoint, request: PredictionRequest) -> str | None:
     """Return why a checkpoint must not be loaded, or None."""
     if has_errors(checkpoint.findings):
         return "its structure is damaged"

@@ -31,7 +31,7 @@ from ckpttool.work import Advance, default_jobs
 if TYPE_CHECKING:
     from ckpttool.ops.ignored_findings import Ignore
     from ckpttool.ops.prediction import Prediction
-    from ckpttool.predict.request import Request
+    from ckpttool.predict.request import PredictionRequest
 
 _MANIFEST, _ = SIDECARS
 
@@ -43,7 +43,7 @@ def verify(
     strict: bool = False,
     jobs: int | None = None,
     advance: Advance = lambda nbytes: None,
-    prediction: Request | None = None,
+    prediction: PredictionRequest | None = None,
     ignores: Sequence[Ignore] = (),
 ) -> Verification:
     """Return the verdict on one checkpoint. A damaged one is invalid, not an error.
@@ -85,7 +85,7 @@ def verify(
 
 
 def _start_prediction(
-    checkpoint: Checkpoint, request: Request | None
+    checkpoint: Checkpoint, request: PredictionRequest | None
 ) -> AbstractContextManager[Prediction | None]:
     """Return the prediction that was asked for, with its child on the way."""
     if request is None:

@@ -24,7 +24,7 @@ from typing import BinaryIO
 from ckpttool.predict.guard import plain_data_only
 from ckpttool.predict.interface import Loaded, LoadFailed, missing_module_message, place_of_syntax
 from ckpttool.predict.prediction import NoInputs, Reload, predict
-from ckpttool.predict.request import Job, from_json
+from ckpttool.predict.request import PredictionJob, from_json
 from ckpttool.report import Finding, counted, error, has_errors
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -64,7 +64,7 @@ def _import_adapter(name: str) -> ModuleType:
         gc.enable()
 
 
-def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
+def answer(module: ModuleType, job: PredictionJob, answers: BinaryIO) -> None:
     """Load and run what a job says, and tell of both."""
     request = job.request
     with plain_data_only(is_trusted=request.trust) as refusals:
@@ -75,7 +75,7 @@ def answer(module: ModuleType, job: Job, answers: BinaryIO) -> None:
             _predict(loaded, job, answers, refusals, partial(_load_again, module, job))
 
 
-def _load_again(module: ModuleType, job: Job) -> Loaded:
+def _load_again(module: ModuleType, job: PredictionJob) -> Loaded:
     """Load it as it was loaded before; what it draws at random, it draws otherwise."""
     with plain_data_only(is_trusted=job.request.trust):
         again = replace(job, request=replace(job.request, seed=job.request.seed + 1))
@@ -84,7 +84,7 @@ def _load_again(module: ModuleType, job: Job) -> Loaded:
 
 
 def _load(
-    loader: Callable[[Job], Loaded], job: Job, answers: BinaryIO, refusals: Sequence[str]
+    loader: Callable[[PredictionJob], Loaded], job: PredictionJob, answers: BinaryIO, refusals: Sequence[str]
 ) -> Loaded | None:
     try:
         loaded = loader(job)
@@ -115,7 +115,7 @@ def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
 
 
 def _predict(
-    loaded: Loaded, job: Job, answers: BinaryIO, refusals: Sequence[str], load_again: Reload
+    loaded: Loaded, job: PredictionJob, answers: BinaryIO, refusals: Sequence[str], load_again: Reload
 ) -> None:
     try:
         detail, findings = predict(loaded, job, load_again)

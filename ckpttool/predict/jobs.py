@@ -14,7 +14,7 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError
 from ckpttool.formats import open_checkpoint
-from ckpttool.predict.request import Job, Request
+from ckpttool.predict.request import PredictionJob, PredictionRequest
 from ckpttool.report import has_errors
 from ckpttool.tensor import Path, Role
 
@@ -23,7 +23,7 @@ class NotPredictable(Exception):
     """There is no way to run a checkpoint as asked; the text says what is missing."""
 
 
-def job_for(checkpoint: Checkpoint, request: Request) -> Job:
+def job_for(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     """Return what the child is to do with a checkpoint; ``NotPredictable`` says why it can't be run."""
     choose = _CHOICES.get(checkpoint.format)
     if choose is None:
@@ -38,7 +38,7 @@ _MODEL_STATES = "_model_states.pt"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def torch_job(checkpoint: Checkpoint, request: Request) -> Job:
+def torch_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     """A state dict, alone or in a dict; whole modules run code and need trust."""
     if checkpoint.variant == "deepspeed":
         return _deepspeed(checkpoint, request)
@@ -64,7 +64,7 @@ def torch_job(checkpoint: Checkpoint, request: Request) -> Job:
     return job(checkpoint, request, "torch", "state", **options, **optimizer_path(checkpoint))
 
 
-def _reader(checkpoint: Checkpoint, request: Request) -> str:
+def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
     """Return which reader of ``torch_state`` is for a checkpoint: ours where PyTorch can't or unpickles."""
     if checkpoint.format == "torch-dcp":
         is_dcp = checkpoint.variant is None and os.path.isfile(os.path.join(checkpoint.path, ".metadata"))
@@ -91,7 +91,7 @@ def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
     return {"files": files, "in_place": in_place}
 
 
-def _deepspeed(checkpoint: Checkpoint, request: Request) -> Job:
+def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     """What DeepSpeed wrote, where one file has the whole model."""
     names = {os.path.basename(file.path): file.path for file in checkpoint.files}
     if any(name.startswith("layer_") for name in names):
@@ -131,13 +131,13 @@ def _has_module_at(metadata: object, place: Path) -> bool:
     return isinstance(metadata, Mapping) and {"<class>", "modules"} <= metadata.keys()
 
 
-def torchscript_job(checkpoint: Checkpoint, request: Request) -> Job:
+def torchscript_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     if checkpoint.variant == "lite":
         raise NotPredictable("a lite interpreter's file runs on mobile runtimes alone")
     return job(checkpoint, request, "torch", "torchscript")
 
 
-def export_job(checkpoint: Checkpoint, request: Request) -> Job:
+def export_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     return job(checkpoint, request, "torch", "export")
 
 
@@ -148,7 +148,7 @@ _REFERENCES = frozenset({"Variable", "VariableV2"})
 """What makes variables that only a session of TensorFlow 1 has wherever they may be used."""
 
 
-def savedmodel_job(checkpoint: Checkpoint, request: Request) -> Job:
+def savedmodel_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     graphs: Any = checkpoint.metadata["meta_graphs"]
     to_serve = [one for one in graphs if len(graphs) == 1 or one["tags"] == ["serve"]]
     served: Mapping[str, Any] = to_serve[0] if to_serve else {}
@@ -158,7 +158,7 @@ def savedmodel_job(checkpoint: Checkpoint, request: Request) -> Job:
     return job(checkpoint, request, "tensorflow", "session", **options)
 
 
-def tensorflow_job(checkpoint: Checkpoint, request: Request) -> Job:
+def tensorflow_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     require_model("a checkpoint of variables", request)
     keys = {tensor.key or "/".join(map(str, tensor.path)): tensor for tensor in checkpoint.tensors}
     names = {key: tensor.name for key, tensor in keys.items()}
@@ -166,11 +166,11 @@ def tensorflow_job(checkpoint: Checkpoint, request: Request) -> Job:
     return job(checkpoint, request, "tensorflow", "variables", names=(names, roles))
 
 
-def keras_job(checkpoint: Checkpoint, request: Request) -> Job:
+def keras_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     return job(checkpoint, request, _keras_package(checkpoint), "model", **_keras_counts(checkpoint))
 
 
-def keras_h5_job(checkpoint: Checkpoint, request: Request) -> Job:
+def keras_h5_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     if checkpoint.variant == "model":
         return keras_job(checkpoint, request)
     require_model("a file of weights", request)
@@ -192,7 +192,7 @@ def _keras_package(checkpoint: Checkpoint) -> str:
 # Paddle ---------------------------------------------------------------------------------------------
 
 
-def fluid_job(checkpoint: Checkpoint, request: Request) -> Job:
+def fluid_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     if checkpoint.variant != "inference":
         raise NotPredictable("these are variables without a program; only a saved inference model can be run")
     program = os.path.join(checkpoint.path, "__model__")
@@ -211,7 +211,7 @@ def fluid_job(checkpoint: Checkpoint, request: Request) -> Job:
     )
 
 
-def paddle_job(checkpoint: Checkpoint, request: Request) -> Job:
+def paddle_job(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     if checkpoint.variant == "tensors":
         raise NotPredictable("there is no program that says what the tensors are for")
     if checkpoint.variant == "inference":
@@ -229,7 +229,7 @@ def paddle_job(checkpoint: Checkpoint, request: Request) -> Job:
     return job(checkpoint, request, "paddle", "parameters", file=pickles[0], state_path=place, **options)
 
 
-def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: Request) -> Mapping[str, Any]:
+def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: PredictionRequest) -> Mapping[str, Any]:
     """Return where the optimizer's state lies; a file beside was not checked yet."""
     if request.optimizer is None or not os.path.isfile(beside):
         return optimizer_path(checkpoint)
@@ -245,7 +245,7 @@ def _paddle_optimizer(checkpoint: Checkpoint, beside: str, request: Request) -> 
     return {"optimizer_file": beside}
 
 
-def _paddle_inference(checkpoint: Checkpoint, request: Request) -> Job:
+def _paddle_inference(checkpoint: Checkpoint, request: PredictionRequest) -> PredictionJob:
     held = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
     program = next(file.path for file in checkpoint.files if file.path not in held)
     combined = os.path.basename(held[0]) if held else None
@@ -258,19 +258,23 @@ def _paddle_inference(checkpoint: Checkpoint, request: Request) -> Job:
 # What all of them say -------------------------------------------------------------------------------
 
 
-def job(checkpoint: Checkpoint, request: Request, framework: str, loader: str, **options: Any) -> Job:
+def job(
+    checkpoint: Checkpoint, request: PredictionRequest, framework: str, loader: str, **options: Any
+) -> PredictionJob:
     """Return a job; ``options`` are what its loader needs to know besides."""
     options |= {"format": checkpoint.format, "variant": checkpoint.variant}
-    return Job(path=checkpoint.path, framework=framework, loader=loader, options=options, request=request)
+    return PredictionJob(
+        path=checkpoint.path, framework=framework, loader=loader, options=options, request=request
+    )
 
 
-def require_model(what: str, request: Request) -> None:
+def require_model(what: str, request: PredictionRequest) -> None:
     """Require that the user named an architecture, since the checkpoint has none."""
     if request.model is None:
         raise NotPredictable(f"{what} has no architecture: --model package.module:Factory or file.py:Factory")
 
 
-def state_path(checkpoint: Checkpoint, request: Request) -> Path:
+def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:
     """Return the keys to the model's state dict, which must be the only one or the user's choice."""
     if request.state_key is not None:
         return tuple(request.state_key.split(".")) if request.state_key else ()
@@ -309,7 +313,7 @@ def optimizer_path(checkpoint: Checkpoint) -> Mapping[str, Any]:
 # The table ------------------------------------------------------------------------------------------
 
 
-_CHOICES: Mapping[str, Callable[[Checkpoint, Request], Job]] = {
+_CHOICES: Mapping[str, Callable[[Checkpoint, PredictionRequest], PredictionJob]] = {
     "pytorch": torch_job,
     "pickle": torch_job,
     "torch-dcp": torch_job,

@@ -35,7 +35,7 @@ from ckpttool.predict.interface import (
     shape_finding,
 )
 from ckpttool.predict.recordings import read_recording
-from ckpttool.predict.request import InputSpec, Job, Request
+from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import Finding, counted, error, note, warning
 
 _SKIPPED = re.compile(
@@ -50,7 +50,9 @@ _ShapesByName = Mapping[str, tuple[int, ...]]
 class KerasModel(Loaded):
     """A Keras model, of version 2 or 3."""
 
-    def __init__(self, job: Job, model: Any, findings: Iterable[Finding] = (), optimizer: Any = None) -> None:
+    def __init__(
+        self, job: PredictionJob, model: Any, findings: Iterable[Finding] = (), optimizer: Any = None
+    ) -> None:
         self._job = job
         self._model = model
         keras = import_module(_package(model))
@@ -81,7 +83,7 @@ def _package(model: Any) -> str:
 # Whole models ---------------------------------------------------------------------------------------
 
 
-def _load_model(job: Job) -> Loaded:
+def _load_model(job: PredictionJob) -> Loaded:
     keras = import_module("tf_keras" if job.framework == "tf_keras" else "keras")
     request = job.request
     own = {**_short_names(keras), **(_own_classes(request.model) if request.model else {})}
@@ -94,7 +96,7 @@ def _load_model(job: Job) -> Loaded:
     return KerasModel(job, model, findings, optimizer)
 
 
-def _replace_empty_optimizer(job: Job, model: Any) -> list[Finding]:
+def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
     """Give a model a new optimizer where Keras made one for no variables, which can't make a step.
 
     Keras 3 does so for each HDF5 file of its own, and leaves the saved state out.
@@ -165,7 +167,7 @@ def _own_classes(reference: str) -> dict[str, Any]:
     }
 
 
-def _checked_optimizer(job: Job, model: Any) -> Any:
+def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
     """Return a model's own optimizer, which must be what the user says; one that has none gets the user's.
 
     Raises:
@@ -208,7 +210,7 @@ def _optimizer_warnings(
 # Files of weights -----------------------------------------------------------------------------------
 
 
-def _load_weights(job: Job) -> Loaded:
+def _load_weights(job: PredictionJob) -> Loaded:
     request = job.request
     model = build_from(request.model or "", **request.model_args)
     if not hasattr(model, "load_weights"):
@@ -228,7 +230,7 @@ def _load_weights(job: Job) -> Loaded:
     return KerasModel(job, model, optimizer=optimizer)
 
 
-def _optimizer(job: Job, model: Any) -> Any:
+def _optimizer(job: PredictionJob, model: Any) -> Any:
     """Return the user's optimizer in the model's hands, so that its state is loaded with the weights.
 
     Raises:
@@ -241,7 +243,7 @@ def _optimizer(job: Job, model: Any) -> Any:
     return new
 
 
-def _require_all_used(job: Job, model: Any) -> None:
+def _require_all_used(job: PredictionJob, model: Any) -> None:
     """Require that each weight in the file went into the model: Keras says nothing of the others.
 
     Only files with more weights than the model are compared by name, since that costs a file.
@@ -262,7 +264,7 @@ def _surplus_weights(saved: _ShapesByName, own: _ShapesByName) -> list[Finding]:
     return [not_consumed_finding(name) for name in saved if name not in own]
 
 
-def _weight_differences(job: Job, model: Any) -> list[Finding]:
+def _weight_differences(job: PredictionJob, model: Any) -> list[Finding]:
     """Return how a file and a model that it didn't load into differ, by name; none where names don't tell."""
     saved, own = _saved_shapes(job.path), _own_shapes(model, job)
     if saved.keys().isdisjoint(own) and sorted(saved.values()) == sorted(own.values()):
@@ -275,7 +277,7 @@ def _weight_differences(job: Job, model: Any) -> list[Finding]:
     ]
 
 
-def _own_shapes(model: Any, job: Job) -> _ShapesByName:
+def _own_shapes(model: Any, job: PredictionJob) -> _ShapesByName:
     """Return the names and shapes that a model's own weights have in a file of the same kind.
 
     Keras has no other way to say them than to write it.
@@ -366,7 +368,7 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(size is None or isinstance(size, int) for size in value)
 
 
-def inputs_to_build(request: Request) -> Arrays:
+def inputs_to_build(request: PredictionRequest) -> Arrays:
     """Return what a model can be called on before its weights are loaded: the user's input, or made up."""
     if request.input_shapes:
         return make_inputs(request.input_shapes, request.seed)
@@ -375,7 +377,7 @@ def inputs_to_build(request: Request) -> Arrays:
     return read_recording(request.expect).inputs if request.expect else {}
 
 
-def build(model: Any, request: Request) -> None:
+def build(model: Any, request: PredictionRequest) -> None:
     """Run a model once that makes its weights only then, so that they can be loaded.
 
     Raises:
@@ -568,4 +570,4 @@ def _zero_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any
     return values.argmin(-1) if "sparse" in told_name else values * 0.9
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"model": _load_model, "weights": _load_weights}
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"model": _load_model, "weights": _load_weights}

@@ -28,7 +28,7 @@ from ckpttool.predict.interface import (
     state_dict_findings,
 )
 from ckpttool.predict.own_content import at_path, content_of, require_plain
-from ckpttool.predict.request import InputSpec, Job
+from ckpttool.predict.request import InputSpec, PredictionJob
 from ckpttool.report import Finding, counted, error
 from ckpttool.tensor import Tensor
 
@@ -113,7 +113,7 @@ def _has_stored_value(variable: Any) -> bool:
     return variable.persistable and variable.type not in around
 
 
-def _load_inference(job: Job) -> Loaded:
+def _load_inference(job: PredictionJob) -> Loaded:
     """An inference model: the program, and its variables from one file or from one each."""
     program_path = job.options["program"]
     if program_path.endswith(_JSON):
@@ -169,7 +169,7 @@ def _spec_name(spec: Any) -> str:
     return str(spec.dtype).rpartition(".")[2]
 
 
-def _load_json_program(job: Job, program_path: str) -> Loaded:
+def _load_json_program(job: PredictionJob, program_path: str) -> Loaded:
     if not _is_paddle_3():
         message = f"a program in JSON needs PaddlePaddle 3; this is {paddle.__version__}"
         raise LoadFailed(error("framework-too-old", message, os.path.basename(program_path)))
@@ -270,7 +270,7 @@ def _are_finite(tensors: Iterable[Any]) -> bool:
     return all(bool(paddle.isfinite(one).all()) for one in tensors)
 
 
-def parameters(job: Job) -> Loaded:
+def parameters(job: PredictionJob) -> Loaded:
     """A state dict in a layer of the user's."""
     paddle.set_device("cpu")
     request = job.request
@@ -328,7 +328,9 @@ def _load_strictly(layer: Any, state: Mapping[str, Any]) -> None:
     layer.set_state_dict(state)
 
 
-def _optimizer(job: Job, layer: Any, content: Any, table: Mapping[str, str] | None) -> tuple[Any, str]:
+def _optimizer(
+    job: PredictionJob, layer: Any, content: Any, table: Mapping[str, str] | None
+) -> tuple[Any, str]:
     """Return the optimizer with its state, and what was loaded in words; None where none was asked for.
 
     A state dict in a dict has no ``table`` of names: its tensors have theirs themselves.
@@ -352,14 +354,14 @@ def _optimizer(job: Job, layer: Any, content: Any, table: Mapping[str, str] | No
     return optimizer, f"; {type(optimizer).__name__}, state of {slots}"
 
 
-def _parameter_names(job: Job) -> Mapping[str, str]:
+def _parameter_names(job: PredictionJob) -> Mapping[str, str]:
     from ckpttool.formats.paddle.pickles import names_in
 
     place = tuple(job.options["state_path"])
     return {str(path[-1]): name for path, name in names_in(job.options["file"]).items() if path[:-1] == place}
 
 
-def _optimizer_state(job: Job, content: Any) -> Mapping[str, Any]:
+def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
     beside, key = job.options.get("optimizer_file"), job.options.get("optimizer_key")
     if beside is not None:
         state, place = _read_content(beside), os.path.basename(beside)
@@ -406,4 +408,7 @@ def _parameter_findings(state: Mapping[str, Any], layer: Any) -> Iterable[Findin
             yield error("optimizer-mismatch", message, keys[owner])
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"inference": _load_inference, "parameters": parameters}
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {
+    "inference": _load_inference,
+    "parameters": parameters,
+}

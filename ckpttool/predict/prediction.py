@@ -18,7 +18,7 @@ import numpy as np
 from ckpttool.predict.inputs import make_inputs, name_inputs, other_values, read_arrays, sized_specs
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed, first_line, shape_text
 from ckpttool.predict.recordings import Recording, is_recording, read_recording, write_recording
-from ckpttool.predict.request import InputSpec, Job, Request
+from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import Finding, counted, error, has_errors, note, warning
 
 Reload: TypeAlias = Callable[[], Loaded]
@@ -48,7 +48,7 @@ class _Inputs:
 # One prediction -------------------------------------------------------------------------------------
 
 
-def predict(loaded: Loaded, job: Job, load_again: Reload) -> tuple[str, Sequence[Finding]]:
+def predict(loaded: Loaded, job: PredictionJob, load_again: Reload) -> tuple[str, Sequence[Finding]]:
     """Run a model twice and return what was seen, in words, with what is wrong.
 
     Raises:
@@ -85,7 +85,9 @@ def predict(loaded: Loaded, job: Job, load_again: Reload) -> tuple[str, Sequence
     return "; ".join(told), findings
 
 
-def _first_run(loaded: Loaded, request: Request, recording: Recording | None) -> tuple[_Inputs, Arrays]:
+def _first_run(
+    loaded: Loaded, request: PredictionRequest, recording: Recording | None
+) -> tuple[_Inputs, Arrays]:
     """Return the first inputs that a model takes, and what it gives for them.
 
     Raises:
@@ -137,7 +139,9 @@ def _blaming_recording() -> Iterator[None]:
         raise LoadFailed(error("recording-mismatch", f"{said}: {first_line(failure)}")) from failure
 
 
-def _repeats_when_reloaded(load_again: Reload, inputs: _Inputs, outputs: Arrays, request: Request) -> bool:
+def _repeats_when_reloaded(
+    load_again: Reload, inputs: _Inputs, outputs: Arrays, request: PredictionRequest
+) -> bool:
     """Tell whether a model that was just loaded gives what it gave at first: it only keeps state."""
     try:
         return not any(rerun_findings(outputs, _run(load_again(), inputs), request))
@@ -145,7 +149,7 @@ def _repeats_when_reloaded(load_again: Reload, inputs: _Inputs, outputs: Arrays,
         return False
 
 
-def _run_on_other_values(load: Reload, inputs: _Inputs, request: Request) -> Arrays:
+def _run_on_other_values(load: Reload, inputs: _Inputs, request: PredictionRequest) -> Arrays:
     """Return what a model gives on other inputs of the same kind; nothing where it takes none."""
     if not inputs.arrays:
         return {}
@@ -159,7 +163,7 @@ def _agreement_words(difference: float) -> str:
     return f"as recorded, within {difference:.2g}" if difference else "exactly as recorded"
 
 
-def _provenance(loaded: Loaded, job: Job) -> dict[str, Any]:
+def _provenance(loaded: Loaded, job: PredictionJob) -> dict[str, Any]:
     from importlib.metadata import version
 
     versions = {"ckpttool": version("ckpttool"), **loaded.versions}
@@ -178,7 +182,7 @@ def _shapes(arrays: Arrays, noun: str = "output") -> str:
     return ", ".join(f"{name} {shape_text(array.shape)}" for name, array in arrays.items())
 
 
-def _judge_labels(outputs: Arrays, request: Request) -> tuple[str, list[Finding]]:
+def _judge_labels(outputs: Arrays, request: PredictionRequest) -> tuple[str, list[Finding]]:
     if request.labels is None:
         return "", []
     try:
@@ -188,7 +192,7 @@ def _judge_labels(outputs: Arrays, request: Request) -> tuple[str, list[Finding]
     return judge_by_labels(next(iter(outputs.values())), labels, request)
 
 
-def _training_step(loaded: Loaded, inputs: Arrays, request: Request) -> tuple[str, list[Finding]]:
+def _training_step(loaded: Loaded, inputs: Arrays, request: PredictionRequest) -> tuple[str, list[Finding]]:
     if not request.resume_step:
         return "", []
     try:
@@ -213,7 +217,7 @@ def _write_recording(path: str, recording: Recording, findings: Sequence[Finding
 # What it runs on ------------------------------------------------------------------------------------
 
 
-def _inputs(loaded: Loaded, request: Request, recording: Recording | None) -> Iterator[_Inputs]:
+def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | None) -> Iterator[_Inputs]:
     """Yield what to run on, the user's first, then what is recorded, then the model's own.
 
     There are several where sizes are unknown, and none where nothing says what to run on.
@@ -273,7 +277,7 @@ def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array.astype(np.float32) if array.dtype.kind == "V" and array.dtype.names is None else array
 
 
-def rerun_findings(outputs: Arrays, again: Arrays, request: Request) -> Iterator[Finding]:
+def rerun_findings(outputs: Arrays, again: Arrays, request: PredictionRequest) -> Iterator[Finding]:
     """Yield a finding for each output that a second run on the same inputs gave otherwise."""
     for name, array in outputs.items():
         if name not in again or array.shape != again[name].shape:
@@ -282,7 +286,7 @@ def rerun_findings(outputs: Arrays, again: Arrays, request: Request) -> Iterator
             yield warning("runs-differ", f"a second run on the same inputs differs: {difference}", name)
 
 
-def recording_findings(outputs: Arrays, recorded: Arrays, request: Request) -> Iterator[Finding]:
+def recording_findings(outputs: Arrays, recorded: Arrays, request: PredictionRequest) -> Iterator[Finding]:
     """Yield a finding for each output that is not as recorded."""
     for name in sorted(recorded.keys() | outputs.keys()):
         if name not in outputs or name not in recorded:
@@ -296,7 +300,7 @@ def recording_findings(outputs: Arrays, recorded: Arrays, request: Request) -> I
 
 
 def tolerances(
-    now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: Request
+    now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: PredictionRequest
 ) -> tuple[float, float]:
     """Return the relative and absolute tolerance of two arrays' values; exact for what is not a float."""
     coarser = now.dtype if now.dtype.itemsize <= recorded.dtype.itemsize else recorded.dtype
@@ -319,7 +323,7 @@ def _largest(array: np.ndarray[Any, Any]) -> float:
 
 
 def _difference(
-    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request, said: str = "before"
+    now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest, said: str = "before"
 ) -> str:
     """Return in words where two arrays of one shape differ; nothing where they don't."""
     rtol, atol = tolerances(now, other, request)
@@ -339,7 +343,7 @@ def _difference(
     )
 
 
-def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: Request) -> Iterator[Finding]:
+def insensitive_findings(outputs: Arrays, elsewhere: Arrays, request: PredictionRequest) -> Iterator[Finding]:
     """Yield a finding for each output that could not show a change: it would be as recorded all the same.
 
     Whole numbers and texts are looked at only where there is nothing else: classes need not change.
@@ -372,7 +376,7 @@ def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> st
     return ""
 
 
-def _equals(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: Request) -> bool:
+def _equals(now: np.ndarray[Any, Any], other: np.ndarray[Any, Any], request: PredictionRequest) -> bool:
     return now.shape == other.shape and not _difference(now, other, request)
 
 
@@ -403,7 +407,7 @@ def largest_difference(outputs: Arrays, recorded: Arrays) -> float:
 
 
 def judge_by_labels(
-    output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], request: Request
+    output: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], request: PredictionRequest
 ) -> tuple[str, list[Finding]]:
     """Return how right an output is, in words, with what falls short.
 

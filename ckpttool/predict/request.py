@@ -95,7 +95,7 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PredictionRequest:
     """How a checkpoint is to be loaded and run, and what is expected of it.
 
     Attributes:
@@ -181,7 +181,7 @@ def _require_not_below(option: str, value: float | None, least: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PredictionJob:
     """What the child does: which loader of which framework, on which path.
 
     Attributes:
@@ -195,20 +195,20 @@ class Job:
     path: str
     framework: str
     loader: str
-    request: Request
+    request: PredictionRequest
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def to_json(job: Job) -> dict[str, Any]:
+def to_json(job: PredictionJob) -> dict[str, Any]:
     """Return a job as data that JSON can hold."""
-    request = {one.name: getattr(job.request, one.name) for one in fields(Request)}
-    return {**{one.name: getattr(job, one.name) for one in fields(Job)}, "request": request}
+    request = {one.name: getattr(job.request, one.name) for one in fields(PredictionRequest)}
+    return {**{one.name: getattr(job, one.name) for one in fields(PredictionJob)}, "request": request}
 
 
-def from_json(data: Mapping[str, Any]) -> Job:
+def from_json(data: Mapping[str, Any]) -> PredictionJob:
     """Return the job that ``to_json`` wrote."""
     request = dict(data["request"])
     request["input_shapes"] = tuple(
         InputSpec(name, tuple(shape), *rest) for name, shape, *rest in request["input_shapes"]
     )
-    return Job(**{**data, "request": Request(**request)})
+    return PredictionJob(**{**data, "request": PredictionRequest(**request)})

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from ckpttool.errors import MissingPackage
 from ckpttool.predict.processes import end_family, has_exited, resident
-from ckpttool.predict.request import Job, Request, to_json
+from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
 from ckpttool.report import Finding, Severity, error, has_errors
 from ckpttool.work import child_places
 
@@ -100,7 +100,7 @@ FRAMEWORKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageResult:
     """How loading or predicting went: ``detail`` says what was done, or why nothing was."""
 
     name: str
@@ -113,8 +113,8 @@ class Stage:
 class Answer:
     """What came of a job; ``said`` is the end of what the child printed."""
 
-    load: Stage
-    predict: Stage
+    load: StageResult
+    predict: StageResult
     said: tuple[str, ...] = ()
 
     def owed(self) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ class Answer:
                 return
 
 
-class Child:
+class PredictionChild:
     """A process that imports a framework, then waits for a job.
 
     Use it as a context manager: leaving it ends the process and all that it started. Linux ends it as well
@@ -149,13 +149,13 @@ class Child:
         self._reader = _start_thread(_read_answers, self._process.stdout, self._lines)
         self._drainer = _start_thread(_drain, self._process.stderr, self._said)
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> PredictionChild:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def ask(self, job: Job) -> Answer:
+    def ask(self, job: PredictionJob) -> Answer:
         """Return what came of a job; whatever becomes of the child, there is an answer.
 
         Raises:
@@ -165,7 +165,7 @@ class Child:
         assert self._process.stdin is not None  # a pipe
         # It may be longer than a pipe holds, and the child may never come to read it.
         _start_thread(_write, self._process.stdin, json.dumps(to_json(job)).encode() + b"\n")
-        stages: dict[str, Stage] = {}
+        stages: dict[str, StageResult] = {}
         while len(stages) < 2:
             try:
                 message = self._next(deadline, job.request)
@@ -178,7 +178,7 @@ class Child:
             self._phase = "predict"
         return Answer(stages["load"], stages["predict"], self._lines_said())
 
-    def _next(self, deadline: float, request: Request) -> dict[str, Any]:
+    def _next(self, deadline: float, request: PredictionRequest) -> dict[str, Any]:
         """Return the child's next message.
 
         Raises:
@@ -225,10 +225,12 @@ class Child:
         lines = self._said[0].decode("utf-8", "replace").splitlines()
         return tuple(line for line in map(str.strip, lines) if line)[-_TAIL:]
 
-    def _broken_off(self, stages: dict[str, Stage], finding: Finding) -> Answer:
-        failed = Stage(self._phase, finding.message, (finding,))
+    def _broken_off(self, stages: dict[str, StageResult], finding: Finding) -> Answer:
+        failed = StageResult(self._phase, finding.message, (finding,))
         if self._phase == "load":
-            return Answer(failed, Stage("predict", "it was not loaded", is_skipped=True), self._lines_said())
+            return Answer(
+                failed, StageResult("predict", "it was not loaded", is_skipped=True), self._lines_said()
+            )
         return Answer(stages["load"], failed, self._lines_said())
 
     def stop(self) -> None:
@@ -308,14 +310,14 @@ def _parse_message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def _parse_stage(message: dict[str, Any], name: str) -> Stage:
+def _parse_stage(message: dict[str, Any], name: str) -> StageResult:
     try:
         findings = tuple(
             Finding(_clean(code), Severity(severity), _clean(text), None if where is None else _clean(where))
             for code, severity, text, where in message["findings"]
         )
         told, detail = _clean(message["stage"]), _clean(message["detail"])
-        stage = Stage(told, detail, findings, bool(message["is_skipped"]))
+        stage = StageResult(told, detail, findings, bool(message["is_skipped"]))
     except (KeyError, ValueError, TypeError) as failure:
         raise _ChildEnded("nonsense") from failure
     if stage.name != name:

@@ -38,7 +38,7 @@ from ckpttool.predict.keras_models import (
     plain_outputs,
     train_by_keras,
 )
-from ckpttool.predict.request import InputSpec, Job
+from ckpttool.predict.request import InputSpec, PredictionJob
 from ckpttool.report import Finding, counted, error
 
 _RATE = 1e-3
@@ -127,13 +127,13 @@ def _input_spec(name: str | None, spec: Any) -> InputSpec:
     return InputSpec(name, shape, spec.dtype.base_dtype.name)
 
 
-def _load_savedmodel(job: Job) -> Loaded:
+def _load_savedmodel(job: PredictionJob) -> Loaded:
     with findings_on_error("load-failed"):
         model = _served_graph(job.path)
     return Signature(model, _signature(model.signatures, job))
 
 
-def _signature(found: Iterable[str], job: Job) -> str:
+def _signature(found: Iterable[str], job: PredictionJob) -> str:
     """Return the signature that is called: the user's, the one to serve, or the only one.
 
     Raises:
@@ -149,7 +149,7 @@ def _signature(found: Iterable[str], job: Job) -> str:
     raise LoadFailed(error("no-such-signature", f"no signature {wanted!r}; {there}"))
 
 
-def _load_session(job: Job) -> Loaded:
+def _load_session(job: PredictionJob) -> Loaded:
     """A graph with reference variables, which functions can't take or give."""
     v1 = tf.compat.v1
     graph = tf.Graph()
@@ -179,7 +179,7 @@ def _served_graph(path: str) -> Any:
 class RestoredModel(Loaded):
     """A model of the user's, with a checkpoint's values in its variables."""
 
-    def __init__(self, job: Job, model: Any, optimizer: Any, detail: str) -> None:
+    def __init__(self, job: PredictionJob, model: Any, optimizer: Any, detail: str) -> None:
         self._model = model
         self._optimizer = optimizer
         self.versions = {"tensorflow": tf.__version__}
@@ -245,7 +245,7 @@ def _train_model(model: Any, optimizer: Any, inputs: Arrays) -> str:
     return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
 
 
-def _load_variables(job: Job) -> Loaded:
+def _load_variables(job: PredictionJob) -> Loaded:
     request = job.request
     whole = build_from(request.model or "", **request.model_args)
     if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
@@ -293,7 +293,7 @@ def _runnable_model(made: Any) -> Any:
 # Restoring ------------------------------------------------------------------------------------------
 
 
-def restore(job: Job, made: Any, model: Any, optimizer: Any) -> str:
+def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
     """Restore a checkpoint into what a factory made, and return what was restored, in words.
 
     Raises:
@@ -322,7 +322,7 @@ def restore(job: Job, made: Any, model: Any, optimizer: Any) -> str:
 
 
 def _target(
-    job: Job, graph: _ObjectGraph, made: Any, model: Any, optimizer: Any
+    job: PredictionJob, graph: _ObjectGraph, made: Any, model: Any, optimizer: Any
 ) -> tuple[Any, list[_VariableKey]]:
     """Return the ``tf.train.Checkpoint`` that stands where the saved one stood, with what is stored.
 
@@ -551,7 +551,7 @@ def _is_optimizer(node: Any) -> bool:
     return bool(node.slot_variables) or any(child.local_name in _ITERATIONS for child in node.children)
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {
     "savedmodel": _load_savedmodel,
     "session": _load_session,
     "variables": _load_variables,

@@ -23,7 +23,7 @@ from ckpttool.predict.guard import build_from, resolve
 from ckpttool.predict.inputs import dtype_named, positional
 from ckpttool.predict.interface import Arrays, CannotTrain, Loaded, LoadFailed
 from ckpttool.predict.own_content import at_path
-from ckpttool.predict.request import InputSpec, Job
+from ckpttool.predict.request import InputSpec, PredictionJob
 from ckpttool.predict.torch_state import (
     content,
     load_optimizer,
@@ -196,7 +196,7 @@ def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
 # Loaders --------------------------------------------------------------------------------------------
 
 
-def _load_state(job: Job) -> Loaded:
+def _load_state(job: PredictionJob) -> Loaded:
     """A state dict in a model of the user's."""
     request = job.request
     module = build_from(request.model or "", **request.model_args)
@@ -211,7 +211,7 @@ def _load_state(job: Job) -> Loaded:
     return _with_optimizer_state(job, module, found, detail, notes)
 
 
-def _state_dict_hint(found: Any, job: Job) -> str:
+def _state_dict_hint(found: Any, job: PredictionJob) -> str:
     """Return in words where a state dict lay, if another one lies beside it."""
     place = job.options["state_path"]
     beside = at_path(found, place[:-1]) if place else None
@@ -224,7 +224,7 @@ def _is_state(value: object) -> bool:
 
 
 def _with_optimizer_state(
-    job: Job, module: Any, found: Any, detail: str, notes: tuple[Finding, ...] = ()
+    job: PredictionJob, module: Any, found: Any, detail: str, notes: tuple[Finding, ...] = ()
 ) -> TorchModel:
     """Return a module with the optimizer that was asked for, and its state."""
     optimizer, more = make_optimizer(job, module, found)
@@ -236,7 +236,7 @@ def _with_optimizer_state(
     return loaded
 
 
-def make_optimizer(job: Job, module: Any, found: Any) -> tuple[Any, tuple[Finding, ...]]:
+def make_optimizer(job: PredictionJob, module: Any, found: Any) -> tuple[Any, tuple[Finding, ...]]:
     """Return the user's optimizer with the checkpoint's state, if one was asked for, and what is remarkable.
 
     Raises:
@@ -254,7 +254,7 @@ def make_optimizer(job: Job, module: Any, found: Any) -> tuple[Any, tuple[Findin
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 
 
-def _load_module(job: Job) -> Loaded:
+def _load_module(job: PredictionJob) -> Loaded:
     """A whole module, which the user trusts."""
     if job.request.model is not None:
         _lend_to_main(job.request.model)
@@ -279,7 +279,7 @@ def _lend_to_main(reference: str) -> None:
             setattr(__main__, name, value)
 
 
-def _load_torchscript(job: Job) -> Loaded:
+def _load_torchscript(job: PredictionJob) -> Loaded:
     load: Any = torch.jit.load
     module = load(job.path, map_location="cpu").eval()
     template = None
@@ -289,7 +289,7 @@ def _load_torchscript(job: Job) -> Loaded:
     return TorchModel(module, detail, job.request.seed, template=template)
 
 
-def _load_export(job: Job) -> Loaded:
+def _load_export(job: PredictionJob) -> Loaded:
     program = torch.export.load(job.path)
     return ExportedProgram(
         program.module(), "exported program", job.request.seed, template=_template(program)
@@ -463,7 +463,7 @@ def tensors_of(template: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
     yield from ((name, one) for name, one in leaves(given) if isinstance(one, torch.Tensor))
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {
     "state": _load_state,
     "module": _load_module,
     "torchscript": _load_torchscript,

@@ -26,7 +26,7 @@ from ckpttool.predict.interface import (
     unexpected_finding,
 )
 from ckpttool.predict.own_content import NotPlain, at_path, content_of, put, require_plain
-from ckpttool.predict.request import Job
+from ckpttool.predict.request import PredictionJob
 from ckpttool.report import Finding, counted, error, note, warning
 from ckpttool.tensor import Path, Tensor
 from ckpttool.wire.pickled import Global
@@ -43,7 +43,7 @@ _REFUSED = re.compile(r"(?:GLOBAL|[Cc]lass|function) ([\w.]+\.[\w.]+)")
 # Reading --------------------------------------------------------------------------------------------
 
 
-def content(job: Job) -> Any:
+def content(job: PredictionJob) -> Any:
     """Return what a checkpoint holds: nested containers with tensors.
 
     Raises:
@@ -52,7 +52,7 @@ def content(job: Job) -> Any:
     return _READERS[job.options["reader"]](job)
 
 
-def state_dict(job: Job, found: Any) -> Any:
+def state_dict(job: PredictionJob, found: Any) -> Any:
     """Return the model's state dict in what was read.
 
     Raises:
@@ -62,11 +62,11 @@ def state_dict(job: Job, found: Any) -> Any:
     return _require_plain_at(job, at_path(found, place), place)
 
 
-def _require_plain_at(job: Job, value: Any, place: Iterable[str | int]) -> Any:
+def _require_plain_at(job: PredictionJob, value: Any, place: Iterable[str | int]) -> Any:
     return require_plain(value, ".".join(map(str, place)), may_trust=job.options["format"] == "torch-dcp")
 
 
-def optimizer_state(job: Job, found: Any) -> Any:
+def optimizer_state(job: PredictionJob, found: Any) -> Any:
     """Return the state of an optimizer in what was read, or in a file of its own.
 
     Raises:
@@ -105,7 +105,7 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
         raise LoadFailed(error("load-refused", told, os.path.basename(path))) from failure
 
 
-def load_trusted(job: Job) -> Any:
+def load_trusted(job: PredictionJob) -> Any:
     """Return what a pickle holds that the user trusts, whatever it runs.
 
     Raises:
@@ -120,17 +120,17 @@ def load_trusted(job: Job) -> Any:
         return pickle.load(file)  # noqa: S301 - the user said so
 
 
-def _read_by_torch(job: Job) -> Any:
+def _read_by_torch(job: PredictionJob) -> Any:
     """Return the content of one file, or of shards as one dict."""
     files = [_load_by_suffix(job, path) for path in job.options["files"]]
     return files[0] if len(files) == 1 else {key: value for part in files for key, value in part.items()}
 
 
-def _load_by_suffix(job: Job, path: str) -> Any:
+def _load_by_suffix(job: PredictionJob, path: str) -> Any:
     return _safetensors(path) if path.endswith(".safetensors") else _load_file(job, path)
 
 
-def _load_file(job: Job, path: str) -> Any:
+def _load_file(job: PredictionJob, path: str) -> Any:
     return load_pickle(path, is_trusted=job.request.trust, in_place=job.options["in_place"])
 
 
@@ -142,7 +142,7 @@ def _safetensors(path: str) -> Any:
     return load_file(path)
 
 
-def _read_by_ckpttool(job: Job) -> Any:
+def _read_by_ckpttool(job: PredictionJob) -> Any:
     wanted = [tuple(job.options["state_path"])]
     key = job.options.get("optimizer_key")
     if job.request.optimizer is not None and key is not None and "optimizer_file" not in job.options:
@@ -196,7 +196,7 @@ def _torch_tensor(tensor: Tensor) -> torch.Tensor:
     return flat.reshape(tensor.shape)
 
 
-def _read_by_dcp(job: Job) -> Content:
+def _read_by_dcp(job: PredictionJob) -> Content:
     """Return what a distributed checkpoint holds that the user trusts, loaded in this one process.
 
     What is asked for is loaded, and nothing else: all other items would be unpickled for nothing.
@@ -226,7 +226,7 @@ def _is_below(path: tuple[Any, ...], outer: tuple[str, ...]) -> bool:
     return tuple(map(str, path[: len(outer)])) == outer
 
 
-_READERS: Mapping[str, Callable[[Job], Any]] = {
+_READERS: Mapping[str, Callable[[PredictionJob], Any]] = {
     "torch": _read_by_torch,
     "dcp": _read_by_dcp,
     "ckpttool": _read_by_ckpttool,

@@ -25,7 +25,7 @@ from ckpttool.predict.interface import (
     shape_finding,
     unexpected_finding,
 )
-from ckpttool.predict.request import Job
+from ckpttool.predict.request import PredictionJob
 from ckpttool.predict.torch_models import TorchModel, arrays_in, make_optimizer
 from ckpttool.report import Finding, Severity, counted, error
 
@@ -71,7 +71,7 @@ def _in_vocabulary(value: torch.Tensor, words: int | None) -> torch.Tensor:
     return value % words if words and not value.is_floating_point() else value
 
 
-def _pretrained(job: Job) -> Loaded:
+def _pretrained(job: PredictionJob) -> Loaded:
     """The model that a directory's configuration names, with the directory's weights."""
     directory = job.options["directory"]
     model, told = _class_of(directory).from_pretrained(
@@ -129,4 +129,4 @@ def _misfits(told: Mapping[str, Any]) -> Iterator[Finding]:
         yield replace(unexpected_finding(key), severity=Severity.WARNING)
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"pretrained": _pretrained}
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"pretrained": _pretrained}

@@ -9,11 +9,11 @@ import pytest
 
 from ckpttool.cli.predict_options import _WISHES, flag_of, read_predict_options
 from ckpttool.errors import UsageError
-from ckpttool.predict.request import InputSpec, Request
+from ckpttool.predict.request import InputSpec, PredictionRequest
 
 
 def test_all_wishes_are_attributes_of_a_request() -> None:
-    assert sorted(_WISHES) == sorted(one.name for one in fields(Request))
+    assert sorted(_WISHES) == sorted(one.name for one in fields(PredictionRequest))
 
 
 def test_nothing_given_is_no_wish() -> None:

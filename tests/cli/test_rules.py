@@ -13,7 +13,7 @@ from ckpttool.cli.verify_config import KEYS, matches, read_config, settings_for,
 from ckpttool.errors import UsageError
 from ckpttool.ops.ignored_findings import Ignore
 from ckpttool.ops.verdict import Safety, Verification
-from ckpttool.predict.request import InputSpec, Request
+from ckpttool.predict.request import InputSpec, PredictionRequest
 from ckpttool.report import Finding, Severity
 from tests.support.configs import verify_config_of
 
@@ -123,7 +123,7 @@ def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
         memory = "8GB"
         """
     )
-    assert settings_for(config, "models/resnet18.pth").request == Request(
+    assert settings_for(config, "models/resnet18.pth").request == PredictionRequest(
         model=f"{tmp_path}{os.sep}models.py:SimpleModel",
         model_args={"depth": 18, "sizes": [1, 2]},
         optimizer="torch.optim:Adam",
@@ -144,7 +144,7 @@ def test_a_rule_becomes_a_request(tmp_path: Path) -> None:
 
 def test_a_labelled_batch(tmp_path: Path) -> None:
     lines = 'predict = true\ninput = "x.npz"\nlabels = "y.npy"\nmin-accuracy = 1\nmax-error = 0.5\n'
-    assert settings_for(verify_config_of(rule(lines)), "m.pth").request == Request(
+    assert settings_for(verify_config_of(rule(lines)), "m.pth").request == PredictionRequest(
         input=str(tmp_path / "x.npz"), labels=str(tmp_path / "y.npy"), min_accuracy=1.0, max_error=0.5
     )
 
@@ -152,7 +152,7 @@ def test_a_labelled_batch(tmp_path: Path) -> None:
 def test_every_key_is_an_attribute_of_a_request() -> None:
     attributes = {"input-shape": "input_shapes"}
     names = {attributes.get(key, key.replace("-", "_")) for key in KEYS}
-    assert names == set(Request.__dataclass_fields__) - {"trust", "record"}
+    assert names == set(PredictionRequest.__dataclass_fields__) - {"trust", "record"}
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_later_rules_override_key_by_key() -> None:
         """
     )
     first, second, third = (settings_for(config, path) for path in ("m.pth", "a/m.pth", "./a/raw.pth"))
-    assert first.request == Request(seed=1, timeout=60)
+    assert first.request == PredictionRequest(seed=1, timeout=60)
     assert first.ignores == (Ignore("infinity", "masks", None, "ckpttool.toml[verify.rule 1]: ignore 1"),)
-    assert second.request == Request(seed=2, timeout=60)
+    assert second.request == PredictionRequest(seed=2, timeout=60)
     assert second.ignores == (Ignore("nan", "padding", "*.pad", "ckpttool.toml[verify.rule 2]: ignore 1"),)
     assert (third.request, third.ignores, third.rules) == (None, (), config.rules)
 
@@ -212,15 +212,17 @@ def test_later_rules_override_key_by_key() -> None:
 def test_what_replaces_each_other_does_not_contradict(tmp_path: Path) -> None:
     config = verify_config_of(rule('predict = true\ninput = "x.npz"') + "\n" + rule('input-shape = ["1,10"]'))
     shapes = (InputSpec(None, (1, 10)),)
-    assert settings_for(config, "m.pth").request == Request(input_shapes=shapes)
-    assert settings_for(config, "m.pth", given={"input": "y.npz"}).request == Request(input="y.npz")
+    assert settings_for(config, "m.pth").request == PredictionRequest(input_shapes=shapes)
+    assert settings_for(config, "m.pth", given={"input": "y.npz"}).request == PredictionRequest(input="y.npz")
 
 
 def test_the_command_line_comes_last() -> None:
     config = verify_config_of(rule("predict = false\nseed = 1\nrtol = 0.5"))
     assert settings_for(config, "m.pth").request is None
-    assert settings_for(config, "m.pth", predict=True, given={"seed": 9}).request == Request(seed=9, rtol=0.5)
-    assert settings_for(config, "other.pt", predict=True).request == Request()
+    assert settings_for(config, "m.pth", predict=True, given={"seed": 9}).request == PredictionRequest(
+        seed=9, rtol=0.5
+    )
+    assert settings_for(config, "other.pt", predict=True).request == PredictionRequest()
 
 
 def test_rules_that_contradict_each_other_are_told() -> None:
@@ -248,8 +250,8 @@ def test_rules_hold_from_any_directory(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "deeper").mkdir()
     monkeypatch.chdir(tmp_path / "deeper")
     config = read_config(find_config() or "")
-    assert settings_for(config, "../models/m.pth").request == Request()
-    assert settings_for(config, str(tmp_path / "models" / "m.pth")).request == Request()
+    assert settings_for(config, "../models/m.pth").request == PredictionRequest()
+    assert settings_for(config, str(tmp_path / "models" / "m.pth")).request == PredictionRequest()
     assert settings_for(config, "models/m.pth").request is None
 
 
@@ -257,7 +259,7 @@ def test_links_keep_the_names_that_people_see(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "models").symlink_to("disk")
     config = verify_config_of("[[verify.rule]]\npath = 'models/*.pth'\npredict = true\n")
-    assert settings_for(config, "models/m.pth").request == Request()
+    assert settings_for(config, "models/m.pth").request == PredictionRequest()
 
 
 INF = Finding("infinity", Severity.WARNING, "2 infinities", "layer.mask", check="values")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpttool.predict.request import Job
-from ckpttool.predict.run import Answer, Stage
+from ckpttool.predict.request import PredictionJob
+from ckpttool.predict.run import Answer, StageResult
 from ckpttool.report import error
 
 
@@ -122,13 +122,13 @@ def test_dangerous_code_stays_unsafe(run, project: Path, files: Path) -> None:
 class _Child:
     """A child that answers what a test says, and imports nothing."""
 
-    load = Stage("load", "Net, 1 key")
-    predict = Stage("predict", "output 1×2")
+    load = StageResult("load", "Net, 1 key")
+    predict = StageResult("predict", "output 1×2")
 
     def __init__(self, path: str, framework: str) -> None:
         self.framework = framework
 
-    def ask(self, job: Job) -> Answer:
+    def ask(self, job: PredictionJob) -> Answer:
         return Answer(self.load, self.predict)
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class _Child:
 def test_what_is_ignored_keeps_nothing_from_being_run(
     run, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckpttool.ops.prediction.Child", _Child)
+    monkeypatch.setattr("ckpttool.ops.prediction.PredictionChild", _Child)
     rule = MASK + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\nstrict = true\n' + rule)
     status, out, err = run("verify")
@@ -149,9 +149,9 @@ def test_what_is_ignored_keeps_nothing_from_being_run(
 
 def test_what_can_not_be_loaded_stays_invalid(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = error("missing-key", "the model has it, the checkpoint doesn't", "fc.weight")
-    monkeypatch.setattr("ckpttool.ops.prediction.Child", _Child)
-    monkeypatch.setattr(_Child, "load", Stage("load", "it has no fc.weight", (finding,)))
-    monkeypatch.setattr(_Child, "predict", Stage("predict", "it was not loaded", is_skipped=True))
+    monkeypatch.setattr("ckpttool.ops.prediction.PredictionChild", _Child)
+    monkeypatch.setattr(_Child, "load", StageResult("load", "it has no fc.weight", (finding,)))
+    monkeypatch.setattr(_Child, "predict", StageResult("predict", "it was not loaded", is_skipped=True))
     rule = MASK.replace("infinity", "missing-key") + 'predict = true\nmodel = "nets:Net"\n'
     configure(project, '[verify]\npaths = ["models/mask.safetensors"]\n' + rule)
     status, out, err = run("verify")

@@ -18,7 +18,7 @@ import pytest
 from ckpttool import open_checkpoint
 from ckpttool.predict import child
 from ckpttool.predict.jobs import job_for
-from ckpttool.predict.request import Job, Request, parse_input, to_json
+from ckpttool.predict.request import PredictionJob, PredictionRequest, parse_input, to_json
 from ckpttool.predict.run import FRAMEWORKS
 
 
@@ -47,15 +47,15 @@ class Told(NamedTuple):
         return [*self.load.codes, *self.predict.codes]
 
 
-def job_of(path: Path, *, shapes: str = "", **wishes: Any) -> Job:
+def job_of(path: Path, *, shapes: str = "", **wishes: Any) -> PredictionJob:
     """Return the job for a checkpoint; ``shapes`` are inputs as the command line has them."""
     wishes = {name: str(value) if isinstance(value, Path) else value for name, value in wishes.items()}
-    request = Request(**wishes, input_shapes=tuple(map(parse_input, shapes.split())))
+    request = PredictionRequest(**wishes, input_shapes=tuple(map(parse_input, shapes.split())))
     with open_checkpoint(path) as checkpoint:
         return job_for(checkpoint, request)
 
 
-def done_here(job: Job) -> Told:
+def done_here(job: PredictionJob) -> Told:
     """Do a job in this process, and return what a child would tell."""
     answers = io.BytesIO()
     with warnings.catch_warnings():

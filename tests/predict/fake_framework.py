@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ckpttool.predict.interface import Loaded
-from ckpttool.predict.request import InputSpec, Job
+from ckpttool.predict.request import InputSpec, PredictionJob
 
 HUGE = 1 << 24
 
@@ -208,11 +208,11 @@ ACTS: Mapping[str, Callable[[], None]] = {
 }
 
 
-def _load(job: Job) -> Loaded:
+def _load(job: PredictionJob) -> Loaded:
     when, act = job.options["when"], ACTS[job.options["act"]]
     if when == "load":
         act()
     return Fake(act if when == "predict" else ACTS["nothing"])
 
 
-LOADERS: Mapping[str, Callable[[Job], Loaded]] = {"fake": _load}
+LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {"fake": _load}

@@ -20,7 +20,7 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.ops.prediction import Prediction
-from ckpttool.predict.request import Job, Request, to_json
+from ckpttool.predict.request import PredictionJob, PredictionRequest, to_json
 from ckpttool.predict.run import FRAMEWORKS
 from tests.predict.attacks import ATTACKS, LINEAR, PADDLE, SIMPLE, Attack
 from tests.predict.conftest import job_of
@@ -58,7 +58,7 @@ class Watched:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
-    def do(self, job: Job) -> Told:
+    def do(self, job: PredictionJob) -> Told:
         """Do a job."""
         answer = self._answer({"job": to_json(job)})
         found = [one for stage in answer["stages"] for one in stage["findings"]]
@@ -208,7 +208,7 @@ def test_a_file_that_was_changed_meanwhile_is_not_loaded(files: Path, tmp_path: 
     shutil.copy(files / "pytorch" / "guide.pth", path)
     with (
         open_checkpoint(path) as checkpoint,
-        Prediction(checkpoint, Request(model=SIMPLE["model"])) as prediction,
+        Prediction(checkpoint, PredictionRequest(model=SIMPLE["model"])) as prediction,
     ):
         path.write_bytes(path.read_bytes())
         answer = prediction.answer(has_failed=False)

@@ -12,7 +12,7 @@ import pytest
 from ckpttool.predict.interface import Arrays, Loaded, LoadFailed
 from ckpttool.predict.prediction import predict
 from ckpttool.predict.recordings import Recording, write_recording
-from ckpttool.predict.request import InputSpec, Job, Request
+from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 from ckpttool.report import error
 
 Run = Callable[[Arrays], Arrays]
@@ -41,7 +41,7 @@ def judged(
     **wishes: Any,
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return what is told of a model, and the findings: codes and messages."""
-    job = Job(path="m", framework="none", loader="none", request=Request(**wishes))
+    job = PredictionJob(path="m", framework="none", loader="none", request=PredictionRequest(**wishes))
     detail, findings = predict(Model(run, shape), job, lambda: Model(load() if load else run, shape))
     return detail, [(one.code, one.message) for one in findings]
 

@@ -19,9 +19,9 @@ from ckpttool.predict.prediction import (
     recording_findings,
     rerun_findings,
 )
-from ckpttool.predict.request import Request
+from ckpttool.predict.request import PredictionRequest
 
-_USUAL = Request()
+_USUAL = PredictionRequest()
 _DTYPES = st.sampled_from(["f2", "f4", "f8", "i4", "i8", "u8", "?", "c8", "U3"])
 _ARRAYS = _DTYPES.flatmap(lambda dtype: arrays(dtype, array_shapes(min_dims=0, min_side=0, max_side=4)))
 _FINITE = arrays("f8", array_shapes(max_side=4), elements=st.floats(-1e6, 1e6))
@@ -30,7 +30,7 @@ BFLOAT16 = dtype_named("bfloat16")
 Array = np.ndarray[Any, Any]
 
 
-def _told(now: Array, recorded: Array, request: Request = _USUAL) -> list[str]:
+def _told(now: Array, recorded: Array, request: PredictionRequest = _USUAL) -> list[str]:
     return [one.message for one in recording_findings({"y": now}, {"y": recorded}, request)]
 
 
@@ -53,7 +53,7 @@ def test_one_value_that_is_one_percent_off_is_seen(array: Array, at: int) -> Non
 
 @given(_FINITE, _FINITE)
 def test_what_is_unlike_is_so_from_both_sides(a: Array, b: Array) -> None:
-    exact = Request(rtol=0.0, atol=0.0)
+    exact = PredictionRequest(rtol=0.0, atol=0.0)
     assert bool(_told(a, b, exact)) == bool(_told(b, a, exact))
 
 
@@ -120,7 +120,7 @@ def test_the_tolerance_is_as_small_as_what_was_recorded(scale: float) -> None:
 def test_what_masks_values_hides_no_others() -> None:
     recorded = np.float32([-1e9, 0.5, 0.25])
     assert _told(np.float32([-1e9, 0.5, 0.2501]), recorded) != []
-    assert _told(np.float32([-1e9, 0.5, 0.2501]), recorded, Request(atol=1e-3)) == []
+    assert _told(np.float32([-1e9, 0.5, 0.2501]), recorded, PredictionRequest(atol=1e-3)) == []
 
 
 def test_nothing_but_zeros_was_recorded() -> None:
@@ -165,7 +165,7 @@ def test_outputs_that_could_not_show_a_change(
 
 
 def test_a_tolerance_of_the_users_is_what_an_output_is_held_against() -> None:
-    (found,) = insensitive_findings({"y": _SPREAD}, {}, Request(atol=0.9))
+    (found,) = insensitive_findings({"y": _SPREAD}, {}, PredictionRequest(atol=0.9))
     assert found.message.startswith("no value is further from 0 than the tolerance, 0.9: ")
 
 
@@ -186,7 +186,7 @@ def test_what_is_not_finite(dtype: Any) -> None:
 
 
 def _judged(output: Any, labels: Any, **wishes: Any) -> tuple[str, list[str]]:
-    request = Request(labels="l.npy", input="i.npz", **wishes)
+    request = PredictionRequest(labels="l.npy", input="i.npz", **wishes)
     told, findings = judge_by_labels(np.array(output), np.array(labels), request)
     return told, [one.code for one in findings]
 

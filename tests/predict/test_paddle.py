@@ -16,8 +16,8 @@ import pytest
 
 from ckpttool import open_checkpoint
 from ckpttool.predict.jobs import NotPredictable, job_for
-from ckpttool.predict.request import Request, parse_input, to_json
-from ckpttool.predict.run import Child
+from ckpttool.predict.request import PredictionRequest, parse_input, to_json
+from ckpttool.predict.run import PredictionChild
 
 HERE = Path(__file__).parent
 WRITER = HERE / "write_paddle.py"
@@ -81,7 +81,7 @@ def _job(path: Path, *shapes: str, **wishes: Any) -> Any:
     wishes["input_shapes"] = tuple(parse_input(text) for text in wishes.pop("shapes", ()))
     with open_checkpoint(path) as checkpoint:
         assert not checkpoint.findings
-        return job_for(checkpoint, Request(**wishes))
+        return job_for(checkpoint, PredictionRequest(**wishes))
 
 
 def _words(stage: dict[str, Any]) -> str:
@@ -239,7 +239,7 @@ def test_an_optimizers_file_is_checked_before_it_is_loaded(
 
 def test_the_child_does_so_as_well(models: Path) -> None:
     job = _job(models / "separate", expect=str(models / "two.npz"), record=str(models / "again.npz"))
-    with Child(job.path, job.framework) as child:
+    with PredictionChild(job.path, job.framework) as child:
         answer = child.ask(job)
 
     assert answer.load.detail == f"{PADDLE}: inference program, 5 variables"
@@ -269,6 +269,6 @@ def test_the_child_does_so_as_well(models: Path) -> None:
 )
 def test_what_can_not_be_run_is_said(files: Path, path: str, why: str) -> None:
     with open_checkpoint(files / path) as checkpoint, pytest.raises(NotPredictable) as refused:
-        job_for(checkpoint, Request())
+        job_for(checkpoint, PredictionRequest())
 
     assert str(refused.value) == why

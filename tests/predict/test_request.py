@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool.errors import UsageError
-from ckpttool.predict.request import DTYPES, InputSpec, Job, Request, from_json, parse_input, to_json
+from ckpttool.predict.request import (
+    DTYPES,
+    InputSpec,
+    PredictionJob,
+    PredictionRequest,
+    from_json,
+    parse_input,
+    to_json,
+)
 
 _SIZES = st.lists(st.integers(0, 10**17), max_size=6)
 _NAMES = st.none() | st.text(st.characters(codec="ascii", exclude_characters="="), min_size=1).filter(
@@ -100,15 +108,17 @@ def test_any_text_is_an_input_or_an_error(text: str) -> None:
 )
 def test_wishes_that_contradict_each_other(wishes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="--"):
-        Request(**wishes)
+        PredictionRequest(**wishes)
 
 
 def test_a_job_travels_as_json() -> None:
-    request = Request(
+    request = PredictionRequest(
         model="m.py:M",
         model_args={"width": 3},
         input_shapes=(InputSpec("x", (1, 2), "int64", 0, 5), InputSpec(None, ())),
         rtol=0.5,
     )
-    job = Job(path="p", framework="torch", loader="state", request=request, options={"files": ["p"]})
+    job = PredictionJob(
+        path="p", framework="torch", loader="state", request=request, options={"files": ["p"]}
+    )
     assert from_json(json.loads(json.dumps(to_json(job)))) == job

@@ -17,8 +17,8 @@ import pytest
 
 from ckpttool.errors import MissingPackage
 from ckpttool.predict.processes import family
-from ckpttool.predict.request import Job, Request
-from ckpttool.predict.run import FRAMEWORKS, Answer, Child, Framework, Stage
+from ckpttool.predict.request import PredictionJob, PredictionRequest
+from ckpttool.predict.run import FRAMEWORKS, Answer, Framework, PredictionChild, StageResult
 from ckpttool.report import Finding, note
 
 HERE = Path(__file__).parent
@@ -54,16 +54,20 @@ def _children() -> set[str]:
     return {pid for one in lists for pid in one.read_text().split()}
 
 
-def job(act: str, when: str = "load", **wishes: Any) -> Job:
+def job(act: str, when: str = "load", **wishes: Any) -> PredictionJob:
     options = {"act": act, "when": when}
     wishes.setdefault("timeout", 20)
-    return Job(
-        path="m", framework="fake_framework", loader="fake", options=options, request=Request(**wishes)
+    return PredictionJob(
+        path="m",
+        framework="fake_framework",
+        loader="fake",
+        options=options,
+        request=PredictionRequest(**wishes),
     )
 
 
 def ask(act: str, when: str = "load", **wishes: Any) -> Answer:
-    with Child("m", "fake_framework") as child:
+    with PredictionChild("m", "fake_framework") as child:
         return child.ask(job(act, when, **wishes))
 
 
@@ -235,7 +239,7 @@ def test_modules_that_lie_around_are_imported_for_whom_the_user_named_or_trusts(
 
 
 def test_a_broken_installation_is_told() -> None:
-    with Child("m", "broken_framework") as child, pytest.raises(MissingPackage) as missing:
+    with PredictionChild("m", "broken_framework") as child, pytest.raises(MissingPackage) as missing:
         child.ask(job("nothing"))
 
     message = "OSError: libtorch.so: cannot open shared object file"
@@ -247,21 +251,21 @@ def test_a_framework_that_is_not_there_starts_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setitem(FRAMEWORKS, "absent", absent)
 
     with pytest.raises(MissingPackage, match="a prediction needs no_such_framework"):
-        Child("m", "absent")
+        PredictionChild("m", "absent")
 
 
 @pytest.mark.parametrize(
     ("load", "owed"), [((), ["not-predicted"]), ((note("tied-key", "a"),), ["not-predicted"])]
 )
 def test_a_prediction_that_was_not_made_is_owed(load: tuple[Finding, ...], owed: list[str]) -> None:
-    answer = Answer(Stage("load", "Net", load), Stage("predict", "no inputs", is_skipped=True))
+    answer = Answer(StageResult("load", "Net", load), StageResult("predict", "no inputs", is_skipped=True))
 
     assert [one.code for one in answer.owed()] == owed
 
 
 def test_a_long_job_waits_for_nobody() -> None:
     answer = ask("nothing", model_args={"text": "x" * (1 << 22)})
-    with Child("m", "fake_framework") as child:
+    with PredictionChild("m", "fake_framework") as child:
         for pid in family(child._process.pid):
             os.kill(pid, signal.SIGSTOP)  # before it reads
         stopped = child.ask(job("nothing", timeout=0.3, model_args={"text": "x" * (1 << 22)}))
@@ -271,7 +275,7 @@ def test_a_long_job_waits_for_nobody() -> None:
 
 
 def test_a_child_that_is_never_asked_is_ended() -> None:
-    with Child("m", "fake_framework") as child:
+    with PredictionChild("m", "fake_framework") as child:
         pid = child._process.pid
 
     assert not _is_alive(pid)
@@ -282,7 +286,7 @@ def test_an_interrupt_leaves_no_child() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # Named, so that it lives longer: an interrupt is lost in the callback of its weak reference.
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
-    with pytest.raises(KeyboardInterrupt), Child("m", "fake_framework") as child:
+    with pytest.raises(KeyboardInterrupt), PredictionChild("m", "fake_framework") as child:
         timer.start()
         child.ask(job("hang"))
 
@@ -309,12 +313,12 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, a shell has it ignored
 sys.path[:0] = sys.argv[1:3]
 from ckpttool.predict.run import FRAMEWORKS, Framework
-from ckpttool.predict.request import Job, Request
-from ckpttool.predict.run import Child
+from ckpttool.predict.request import PredictionJob, PredictionRequest
+from ckpttool.predict.run import PredictionChild
 FRAMEWORKS["fake"] = Framework("numpy", "fake", "fake_framework", {"FAKE_PIDS": sys.argv[3]})
 options = {"act": sys.argv[4], "when": "load"}
-job = Job(path="m", framework="fake", loader="fake", options=options, request=Request())
-with Child("m", "fake") as child:
+job = PredictionJob(path="m", framework="fake", loader="fake", options=options, request=PredictionRequest())
+with PredictionChild("m", "fake") as child:
     child.ask(job)
 """
 

@@ -15,7 +15,7 @@ import pytest
 
 from ckpttool.predict.guard import resolve
 from ckpttool.predict.jobs import NotPredictable
-from ckpttool.predict.run import Child
+from ckpttool.predict.run import PredictionChild
 from tests.predict.conftest import job_of
 
 torch = pytest.importorskip("torch")
@@ -609,7 +609,7 @@ def test_a_configuration_that_names_code_to_fetch(
     monkeypatch.syspath_prepend(str(stub))
     for name, value in (("USE_HUB_KERNELS", "YES"), ("HF_HUB_OFFLINE", "0"), ("FETCHED", str(fetched))):
         monkeypatch.setenv(name, value)
-    with Child(str(path), "transformers") as child:
+    with PredictionChild(str(path), "transformers") as child:
         answer = child.ask(job_of(path))
     assert not fetched.exists()
     assert not (answer.load.findings or answer.predict.findings)
