@@ -144,9 +144,5 @@ SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".tflite", ".zip")
 
 
 def foreign(probe: Probe) -> Foreign | None:
-    """Return the format that a path has and ckpttool does not read, or None.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return the format that a path has and ckpttool does not read, or None."""
     return next((one for one in FOREIGN if one.matches(probe)), None)

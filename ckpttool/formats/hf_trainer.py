@@ -133,11 +133,7 @@ def _version(config: Mapping[str, Any]) -> str | None:
 
 
 def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
-    """Return the object in a JSON file; ``what`` it is goes into errors and their codes.
-
-    Raises:
-        DamagedCheckpoint: It holds anything else.
-    """
+    """Return the object in a JSON file; ``what`` it is goes into errors and their codes."""
     path = os.path.join(directory, name)
     with Source(path) as source:
         if source.size > MAX_HEADER:

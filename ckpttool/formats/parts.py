@@ -42,11 +42,7 @@ class Gathered:
         self.complete = False
 
     def add(self, name: str, open: Callable[[], Checkpoint]) -> Checkpoint | None:
-        """Open a file; where it is damaged, note an error and return None.
-
-        Raises:
-            CheckpointError: The operating system refuses it.
-        """
+        """Open a file; where it is damaged, note an error and return None."""
         try:
             part = self._opened.enter_context(open())
         except (DamagedCheckpoint, NotACheckpoint, Unsupported) as failure:
@@ -85,12 +81,7 @@ def placed(finding: Finding, name: str) -> Finding:
 
 
 def open_file(path: str) -> Checkpoint:
-    """Return the checkpoint that one regular file holds by itself, whatever its name says.
-
-    Raises:
-        DamagedCheckpoint: It is none, or another index, which might lead back here.
-        CheckpointError: It can't be read.
-    """
+    """Return the checkpoint that one regular file holds by itself, whatever its name says."""
     if not os.path.isfile(path):
         raise DamagedCheckpoint(path, "not a regular file")
     return open_with(path, _format_of_file)
@@ -106,22 +97,14 @@ def _format_of_file(probe: Probe) -> Format:
 
 
 def open_directory(path: str) -> Checkpoint:
-    """Return the checkpoint that a directory is.
-
-    Raises:
-        CheckpointError: It is none, or can't be read.
-    """
+    """Return the checkpoint that a directory is."""
     from ckpttool.formats import open_checkpoint
 
     return open_checkpoint(path)
 
 
 def file_entry(path: str) -> FileEntry:
-    """Return a file with its size in bytes.
-
-    Raises:
-        CheckpointError: It has vanished, or can't be looked at.
-    """
+    """Return a file with its size in bytes."""
     try:
         return FileEntry(path, os.stat(path).st_size)
     except OSError as failure:

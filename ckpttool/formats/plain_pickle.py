@@ -31,11 +31,7 @@ MAX_INNER = 1 << 28
 
 
 def open_plain(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file; ``name`` is its format's.
-
-    Raises:
-        CheckpointError: It can't be read, or its structure is wrong.
-    """
+    """Return the checkpoint of a file; ``name`` is its format's."""
     source = probe.source
     judged = read_pickles(source, 0, source.size)
     roots = [pickle.root for pickle in judged.pickles]
@@ -116,11 +112,7 @@ class _PickleObjects(TorchObjects):
         return self._inner[id(node)]
 
     def _read_inner(self, content: object) -> Storage:
-        """Return the storage in a file that lies in the pickle as bytes.
-
-        Raises:
-            TypeError: There is none.
-        """
+        """Return the storage in a file that lies in the pickle as bytes."""
         source, start, end = self._inner_bytes(content)
         pickles = Pickles(source)
         pickles.found = self.found

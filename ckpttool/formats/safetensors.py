@@ -107,12 +107,7 @@ def _damaged(path: str, where: str, found: str, code: str, expected: str | None 
 
 
 def read_header(source: Source) -> bytes:
-    """Return the text of the header.
-
-    Raises:
-        Truncated: The file ends before the header does.
-        LimitExceeded: It is longer than the format allows.
-    """
+    """Return the text of the header."""
     if source.size < _LENGTH.size:
         raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
     (length,) = _LENGTH.unpack(source.read(0, _LENGTH.size))
@@ -126,11 +121,7 @@ def read_header(source: Source) -> bytes:
 
 
 def read_metadata(path: str, told: object) -> dict[str, str]:
-    """Return ``__metadata__``, which maps text to text; null stands for nothing.
-
-    Raises:
-        DamagedCheckpoint: It is anything else.
-    """
+    """Return ``__metadata__``, which maps text to text; null stands for nothing."""
     if told is None:
         return {}
     if not isinstance(told, dict):
@@ -180,11 +171,7 @@ class Entry(NamedTuple):
 
 
 def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors in the order of the file; ``start`` is the offset of the data in bytes.
-
-    Raises:
-        DamagedCheckpoint: An entry is wrong, or they don't tile the data exactly.
-    """
+    """Yield the tensors in the order of the file; ``start`` is the offset of the data in bytes."""
     path = source.path
     entries = [read_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[:2])
@@ -197,12 +184,7 @@ def place_all(source: Source, start: int, header: Mapping[str, Any]) -> Iterator
 
 
 def _check_tiles(path: str, entries: list[Entry], size: int, start: int) -> None:
-    """Require that each extent begins where the last one ends, up to the end of the file.
-
-    Raises:
-        DamagedCheckpoint: There is a hole, an overlap, or something behind.
-        Truncated: The file ends before the last tensor does.
-    """
+    """Require that each extent begins where the last one ends, up to the end of the file."""
     expected, before = 0, "the header"
     for begin, end, name, *_ in entries:
         if begin != expected:
@@ -218,12 +200,7 @@ def _check_tiles(path: str, entries: list[Entry], size: int, start: int) -> None
 
 
 def read_entry(path: str, name: str, entry: object) -> Entry:
-    """Return what the header says about a tensor.
-
-    Raises:
-        DamagedCheckpoint: It contradicts itself, or says no such thing.
-        LimitExceeded: It has more axes than any framework can hold.
-    """
+    """Return what the header says about a tensor."""
     if not isinstance(entry, dict):
         raise _damaged(
             path, name, f"an entry of type {type(entry).__name__}", "entry-not-object", "an object"
@@ -252,11 +229,7 @@ def read_entry(path: str, name: str, entry: object) -> Entry:
 
 
 def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
-    """Require a list of 64-bit unsigned integers.
-
-    Raises:
-        DamagedCheckpoint: It is anything else.
-    """
+    """Require a list of 64-bit unsigned integers."""
     if not isinstance(numbers, list):
         raise _damaged(
             path, name, f"{field} of type {type(numbers).__name__}", "number-out-of-range", "a list"
@@ -267,12 +240,7 @@ def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
 
 
 def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
-    """Return the bytes of a tensor, computed as the library does: no step may exceed 64 bits.
-
-    Raises:
-        DamagedCheckpoint: The product does, or fills no whole byte.
-        LimitExceeded: There are too many axes.
-    """
+    """Return the bytes of a tensor, computed as the library does: no step may exceed 64 bits."""
     if len(shape) > MAX_AXES:
         found = f"{len(shape):,} axes"
         raise LimitExceeded(path, found, expected=f"at most {MAX_AXES}", where=name, code="too-many-axes")

@@ -61,12 +61,7 @@ class WeightMap(NamedTuple):
 
 
 def read_weight_map(path: str) -> WeightMap:
-    """Return what an index file maps to what.
-
-    Raises:
-        DamagedCheckpoint: It is no JSON, or maps nothing.
-        CheckpointError: It can't be read.
-    """
+    """Return what an index file maps to what."""
     with Source(path) as source:
         if source.size > MAX_INDEX:
             raise LimitExceeded(path, f"an index of {source.size:,} bytes", expected=f"at most {MAX_INDEX:,}")
@@ -86,22 +81,13 @@ def read_weight_map(path: str) -> WeightMap:
 
 
 def require_few(path: str, shards: Sized) -> None:
-    """Require that an index names no more shards than any honest one.
-
-    Raises:
-        LimitExceeded: It does.
-    """
+    """Require that an index names no more shards than any honest one."""
     if len(shards) > MAX_SHARDS:
         raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
 
 
 def read_index(path: str) -> Index:
-    """Return what an index file says.
-
-    Raises:
-        DamagedCheckpoint: It is no JSON, or maps nothing.
-        CheckpointError: It can't be read.
-    """
+    """Return what an index file says."""
     told = read_weight_map(path)
     stated = told.weight_map.values()
     names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in stated}

@@ -141,9 +141,6 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
         format: What the shards should be.
         asked: How the user named it.
         index: What is known of the set.
-
-    Raises:
-        CheckpointError: The operating system refuses to open a shard.
     """
     directory = os.path.dirname(index.path)
     with Gathered("shard") as shards:

@@ -71,9 +71,6 @@ class _Arrays:
             name: Its name in the checkpoint; ``where`` is that of its record, for errors.
             extent: Whether its elements lie in the file as they are.
             crc32: The checksum of all between the two offsets, where it is known.
-
-        Raises:
-            DamagedCheckpoint: Its header can't be read, or it is longer than its place.
         """
         header = read_npy_header(source, start, end, where)
         if header.has_objects:
@@ -311,11 +308,7 @@ class Npz(Format):
 
 
 def safety_of(archive: Archive) -> list[Finding]:
-    """Return what loading the arrays in a zip could run.
-
-    Raises:
-        CheckpointError: Its records can't be found.
-    """
+    """Return what loading the arrays in a zip could run."""
     arrays = _Arrays(archive.source.path)
     for member in archive.members:
         if member.name != ENTRY:
@@ -324,11 +317,7 @@ def safety_of(archive: Archive) -> list[Finding]:
 
 
 def safety_of_array(source: Readable, name: str) -> list[Finding]:
-    """Return what loading bytes that begin with an array could run.
-
-    Raises:
-        DamagedCheckpoint: It can't be read; ``safety`` says what was seen.
-    """
+    """Return what loading bytes that begin with an array could run."""
     arrays = _Arrays(source.path)
     arrays.add(source, 0, source.size, name, extent=False, where=name)
     return arrays.safety

@@ -114,9 +114,6 @@ def numpy_leaf(
         path: The file, for errors.
         make: Builds the tensor from ``dtype, shape, values, extent, storage, byteorder``.
         sums: What reads checksums of arrays that are no tensors.
-
-    Raises:
-        DamagedCheckpoint: Its description and its bytes disagree.
     """
     function, sums = call.function, sums or PayloadChecksums()
     if not isinstance(function, Global):
@@ -243,11 +240,7 @@ def _values(
 
 
 def _content(data: object) -> bytes | Payload:
-    """Return array bytes, which Python 2 wrote as 8-bit text, and old protocols as calls.
-
-    Raises:
-        TypeError: They are something else.
-    """
+    """Return array bytes, which Python 2 wrote as 8-bit text, and old protocols as calls."""
     while isinstance(data, Call) and isinstance(data.function, Global):
         if data.function not in _BYTES or len(data.args) > 2:
             break

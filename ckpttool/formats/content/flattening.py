@@ -107,9 +107,6 @@ def flatten(
         where: The file, for errors.
         unwrap: Says what a node stands for, where it merely wraps another.
         budget: What other trees have spent already.
-
-    Raises:
-        LimitExceeded: The tree, shared parts counted each time, is too large or too deep.
     """
     return _Flattening(leaf, where, unwrap, budget or TreeBudget()).run(root)
 

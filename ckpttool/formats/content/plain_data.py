@@ -145,11 +145,7 @@ class PayloadChecksums:
         self._left = MAX_SUMMED
 
     def of(self, payload: Payload) -> tuple[int, int] | None:
-        """Return the size and the CRC-32 of a content; None where too much would be read.
-
-        Raises:
-            CheckpointError: It can't be read.
-        """
+        """Return the size and the CRC-32 of a content; None where too much would be read."""
         if id(payload) not in self._known:
             if payload.nbytes > self._left:
                 return None

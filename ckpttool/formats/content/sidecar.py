@@ -113,11 +113,7 @@ def _warned(checkpoint: Checkpoint, why: str, where: str) -> Checkpoint:
 
 
 def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
-    """Return the checkpoint with its entry.
-
-    Raises:
-        CheckpointError, ValueError, TypeError: The document is damaged, or does not fit.
-    """
+    """Return the checkpoint with its entry."""
     parsed = _parse_document(checkpoint.path, document)
     tensors = checkpoint.tensors
     named = {tensor.name: tensor for tensor in reversed(tensors)}
@@ -155,11 +151,7 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
 
 
 def _parse_document(path: str, document: bytes | str) -> dict[str, Any]:
-    """Return a document as JSON has it.
-
-    Raises:
-        CheckpointError, ValueError: It is none, or too long.
-    """
+    """Return a document as JSON has it."""
     data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
     if len(data) > MAX_DOCUMENT:
         raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
@@ -172,11 +164,7 @@ def _parse_document(path: str, document: bytes | str) -> dict[str, Any]:
 def _metadata(
     content: dict[str, Any], tree: object, tensors: tuple[Tensor, ...], checkpoint: Checkpoint
 ) -> Mapping[str, object]:
-    """Return what is said beside the tensors: by the tree where there is one, or else by the document.
-
-    Raises:
-        CheckpointError, ValueError: It is too large, no plain data, or not what the tree says.
-    """
+    """Return what is said beside the tensors: by the tree where there is one, or else by the document."""
     told = content.get("metadata")
     if told is not None:
         flatten(told, _require_plain, checkpoint.path)
@@ -195,11 +183,7 @@ def _without_own(metadata: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _require_plain(node: object) -> None:
-    """Require that a node can stand in the metadata.
-
-    Raises:
-        ValueError: It can't.
-    """
+    """Require that a node can stand in the metadata."""
     kind = type(node)
     for item in node if isinstance(node, list) else (node,):
         if isinstance(item, int) and item.bit_length() > _MAX_INTEGER_BITS:
@@ -211,11 +195,7 @@ def _require_plain(node: object) -> None:
 
 
 def _conventions(parsed: Mapping[str, object]) -> tuple[str, Mapping[str, str]]:
-    """Return the format whose names and layouts the tensors have, and of which types their layers are.
-
-    Raises:
-        ValueError: They are no texts.
-    """
+    """Return the format whose names and layouts the tensors have, and of which types their layers are."""
     format, layers = parsed["conventions"], parsed.get("layers", {})
     if not isinstance(format, str) or not isinstance(layers, dict):
         raise ValueError("the conventions or the layers are none")
@@ -236,11 +216,7 @@ def _native(told: object) -> Mapping[str, bytes]:
 
 
 def _tensors_of_document(told: object, stored: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """Return the tensors that a document tells of, in its order.
-
-    Raises:
-        ValueError: They are not those of the file.
-    """
+    """Return the tensors that a document tells of, in its order."""
     if type(told) is not dict:
         raise ValueError(
             "the tensors are no dictionary" if not isinstance(told, Doubled) else "a tensor twice"
@@ -267,11 +243,7 @@ def _tensors_of_document(told: object, stored: Mapping[str, Tensor]) -> tuple[Te
 
 
 def _tensors_with_roles(told: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Return the tensors that have other roles than their format knows, by the ``id`` of its own.
-
-    Raises:
-        ValueError: They are not those of the file.
-    """
+    """Return the tensors that have other roles than their format knows, by the ``id`` of its own."""
     if type(told) is not dict:
         raise ValueError("the roles are no dictionary")
     if missing := next((name for name in told if name not in stored), None):
@@ -299,11 +271,7 @@ def training_document(state: TrainingState) -> dict[str, object]:
 
 
 def check_training(told: object) -> None:
-    """Require what ``training_document`` returns.
-
-    Raises:
-        ValueError: It is anything else.
-    """
+    """Require what ``training_document`` returns."""
     if not isinstance(told, dict):
         raise ValueError("the training state is no dictionary")
     for name, value in told.items():

@@ -60,9 +60,6 @@ def build_tree(
         path: The file, for errors.
         unwrap: Says what a node stands for, where it merely wraps another.
         arrays: Whether an array of NumPy is told from a tensor.
-
-    Raises:
-        LimitExceeded: It is nested too deep.
     """
     from ckpttool.formats.content.tree_building import TreeBuilder
 
@@ -82,9 +79,6 @@ def replace_tensors(tree: object, tensors: Mapping[int, Tensor]) -> object:
         tensors: The new ones, by the ``id`` of those in whose places they go.
 
     What is shared stays shared. Tensors that are not among them stay.
-
-    Raises:
-        LimitExceeded: It is nested too deep.
     """
 
     def expand(node: object) -> object:
@@ -271,9 +265,6 @@ def fold(
         expand: Says what a node becomes, or its ``Parts`` where these come first.
         cycle: Says what a node becomes where it is met inside of itself.
         where: The file, for errors.
-
-    Raises:
-        LimitExceeded: The tree is too deep or too large.
     """
     # Nodes are kept with what they became: an address alone may come to be another's.
     known: dict[int, tuple[object, object]] = {}

@@ -66,11 +66,7 @@ class TreeBuilder:
         self._known: dict[int, tuple[object, int, str]] = {}
 
     def run(self, root: object) -> object:
-        """Return the tree.
-
-        Raises:
-            LimitExceeded: It is nested too deep.
-        """
+        """Return the tree."""
         return fold(root, self._expand, lambda node: self._opaque("a cycle"), self._path)
 
     # Nodes --------------------------------------------------------------------------------------------

@@ -57,10 +57,6 @@ def encode_tree(tree: object) -> tuple[object, list[object]]:
     """Return a tree as JSON, and the parts of it to which it refers by ``{"$same": index}``.
 
     Tensors stand in it by their names.
-
-    Raises:
-        LimitExceeded: It is nested too deep.
-        ValueError: It holds itself, or something that no tree holds.
     """
     encoding = _Encoding(_met_again(tree))
     return encoding.run(tree), encoding.shared
@@ -231,10 +227,6 @@ def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) 
         form: The JSON, parsed.
         shared: The parts to which it refers.
         tensors: Gives the tensor of a name; KeyError where there is none.
-
-    Raises:
-        ValueError: It is none, or names a tensor that is not there or a global that is not harmless.
-        LimitExceeded: It would take too much time or memory.
     """
     decoding = _Decoding(tensors)
     for part in _require_type(list, shared):
@@ -342,12 +334,7 @@ class _Decoding:
         )
 
     def _key(self, key: Any) -> Any:
-        """Return a key that can be hashed safely and fast.
-
-        Raises:
-            ValueError: It can't be hashed.
-            LimitExceeded: It, or all keys together, would take too long.
-        """
+        """Return a key that can be hashed safely and fast."""
         if isinstance(key, str | bytes) or (type(key) is int and abs(key) < SAFE_INTEGER):
             return key
         pending, parts = [key], 0

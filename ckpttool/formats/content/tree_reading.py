@@ -25,10 +25,6 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
         tree: As ``Checkpoint.tree``.
         tensors: All that it is to hold, each in its place.
         path: The file, for errors.
-
-    Raises:
-        CheckpointError: It is too large, or makes no sense.
-        ValueError: It holds others, or in other places.
     """
     flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
     owners = {id(tensor.values): _owner(tensor) for tensor in reversed(tensors)}
@@ -47,11 +43,7 @@ def _owner(tensor: Tensor) -> str:
 
 
 def read_out(tree: object, path: str) -> tuple[tuple[Tensor, ...], TrainingState]:
-    """Return the tensors of a tree with their roles, and the training state that it tells.
-
-    Raises:
-        CheckpointError: It is too large, or makes no sense.
-    """
+    """Return the tensors of a tree with their roles, and the training state that it tells."""
     flat = flatten(tree, _TreeObjects(path).leaf, path, _unwrapped)
     tensors = name_tensors(flat.tensors, flat.plain, flat.modules, flat.optimizers)
     return tensors, training_of(_by_key(flat.plain), tensors, "")

@@ -41,11 +41,7 @@ def is_hdf5(probe: Probe) -> bool:
 
 
 def looked_at(probe: Probe) -> Opened:
-    """Return what an HDF5 file holds; it is walked once for all formats that ask.
-
-    Raises:
-        CheckpointError: It can't be read.
-    """
+    """Return what an HDF5 file holds; it is walked once for all formats that ask."""
     if probe not in _opened:
         WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
         from ckpttool.formats.hdf5.tensors import open_h5
@@ -100,11 +96,7 @@ class Hdf5(Format):
 
 
 def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Checkpoint:
-    """Return a checkpoint with what the entry in its file says of it, where there is one.
-
-    Raises:
-        CheckpointError: It lies outside the file.
-    """
+    """Return a checkpoint with what the entry in its file says of it, where there is one."""
     if opened.entry is None:
         return checkpoint
     from ckpttool.formats.content.sidecar import apply_sidecar

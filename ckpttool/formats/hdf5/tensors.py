@@ -125,11 +125,7 @@ class Opened:
                 yield Span(extent, dataset.name, read, crc32, _ANY_FLOAT, inflated=1)
 
     def chunks(self, dataset: Dataset) -> tuple[Chunk, ...]:
-        """Return the stored chunks of a dataset.
-
-        Raises:
-            DamagedCheckpoint: Where they lie can't be read.
-        """
+        """Return the stored chunks of a dataset."""
         if dataset.path not in self._chunks:
             self._chunks[dataset.path] = stored_chunks(self.location, dataset)
         return self._chunks[dataset.path]
@@ -177,9 +173,6 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
         location: The file.
         source: What its bytes are read from; ``base`` is where it begins there.
         in_place: Whether offsets in ``source`` are offsets in a file on disk.
-
-    Raises:
-        DamagedCheckpoint: libhdf5 can't open it, or dies of it.
     """
     return take_apart(location, walk(location), source, base, in_place=in_place)
 

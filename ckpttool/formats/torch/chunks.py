@@ -43,11 +43,7 @@ class Chunked:
         return filled(self.shape, self.itemsize, limit, self.fill)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
-        """Fill an array with the box of its shape that begins at an index, little-endian.
-
-        Raises:
-            CheckpointError: It can't be read.
-        """
+        """Fill an array with the box of its shape that begins at an index, little-endian."""
         end = tuple(at + length for at, length in zip(start, into.shape, strict=True))
         for piece in self.pieces:
             low = tuple(map(max, start, piece.start))

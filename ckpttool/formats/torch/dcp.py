@@ -126,11 +126,7 @@ class _Directory:
         self._extra: Checkpoint | None = None
 
     def read(self) -> None:
-        """Open everything, and note what is wrong.
-
-        Raises:
-            DamagedCheckpoint: The metadata can't be read.
-        """
+        """Open everything, and note what is wrong."""
         metadata, parts = self._metadata, self._parts
         names = _metadata_files(self._probe.entries)
         if not names:
@@ -459,11 +455,7 @@ def megatron_faults(entries: Mapping[str, os.DirEntry[str]]) -> Iterator[_Megatr
 
 
 def _common_backend(path: str, data: bytes) -> object:
-    """Return by which means was saved what is not sharded.
-
-    Raises:
-        DamagedCheckpoint: It doesn't say by which the rest was.
-    """
+    """Return by which means was saved what is not sharded."""
     told = parse_json(path, data, "metadata")
     if not isinstance(told, dict) or not isinstance(told.get(_BACKEND), str):
         raise DamagedCheckpoint(path, f"no {_BACKEND} is named in it")

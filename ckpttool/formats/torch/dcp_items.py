@@ -54,11 +54,7 @@ class Pickles:
         self._known: dict[bytes, Judged] = {}
 
     def read(self, records: Records) -> Judged:
-        """Return what the main pickle of an item holds.
-
-        Raises:
-            DamagedCheckpoint: It is missing, or not a pickle.
-        """
+        """Return what the main pickle of an item holds."""
         member = records.by_name.get("data.pkl")
         if member is None or member.size > _MAX_KNOWN_BYTES:
             return records.judged_pickle("data.pkl")
@@ -71,12 +67,7 @@ class Pickles:
 
 
 def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
-    """Return what lies at a place.
-
-    Raises:
-        DamagedCheckpoint: It is no whole file of ``torch.save``.
-        Unsupported: It is packed in a way that is not read.
-    """
+    """Return what lies at a place."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
     with keeping(judged.safety):
@@ -130,12 +121,7 @@ class Items:
         self._moulds: dict[Hashable, _Mould] = {}
 
     def open(self, source: Source, place: Place, fqn: str, kind: Hashable) -> Item:
-        """Return what lies at a place; ``kind`` is what it should be.
-
-        Raises:
-            DamagedCheckpoint: It is no whole file of ``torch.save``.
-            Unsupported: It is packed in a way that is not read.
-        """
+        """Return what lies at a place; ``kind`` is what it should be."""
         mould = self._moulds.get((kind, place.nbytes))
         if mould is not None and mould.fits(source, place):
             return mould.cast(source, place, fqn)

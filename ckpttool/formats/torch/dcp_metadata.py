@@ -88,12 +88,7 @@ class Metadata:
     safety: list[Finding] = field(default_factory=list)
 
     def add(self, path: str, name: str) -> None:
-        """Read one file.
-
-        Raises:
-            DamagedCheckpoint: It is no pickle, or holds something else.
-            LimitExceeded: It names more than any honest one.
-        """
+        """Read one file."""
         with Source(path) as source:
             judged = read_pickles(source, 0, source.size)
             with keeping(judged.safety):
@@ -194,11 +189,7 @@ class _Reading:
 
 
 def _state(node: object) -> Mapping[str, Any]:
-    """Return the fields of a dataclass.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return the fields of a dataclass."""
     if not isinstance(node, Call) or not isinstance(node.state, dict):
         raise TypeError(f"{describe(node)!s:.60} where an object should be")
     return node.state
@@ -246,11 +237,7 @@ def _with_lists(tree: object) -> object:
 
 
 def check_chunks(path: str, fqn: str, entry: Entry) -> Iterator[Finding]:
-    """Yield why the chunks do not make the tensor: one outside, two that overlap, a hole.
-
-    Raises:
-        LimitExceeded: There are more chunks than can be compared.
-    """
+    """Yield why the chunks do not make the tensor: one outside, two that overlap, a hole."""
     outside = [
         chunk
         for chunk in entry.chunks

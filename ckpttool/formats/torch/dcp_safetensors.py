@@ -218,11 +218,7 @@ class _Tensors:
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield where each chunk of a file begins in its tensor, one number an axis.
-
-    Raises:
-        DamagedCheckpoint: The header does not say so.
-    """
+    """Yield where each chunk of a file begins in its tensor, one number an axis."""
     told = part.metadata.get(_SHARDING)
     info = parse_json(part.path, told.encode(), "metadata") if isinstance(told, str) else None
     if isinstance(info, Doubled):

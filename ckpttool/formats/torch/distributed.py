@@ -53,11 +53,7 @@ def is_distributed(kind: object) -> bool:
 
 
 def local_parts(objects: TorchObjects, call: Call) -> Leaf[TensorParts]:
-    """Return the elements that the file holds of a distributed tensor, with their places in the whole.
-
-    Raises:
-        TypeError, ValueError, KeyError, AttributeError, IndexError: It contradicts itself.
-    """
+    """Return the elements that the file holds of a distributed tensor, with their places in the whole."""
     _, kind, args, state = call.args[:4]
     if kind.name == _SHARDED:
         return _sharded_tensor(objects, args, state)

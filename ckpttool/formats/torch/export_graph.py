@@ -83,11 +83,7 @@ def dtype(path: str, where: str, number: object) -> DType:
 
 
 def integer(told: Any) -> int:
-    """Return a size as a number.
-
-    Raises:
-        TypeError: It is an expression, or nothing.
-    """
+    """Return a size as a number."""
     number = told["as_int"]
     if type(number) is not int:
         raise TypeError("a size that is no number")

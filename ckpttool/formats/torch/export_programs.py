@@ -61,11 +61,7 @@ Found = list[tuple[Path, TensorParts]]
 
 
 def opened(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
-    """Return the checkpoint that an archive holds.
-
-    Raises:
-        CheckpointError: What describes it can't be understood.
-    """
+    """Return the checkpoint that an archive holds."""
     program = (_OldProgram if is_old else _Program)(probe.archive, probe.path)
     program.read()
     return assemble(
@@ -96,11 +92,7 @@ class _Program:
         self._raw: set[str] = set()  # records that are nothing but elements
 
     def read(self) -> None:
-        """Read all that is described, and judge the rest.
-
-        Raises:
-            DamagedCheckpoint: What describes it contradicts itself.
-        """
+        """Read all that is described, and judge the rest."""
         self._records = Records(self._archive, self._path)
         self.findings += self._records.findings()
         format = self._records.text("archive_format")
@@ -186,11 +178,7 @@ class _Program:
         return names
 
     def _tensor(self, directory: str, fqn: str, entry: Any) -> Iterator[tuple[Path, TensorParts]]:
-        """Yield the tensors that one entry describes.
-
-        Raises:
-            DamagedCheckpoint: It makes no sense, or its record is missing or too small.
-        """
+        """Yield the tensors that one entry describes."""
         try:
             name, meta = entry["path_name"], entry["tensor_meta"]
             if name.startswith(_OBJECTS):
@@ -228,12 +216,7 @@ class _Program:
         return objects.view(storage, element, integer(meta["storage_offset"]), shape, strides)
 
     def _nested(self, member: Member) -> Item:
-        """Return what a whole file of ``torch.save`` inside a record holds.
-
-        Raises:
-            DamagedCheckpoint: It is none.
-            Unsupported: It is compressed once more.
-        """
+        """Return what a whole file of ``torch.save`` inside a record holds."""
         if member.method != STORED:
             raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
         content, start = self._archive.content(member), self._archive.offset(member)

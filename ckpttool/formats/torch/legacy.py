@@ -42,11 +42,7 @@ _NUMEL_BYTES = 8
 
 
 def open_legacy(probe: Probe, name: str) -> Checkpoint:
-    """Return the checkpoint of a file; ``name`` is its format's.
-
-    Raises:
-        CheckpointError: It can't be read, or its structure is wrong.
-    """
+    """Return the checkpoint of a file; ``name`` is its format's."""
     source = probe.source
     pickles = Pickles(source)
     with told_by_errors(pickles.found):
@@ -123,11 +119,7 @@ class Pickles:
         return tuple(self.found)
 
     def read(self, offset: int, end: int, where: str) -> Pickle:
-        """Interpret the pickle that starts at an offset, in bytes.
-
-        Raises:
-            DamagedCheckpoint: It is not a whole pickle.
-        """
+        """Interpret the pickle that starts at an offset, in bytes."""
         interpreter = ContainerInterpreter(self.source, offset, end, where, self._budget)
         self._budget = interpreter.budget
         try:
@@ -163,12 +155,7 @@ class Legacy:
 
 
 def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
-    """Return the object and the storages that lie between two offsets, in bytes.
-
-    Raises:
-        DamagedCheckpoint: Its parts contradict each other.
-        Truncated: It ends before its last storage.
-    """
+    """Return the object and the storages that lie between two offsets, in bytes."""
     parts: list[Pickle] = []
     for where in PARTS:
         parts.append(pickles.read(parts[-1].end if parts else start, end, where))
@@ -185,11 +172,7 @@ def read_legacy(pickles: Pickles, start: int, end: int) -> Legacy:
 
 
 def announced_storages(path: str, root: object) -> dict[str, tuple[DType | None, int]]:
-    """Return element type and number of elements of every storage that an object refers to, by key.
-
-    Raises:
-        DamagedCheckpoint: Two references to one storage differ.
-    """
+    """Return element type and number of elements of every storage that an object refers to, by key."""
     announced: dict[str, tuple[DType | None, int]] = {}
     for reference in references(root):
         if module_fields(reference.id) is None:
@@ -218,12 +201,7 @@ class LegacyStorages:
         self.by_key: dict[str, Storage] = {}
 
     def locate(self, keys: object, offset: int, end: int) -> int:
-        """Walk the storages from an offset on, and return the offset behind the last, in bytes.
-
-        Raises:
-            DamagedCheckpoint: The keys or a size are not the announced ones.
-            Truncated: A storage reaches beyond ``end``.
-        """
+        """Walk the storages from an offset on, and return the offset behind the last, in bytes."""
         for key in self._listed(keys):
             offset = self._locate_one(key, offset, end)
         return offset
@@ -256,11 +234,7 @@ class LegacyStorages:
         return start + nbytes
 
     def __call__(self, persistent_id: Any) -> Storage:
-        """Return the storage, which may be a view of another.
-
-        Raises:
-            DamagedCheckpoint: The id makes no sense.
-        """
+        """Return the storage, which may be a view of another."""
         key, _, _ = _parsed(self._source.path, persistent_id)
         storage = self.by_key.get(key)
         if storage is None or len(persistent_id) != 6:
@@ -290,11 +264,7 @@ class LegacyStorages:
 
 
 def view_of(path: str, storage: Storage, offset: Any, count: Any) -> Storage:
-    """Return a part of a storage as one of its own; offset and count in elements.
-
-    Raises:
-        DamagedCheckpoint: It reaches outside the storage.
-    """
+    """Return a part of a storage as one of its own; offset and count in elements."""
     width = 1 if storage.dtype is None else storage.dtype.itemsize
     if type(offset) is not int or type(count) is not int or not 0 <= offset <= offset + count:
         found = "a view of a storage without offset and size"

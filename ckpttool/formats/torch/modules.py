@@ -49,9 +49,6 @@ def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
     Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data; the
     tensors among them, such as buffers that are not persistent, come behind those of the state dict. What
     the module refers to is checked.
-
-    Raises:
-        LimitExceeded: Modules nest too deep, or hold themselves.
     """
     if not is_module(call):
         return None

@@ -87,12 +87,7 @@ class TorchObjects:
         self._tensors = 0
 
     def leaf(self, node: object) -> Leaf[TensorParts] | None:
-        """Return the tensors that a node stands for, or None where it is no tensor.
-
-        Raises:
-            DamagedCheckpoint: A tensor contradicts itself, or its storage.
-            LimitExceeded: Tensors nest too deep, or shared ones make too many.
-        """
+        """Return the tensors that a node stands for, or None where it is no tensor."""
         if isinstance(node, Persistent):
             return self.bare(node)
         if not isinstance(node, Call):
@@ -136,11 +131,7 @@ class TorchObjects:
     def view(
         self, storage: Storage, dtype: DType, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> TensorParts:
-        """Return a view of a storage; offset and strides in elements.
-
-        Raises:
-            DamagedCheckpoint: It reaches outside the storage, or makes no sense.
-        """
+        """Return a view of a storage; offset and strides in elements."""
         if len(shape) != len(strides) or len(shape) > MAX_AXES:
             raise self._bounds(storage, f"{len(shape)} axes and {len(strides)} strides")
         if not all(map(_is_count, (offset, *shape, *strides))) or (size := math.prod(shape)) > _MAX_INT64:
@@ -172,11 +163,7 @@ class TorchObjects:
         )
 
     def charge(self, visits: int) -> None:
-        """Count what was looked at inside a tensor that is told for no other reason.
-
-        Raises:
-            LimitExceeded: That was too much.
-        """
+        """Count what was looked at inside a tensor that is told for no other reason."""
         self.budget.visits += visits
         if self.budget.visits > MAX_VISITS:
             raise self.exceeded(f"a tree of more than {MAX_VISITS:,} objects")
@@ -201,11 +188,7 @@ class TorchObjects:
             self._seen.update(before)
 
     def check_references(self, node: object) -> None:
-        """Require that whatever a node refers to is there.
-
-        Raises:
-            DamagedCheckpoint: It isn't.
-        """
+        """Require that whatever a node refers to is there."""
         for reference in references(node, self._checked):
             self.leaf(reference)
 

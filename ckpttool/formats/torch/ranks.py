@@ -84,9 +84,6 @@ def open_ranks(
         files: Of one save or, by mistake, of several.
         metadata: What torch_checkpointing wrote beside them.
         others: Names of what else lies there, and is not read.
-
-    Raises:
-        CheckpointError: The operating system refuses to open a file.
     """
     with Gathered("part") as parts:
         world, own = _of_one_world(parts, files)

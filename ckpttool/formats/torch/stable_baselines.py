@@ -69,11 +69,7 @@ class _Agent:
     """What lies in the zip."""
 
     def __init__(self, probe: Probe) -> None:
-        """Open every file of tensors, and read the settings.
-
-        Raises:
-            CheckpointError: One of them can't be read.
-        """
+        """Open every file of tensors, and read the settings."""
         self._path, self._archive = probe.path, probe.archive
         self.findings: list[Finding] = list(self._archive.findings)
         self.safety: list[Finding] = []

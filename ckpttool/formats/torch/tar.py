@@ -94,12 +94,7 @@ class Member:
 
 
 def read_tar(source: Source) -> tuple[dict[str, Member], list[Finding]]:
-    """Return the four members by name, and what is wrong around them.
-
-    Raises:
-        DamagedCheckpoint: There are others, or any is no regular file.
-        Truncated: The end of the tar is missing.
-    """
+    """Return the four members by name, and what is wrong around them."""
     members: dict[str, Member] = {}
     findings: list[Finding] = []
     at = 0
@@ -138,11 +133,7 @@ def _behind(source: Source, end: int) -> list[Finding]:
 
 
 def _member(source: Source, header: bytes, at: int) -> Member:
-    """Return the member that a header describes.
-
-    Raises:
-        DamagedCheckpoint: It is no header of a regular file.
-    """
+    """Return the member that a header describes."""
     where = f"byte {at:,}"
     raw_name, _, _, _, size, _, checksum, kind, link, magic = _FIELDS.unpack_from(header)
     blanked = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]

@@ -53,11 +53,7 @@ _TOLD = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
 def opened(probe: Probe, format: str) -> Checkpoint:
-    """Return the checkpoint that an archive holds.
-
-    Raises:
-        CheckpointError: A pickle of it is missing, or can't be understood.
-    """
+    """Return the checkpoint that an archive holds."""
     records = Records(probe.archive, probe.path)
     pickles = _Pickles(records)
     data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
@@ -105,11 +101,7 @@ class _Pickles:
         self.findings: list[Finding] = []
 
     def root(self, name: str) -> object:
-        """Return what a pickle record holds.
-
-        Raises:
-            DamagedCheckpoint: It is missing, or not a pickle.
-        """
+        """Return what a pickle record holds."""
         if name not in self._roots:
             pickle = self._judged(name).pickles[0]
             self._roots[name] = pickle.root
@@ -272,11 +264,7 @@ def _code(records: Records) -> Iterator[tuple[str, Member]]:
 
 
 def judge_code(records: Records) -> Iterator[Finding]:
-    """Yield what running the model's code would do besides computing.
-
-    Raises:
-        DamagedCheckpoint: The code can't be read.
-    """
+    """Yield what running the model's code would do besides computing."""
     for _, member in _code(records):
         yield from judge_text(records.archive.read(member), member.name)
 

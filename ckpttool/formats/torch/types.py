@@ -22,11 +22,7 @@ COMPONENTS = {
 
 
 def sizes(node: Any) -> tuple[int, ...]:
-    """Return a shape or strides, which may be a tuple or a ``torch.Size``.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """Return a shape or strides, which may be a tuple or a ``torch.Size``."""
     if isinstance(node, Call) and node.is_of("torch", "Size"):
         node = node.args[0] if node.args else ()
     if not isinstance(node, list | tuple):
@@ -35,22 +31,14 @@ def sizes(node: Any) -> tuple[int, ...]:
 
 
 def torch_dtype(node: object) -> DType:
-    """Return the type that a ``torch.<dtype>`` global names.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return the type that a ``torch.<dtype>`` global names."""
     if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
         return BY_TORCH[node.name]
     raise TypeError(f"{describe(node)} is no element type")
 
 
 def storage_dtype(node: object) -> DType | None:
-    """Return the element type of a storage class; None for an untyped one.
-
-    Raises:
-        TypeError: It is no storage class.
-    """
+    """Return the element type of a storage class; None for an untyped one."""
     if isinstance(node, Global) and node.name.endswith("Storage"):
         name = node.name.removesuffix("Storage")
         if name == "Untyped":
@@ -61,11 +49,7 @@ def storage_dtype(node: object) -> DType | None:
 
 
 def sparse_layout(node: object) -> str:
-    """Return the name of a sparse layout.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return the name of a sparse layout."""
     name = node.args[0] if isinstance(node, Call) and node.args else describe(node)
     layout = str(name).removeprefix("torch.")
     if layout not in COMPONENTS:

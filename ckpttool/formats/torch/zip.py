@@ -80,11 +80,7 @@ class Records:
     """The records of a PyTorch archive, by their names behind the common root, in any case."""
 
     def __init__(self, archive: Archive, path: str) -> None:
-        """Index the records.
-
-        Raises:
-            DamagedCheckpoint: They have several roots, or two have one name.
-        """
+        """Index the records."""
         self.archive = archive
         self.path = path
         self.by_name: dict[str, Member] = {}
@@ -126,11 +122,7 @@ class Records:
 
     @cached_property
     def byteorder(self) -> Literal["little", "big"]:
-        """Return the byte order of the storages.
-
-        Raises:
-            DamagedCheckpoint: The record holds another word.
-        """
+        """Return the byte order of the storages."""
         order = self.text("byteorder")
         if order in (None, "little"):
             return "little"
@@ -141,11 +133,7 @@ class Records:
         )
 
     def judged_pickle(self, name: str) -> Judged:
-        """Interpret a pickle record.
-
-        Raises:
-            DamagedCheckpoint: It is missing, or not a pickle.
-        """
+        """Interpret a pickle record."""
         member = self.by_name.get(name)
         if member is None:
             raise DamagedCheckpoint(self.path, f"no {name}", where="zip directory")
@@ -289,11 +277,7 @@ class StorageRecords:
         self._names: set[str] = set()  # of their records
 
     def __call__(self, persistent_id: Any) -> Storage:
-        """Return the storage.
-
-        Raises:
-            DamagedCheckpoint: The id makes no sense, or the record is missing or of another size.
-        """
+        """Return the storage."""
         key, dtype, count = parse_persistent_id(self._records.path, persistent_id)
         storage = self._used.get(key)
         if storage is None:
@@ -344,11 +328,7 @@ class StorageRecords:
 
 
 def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
-    """Return key, element type and number of elements of a storage; an untyped one counts bytes.
-
-    Raises:
-        DamagedCheckpoint: It is no reference to a storage.
-    """
+    """Return key, element type and number of elements of a storage; an untyped one counts bytes."""
     try:
         if not isinstance(persistent_id, tuple | list):
             raise TypeError(f"a {type(persistent_id).__name__}")
