@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, LimitExceeded
-from ckpttool.formats.torch.chunks import storages_of
+from ckpttool.formats.content.chunks import storages_of
 from ckpttool.ops.hollow_weights import Element, hollow_findings
 from ckpttool.ops.manifest import compare_manifests, has_digests, manifests_of
 from ckpttool.ops.scan_findings import (

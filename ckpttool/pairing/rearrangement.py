@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpttool.dtypes import DType, numpy_dtype
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.torch.chunks import Chunked
+from ckpttool.formats.content.chunks import Chunked
 from ckpttool.tensor import Path, Tensor, Values
 from ckpttool.wire.gather import BOX_BYTES, boxes, copy, filled
 from ckpttool.wire.h5values import Streamed, slabs

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckpttool.dtypes import BY_NAME
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.torch import chunks
+from ckpttool.formats.content import chunks
 from ckpttool.pairing import rearrangement
 from ckpttool.pairing.rearrangement import (
     Pattern,
@@ -261,7 +261,7 @@ def test_what_lies_in_pieces_is_gathered_from_them(monkeypatch: pytest.MonkeyPat
         part = tensor("x", np.ascontiguousarray(array[:, columns]))
         stored = rearrangement.as_strided(part)
         assert stored is not None
-        pieces.append(chunks.Piece((0, columns.start), stored))
+        pieces.append(chunks.Tile((0, columns.start), stored))
     whole = replace(tensor("x", array), values=chunks.Chunked((5, 12), 4, tuple(pieces)), extent=None)
     made = rearrange(whole, transpose_pattern((1, 0)), ("y",))
     assert np.array_equal(made.array(), array.T)

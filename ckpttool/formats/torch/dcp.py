@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
+from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
 from ckpttool.formats.shard_index import refusal
-from ckpttool.formats.torch.chunks import put_together
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
 from ckpttool.formats.torch.objects import TensorParts
@@ -289,7 +289,7 @@ class _Directory:
         elif len(known) == 1:
             self.tensors.append((entry.path, known[0]))
         else:
-            values = put_together(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
+            values = tiled_values(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
             self.tensors.append((entry.path, replace(empty, values=values)))
 
     def _chunk(self, fqn: str, entry: Entry, chunk: Chunk) -> TensorParts | None:

@@ -18,11 +18,11 @@ from typing import ClassVar
 
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.interface import Format, Probe, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import indexes, read_index
 from ckpttool.formats.sharded import open_set
-from ckpttool.formats.torch.chunks import put_together
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
 from ckpttool.report import counted, error, note, warning
 from ckpttool.tensor import Tensor
@@ -214,7 +214,7 @@ class _Tensors:
         if found.parts[filled[0]].shape == shape:
             return found.parts[filled[0]]
         starts, parts = [found.starts[at] for at in filled], [found.parts[at] for at in filled]
-        return replace(bare, values=put_together(shape, starts, parts))
+        return replace(bare, values=tiled_values(shape, starts, parts))
 
 
 def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:

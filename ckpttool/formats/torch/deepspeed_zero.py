@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.formats.torch.chunks import Joined
+from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.torch.objects import MAX_AXES
 from ckpttool.report import Finding, error, note
 from ckpttool.tensor import Role, Tensor
@@ -263,7 +263,7 @@ def _named(
             left -= kept[-1].nbytes
     if left == 0:
         storages = tuple(tensor.storage for tensors in ranks for tensor in tensors if tensor.storage)
-        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, Joined(tuple(kept), storages))
+        yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, JoinedRuns(tuple(kept), storages))
 
 
 def explained(ranks: Ranks) -> Iterator[Finding]:

@@ -20,9 +20,9 @@ from typing import Any
 from ckpttool.checkpoint import Checkpoint, Producer
 from ckpttool.errors import LimitExceeded
 from ckpttool.formats.content.assembly import training_of
+from ckpttool.formats.content.chunks import Chunked, Tile, strided_view
 from ckpttool.formats.content.tree import make_mapped, replace_tensors, tensors_in, trees_equal
 from ckpttool.formats.parts import Gathered, file_entry, open_file
-from ckpttool.formats.torch.chunks import Chunked, Piece, as_strided
 from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
@@ -465,7 +465,9 @@ def _inside(tensor: Tensor) -> object:
     """Return where in its storage a tensor lies, and how large that is."""
     base, nbytes = (0, 0) if tensor.storage is None else (tensor.storage.offset, tensor.storage.nbytes)
     view = (
-        as_strided(tensor.values, tensor.shape, tensor.dtype.itemsize) if tensor.values is not None else None
+        strided_view(tensor.values, tensor.shape, tensor.dtype.itemsize)
+        if tensor.values is not None
+        else None
     )
     return None if view is None else (view.offset - base, view.strides, nbytes)
 
@@ -490,12 +492,12 @@ def _values(shape: tuple[int, ...], like: Tensor, placed: Sequence[tuple[_Kept, 
     width, pieces, storages = like.dtype.itemsize, [], []
     for one, (start, inside, lengths) in placed:
         tensor = one.tensor
-        view = None if tensor.values is None else as_strided(tensor.values, tensor.shape, width)
+        view = None if tensor.values is None else strided_view(tensor.values, tensor.shape, width)
         if view is None or tensor.dtype.bits < 8:
             return None
         skipped = sum(at * stride for at, stride in zip(inside, view.strides, strict=True))
         offset = view.offset + skipped * width
-        pieces.append(Piece(start, Strided(view.source, offset, width, lengths, view.strides, view.swap)))
+        pieces.append(Tile(start, Strided(view.source, offset, width, lengths, view.strides, view.swap)))
         storages += [tensor.storage] if tensor.storage is not None else []
     known = tuple(dict.fromkeys(storages)) if len(storages) == len(placed) else ()
     return Chunked(shape, width, tuple(pieces), known)

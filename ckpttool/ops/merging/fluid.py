@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
+from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.paddle.fluid_parts import HEIGHTS, TABLES, heights_of
 from ckpttool.formats.paddle.fluid_serial import SHARD
-from ckpttool.formats.torch.chunks import Joined
 from ckpttool.ops.merging.merged_checkpoint import MergedCheckpoint, with_contents
 from ckpttool.report import counted
 from ckpttool.tensor import Tensor
@@ -122,7 +122,7 @@ def _joined_tensor(
         if isinstance(part.values, Contiguous)
     )
     storages = tuple(part.storage for part in parts if part.storage is not None)
-    return Tensor(path, like.dtype, shape, like.role, Joined(runs, storages))
+    return Tensor(path, like.dtype, shape, like.role, JoinedRuns(runs, storages))
 
 
 def _metadata(told: Mapping[str, object], tables: Mapping[str, Sequence[_TableShard]]) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
-from ckpttool.formats.torch.chunks import Joined
+from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
 from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_told
 from ckpttool.tensor import Path, Role, Tensor
@@ -238,7 +238,7 @@ class ParameterCut(NamedTuple):
             dtypes |= {one.dtype for one in tensors}
         if len(dtypes) != 1:
             return None
-        values = pieces[0] if len(pieces) == 1 else Joined(tuple(pieces), tuple(storages))
+        values = pieces[0] if len(pieces) == 1 else JoinedRuns(tuple(pieces), tuple(storages))
         return Tensor(path, dtypes.pop(), self.shape, role, values)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Tile:
     """Stored elements of a box of the tensor: where it begins, one number an axis, and what is there."""
 
     start: tuple[int, ...]
@@ -36,7 +36,7 @@ class Chunked:
 
     shape: tuple[int, ...]
     itemsize: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Tile, ...]
     storages: tuple[Extent, ...] = ()
 
     def blocks(self, limit: int) -> Iterator[memoryview]:
@@ -58,7 +58,7 @@ class Chunked:
         return self
 
 
-def as_strided(values: Values, shape: tuple[int, ...], itemsize: int) -> Strided | None:
+def strided_view(values: Values, shape: tuple[int, ...], itemsize: int) -> Strided | None:
     """Return stored elements as a strided view, or None where they are none."""
     if isinstance(values, Strided):
         return values
@@ -69,7 +69,7 @@ def as_strided(values: Values, shape: tuple[int, ...], itemsize: int) -> Strided
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedRuns:
     """Elements of which runs lie in several places; joined, the runs are in C order.
 
     ``storages`` are the stored bytes that the runs lie in, if known.
@@ -82,7 +82,7 @@ class Joined:
         for run in self.runs:
             yield from run.blocks(limit)
 
-    def once(self) -> Joined:
+    def once(self) -> JoinedRuns:
         return self
 
 
@@ -90,19 +90,19 @@ def storages_of(tensor: Tensor) -> tuple[Extent, ...]:
     """Return the stored bytes that a tensor is made of, in one place or several; none where unknown."""
     if tensor.storage is not None:
         return (tensor.storage,)
-    return tensor.values.storages if isinstance(tensor.values, Chunked | Joined) else ()
+    return tensor.values.storages if isinstance(tensor.values, Chunked | JoinedRuns) else ()
 
 
-def put_together(
+def tiled_values(
     shape: tuple[int, ...], starts: Sequence[tuple[int, ...]], parts: Sequence[Tensor | TensorParts]
 ) -> Values | None:
     """Return the values of a tensor that stored parts tile, from their starts on; None where one has none."""
     pieces = []
     for start, part in zip(starts, parts, strict=True):
-        stored = None if part.values is None else as_strided(part.values, part.shape, part.dtype.itemsize)
+        stored = None if part.values is None else strided_view(part.values, part.shape, part.dtype.itemsize)
         if stored is None or part.dtype.bits < 8:
             return None
-        pieces.append(Piece(start, stored))
+        pieces.append(Tile(start, stored))
     if not pieces:
         return None
     storages = tuple(part.storage for part in parts if part.storage is not None)
