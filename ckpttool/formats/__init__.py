@@ -11,7 +11,7 @@ from importlib import import_module
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import AmbiguousFormat, DamagedCheckpoint, NotACheckpoint, NotDownloaded
-from ckpttool.formats.foreign import foreign
+from ckpttool.formats.foreign import recognise_foreign
 from ckpttool.formats.interface import Format, Probe, open_with
 from ckpttool.report import Finding
 
@@ -170,7 +170,7 @@ def _safety_of_all(probe: Probe) -> tuple[Finding, ...]:
 
 def unrecognised(probe: Probe) -> NotACheckpoint | DamagedCheckpoint:
     """Return the error that says best why no format recognises a path."""
-    other = foreign(probe)
+    other = recognise_foreign(probe)
     if probe.is_directory:
         return NotACheckpoint(probe.path, other.told if other else "no checkpoint in this directory")
     if probe.head.startswith(_LFS_POINTER):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound
 from ckpttool.formats.interface import Probe, scan
-from ckpttool.formats.parts import placed
+from ckpttool.formats.parts import with_part_name
 from ckpttool.formats.readings import CONTENTS, may_begin_pickle, readings_of
 from ckpttool.report import Finding, warning
 from ckpttool.wire.source import Source
@@ -71,7 +71,7 @@ class _Bystanders:
                 yield warning("not-scanned", f"more files than are looked at: {count:,} were", where)
                 return
             if os.path.abspath(entry.path) not in self._known:
-                yield from (placed(finding, where) for finding in self._of(entry))
+                yield from (with_part_name(finding, where) for finding in self._of(entry))
         for failure in unread:
             yield warning("not-scanned", failure.reason, os.path.relpath(failure.path, self._root))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckpttool.errors import AmbiguousFormat, CheckpointError, NotFound
 from ckpttool.formats import detect, formats, suffix_format
-from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign
+from ckpttool.formats.foreign import SUFFIXES, Foreign, recognise_foreign
 from ckpttool.formats.globs import Globs
 from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
 
@@ -301,7 +301,7 @@ def foreign_at(path: str) -> Foreign | None:
     """Return the format that a file has and ckpttool does not read; None for all others."""
     try:
         with Probe(path) as probe:
-            return foreign(probe)
+            return recognise_foreign(probe)
     except CheckpointError:
         return None
 

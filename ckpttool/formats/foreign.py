@@ -143,6 +143,6 @@ SUFFIXES = (".gguf", ".msgpack", ".onnx", ".pb", ".tflite", ".zip")
 """How files of such formats end that lie beside checkpoints."""
 
 
-def foreign(probe: Probe) -> Foreign | None:
+def recognise_foreign(probe: Probe) -> Foreign | None:
     """Return the format that a path has and ckpttool does not read, or None."""
     return next((one for one in FOREIGN if one.matches(probe)), None)

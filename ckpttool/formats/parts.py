@@ -50,8 +50,8 @@ class Gathered:
             return None
         self.parts[name] = part
         self.judged |= part.judged
-        self.findings += (placed(finding, name) for finding in part.findings)
-        self.safety += (placed(finding, name) for finding in part.safety)
+        self.findings += (with_part_name(finding, name) for finding in part.findings)
+        self.safety += (with_part_name(finding, name) for finding in part.safety)
         self.complete &= part.complete
         return part
 
@@ -59,7 +59,7 @@ class Gathered:
         self.judged.add(os.path.abspath(failure.path))
         place = "" if failure.where is None else f"{failure.where}: "
         self.fault("damaged", f"{place}{failure.reason}", name)
-        self.safety += (placed(finding, name) for finding in getattr(failure, "safety", ()))
+        self.safety += (with_part_name(finding, name) for finding in getattr(failure, "safety", ()))
         if not name.endswith(".safetensors"):
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, name))
@@ -75,7 +75,7 @@ class Gathered:
         return self._opened.pop_all().close
 
 
-def placed(finding: Finding, name: str) -> Finding:
+def with_part_name(finding: Finding, name: str) -> Finding:
     """Return a finding that says in which file it is."""
     return replace(finding, where=name if finding.where is None else f"{name}: {finding.where}")
 

@@ -17,7 +17,7 @@ from ckpttool.formats.content.object_parts import nodes, references
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import build_tree
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.legacy import Pickles, read_legacy, told_by_errors
+from ckpttool.formats.torch.legacy import Pickles, read_legacy, safety_in_errors
 from ckpttool.formats.torch.objects import Storage, TensorParts, TorchObjects
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span
@@ -37,7 +37,7 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     roots = [pickle.root for pickle in judged.pickles]
     root = roots[0] if len(roots) == 1 else roots
     objects = _PickleObjects(source, judged.safety)
-    with told_by_errors(objects.found):
+    with safety_in_errors(objects.found):
         flat = flatten(root, objects.leaf, probe.path)
     framework = _framework(root)
     return assemble(

@@ -34,7 +34,7 @@ Entries = Mapping[str, os.DirEntry[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class ShardIndex:
     """What is known of a set of shards.
 
     Attributes:
@@ -86,7 +86,7 @@ def require_few(path: str, shards: Sized) -> None:
         raise LimitExceeded(path, f"{len(shards):,} shards", expected=f"at most {MAX_SHARDS:,}")
 
 
-def read_index(path: str) -> Index:
+def read_index(path: str) -> ShardIndex:
     """Return what an index file says."""
     told = read_weight_map(path)
     stated = told.weight_map.values()
@@ -95,7 +95,7 @@ def read_index(path: str) -> Index:
     refused = {shown: why for shown, name in names.items() if (why := refusal(name))}
     outside = (error("shard-path", f"{why}; it was not opened", shown) for shown, why in refused.items())
     files = tuple(sorted(names.keys() - refused.keys()))
-    return Index(path, files, told.weight_map, told.metadata, (*told.findings, *outside))
+    return ShardIndex(path, files, told.weight_map, told.metadata, (*told.findings, *outside))
 
 
 def refusal(name: object) -> str | None:
@@ -171,7 +171,7 @@ def schemes_of(names: Iterable[str]) -> dict[tuple[str, str], list[str]]:
     return dict(found)
 
 
-def schemes_named(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
+def schemes_in_names(index_path: str, mapped: Iterable[str]) -> set[tuple[str, str]]:
     """Return the schemes that an index's shards have: of what it names, or else of its own name."""
     schemes = {scheme for name in mapped if (scheme := _scheme(name))}
     index = INDEX.fullmatch(os.path.basename(index_path))
@@ -190,7 +190,7 @@ def members(index_path: str, mapped: Iterable[str], names: Collection[str], shar
         shards: The shards among these.
     """
     mapped = set(mapped)
-    alike = (name for scheme in schemes_named(index_path, mapped) for name in shards.get(scheme, ()))
+    alike = (name for scheme in schemes_in_names(index_path, mapped) for name in shards.get(scheme, ()))
     return sorted({*alike, *(name for name in mapped if name in names)}, key=natural)
 
 

@@ -25,14 +25,14 @@ from ckpttool.formats.shard_index import (
     KINDS,
     SHARD,
     Entries,
-    Index,
+    ShardIndex,
     deeper,
     indexes,
     kind_of,
     mapped_files,
     members,
     read_index,
-    schemes_named,
+    schemes_in_names,
     schemes_of,
 )
 from ckpttool.report import Finding, counted, error, note, warning
@@ -65,7 +65,7 @@ class Sharded(SetFormat):
         if os.path.lexists(unit.path):
             return super().open_unit(unit)
         found = error("index-missing", "there is no index", os.path.basename(unit.path))
-        index = Index(unit.path, tuple(sorted(unit.parts)), None, {}, (found,))
+        index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (found,))
         return open_set(self.name, unit, index)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
@@ -76,7 +76,9 @@ class Sharded(SetFormat):
             for name, kind in indexes(directory, entries).items()
             if kind == self.name
         }
-        claims = Counter(scheme for name, mapped in named.items() for scheme in schemes_named(name, mapped))
+        claims = Counter(
+            scheme for name, mapped in named.items() for scheme in schemes_in_names(name, mapped)
+        )
         # What is named like the shards of several indexes is no one's: it is listed once, not with each.
         common = {
             scheme: shards.pop(scheme) for scheme, times in claims.items() if times > 1 and scheme in shards
@@ -84,7 +86,7 @@ class Sharded(SetFormat):
         for name, mapped in named.items():
             path = os.path.join(directory, name)
             found = members(path, mapped, entries, shards)
-            alike = [one for scheme in schemes_named(name, mapped) for one in common.pop(scheme, ())]
+            alike = [one for scheme in schemes_in_names(name, mapped) for one in common.pop(scheme, ())]
             apart = sorted({*alike} - {*found}, key=natural)
             seen.update(found, apart)
             yield Unit(path, (name, *found), self, (*deeper(mapped), *apart))
@@ -134,7 +136,7 @@ class ShardedPytorch(Sharded):
     suffixes = (".bin.index.json",)
 
 
-def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
+def open_set(format: str, asked: Probe | Unit, index: ShardIndex) -> Checkpoint:
     """Return the checkpoint that the shards of an index make, as many of them as there are.
 
     Args:
@@ -177,7 +179,7 @@ def open_set(format: str, asked: Probe | Unit, index: Index) -> Checkpoint:
     return apply_sidecar(checkpoint, entry, where) if isinstance(entry, str) else checkpoint
 
 
-def _add_shards(shards: Gathered, index: Index, format: str) -> None:
+def _add_shards(shards: Gathered, index: ShardIndex, format: str) -> None:
     """Open all shards, and compare them with the index."""
     shards.findings += index.findings
     shards.complete = not any(finding.code != "duplicate-key" for finding in index.findings)
@@ -200,7 +202,7 @@ def _add_shards(shards: Gathered, index: Index, format: str) -> None:
                 _compare(shards, name, part, wanted[name])
 
 
-def _check_numbers(shards: Gathered, index: Index) -> None:
+def _check_numbers(shards: Gathered, index: ShardIndex) -> None:
     """Compare what the names ``x-00001-of-00004`` say of each other."""
     found = [match for name in index.files if (match := SHARD.fullmatch(name))]
     totals = {int(match["total"]) for match in found}
@@ -243,12 +245,12 @@ def _names_in(directory: str) -> list[str]:
         raise from_os_error(failure, directory) from failure
 
 
-def _beside(index: Index, directory: str, whole: bool) -> Iterator[Finding]:
+def _beside(index: ShardIndex, directory: str, whole: bool) -> Iterator[Finding]:
     """Yield what lies beside the shards and is none; ``whole`` where the directory was asked for."""
     if index.weight_map is not None:
         named = set(index.files)
         shards = grouped(directory, schemes_of)
-        schemes = schemes_named("", named)
+        schemes = schemes_in_names("", named)
         alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in named)
         extra = list(islice(alike, _MOST_EXTRA + 1))
         for name in sorted(extra[:_MOST_EXTRA], key=natural):
@@ -261,14 +263,14 @@ def _beside(index: Index, directory: str, whole: bool) -> Iterator[Finding]:
             yield note("not-part", "it lies beside the shards, and was not looked at", name)
 
 
-def _mapped_tensors(shards: Gathered, index: Index) -> Iterator[Tensor]:
+def _mapped_tensors(shards: Gathered, index: ShardIndex) -> Iterator[Tensor]:
     """Yield the tensors of each shard, without those that the index maps to another."""
     weight_map = index.weight_map or {}
     for name, part in shards.parts.items():
         yield from (tensor for tensor in part.tensors if weight_map.get(tensor.name, name) == name)
 
 
-def _check_total(index: Index, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
+def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
     """Compare the ``total_size`` of the index with the tensors; tied ones may count once or each time."""
     told = index.metadata.get("total_size")
     total = sum(tensor.nbytes for tensor in tensors)

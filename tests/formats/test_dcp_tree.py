@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.torch.dcp import grown
+from ckpttool.formats.torch.dcp import containers_of_paths
 from tests.formats.torch_trees import VALUES, differences, write_zip
 
 
@@ -39,13 +39,13 @@ def test_pytorch_makes_the_same_of_it(tmp_path: Path) -> None:
 
 def test_paths_make_dictionaries_and_lists() -> None:
     placed = [(("a", 1), "y"), (("a", 0), "x"), (("b", 1), "z"), (("c", "d", 0, "e"), 1), (("f",), {})]
-    assert grown(placed) == {"a": ["x", "y"], "b": {1: "z"}, "c": {"d": [{"e": 1}]}, "f": {}}
+    assert containers_of_paths(placed) == {"a": ["x", "y"], "b": {1: "z"}, "c": {"d": [{"e": 1}]}, "f": {}}
 
 
 def test_a_path_through_the_end_of_another_makes_none() -> None:
-    assert grown([(("a",), 1), (("a", "b"), 2)]) is None
-    assert grown([(("a", "b"), 2), (("a",), 1)]) is None
+    assert containers_of_paths([(("a",), 1), (("a", "b"), 2)]) is None
+    assert containers_of_paths([(("a", "b"), 2), (("a",), 1)]) is None
 
 
 def test_long_paths_do_not_recurse() -> None:
-    assert grown([(("a",) * 1500, 1)]) is not None
+    assert containers_of_paths([(("a",) * 1500, 1)]) is not None

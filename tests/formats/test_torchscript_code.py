@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.torch.torchscript_code import definitions_of, told_code
+from ckpttool.formats.torch.torchscript_code import definitions_of, describe_code
 
 pytestmark = [pytest.mark.framework, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -109,10 +109,12 @@ def test_attributes_come_in_any_order() -> None:
         b"\n".join([b"class A(Module):", *order, b"  def f(self):", b"    b", b"    a"])
         for order in (lines, lines[::-1])
     ]
-    one, other = (told_code(definitions_of([("code/__torch__.py", text)]), "__torch__.A") for text in texts)
+    one, other = (
+        describe_code(definitions_of([("code/__torch__.py", text)]), "__torch__.A") for text in texts
+    )
     assert one == other
     swapped = texts[0].replace(b"    b\n    a", b"    a\n    b")
-    assert told_code(definitions_of([("code/__torch__.py", swapped)]), "__torch__.A") != one
+    assert describe_code(definitions_of([("code/__torch__.py", swapped)]), "__torch__.A") != one
 
 
 def test_classes_of_one_name_are_told_by_where_the_model_leads() -> None:
@@ -123,7 +125,7 @@ def test_classes_of_one_name_are_told_by_where_the_model_leads() -> None:
             ("code/__torch__/___torch_mangle_7.py", b"class A(Module):\n  x : str\n"),
         ]
 
-    one = told_code(definitions_of(files("A", "___torch_mangle_7.A")), "__torch__.M")
-    other = told_code(definitions_of(files("___torch_mangle_7.A", "A")), "__torch__.M")
+    one = describe_code(definitions_of(files("A", "___torch_mangle_7.A")), "__torch__.M")
+    other = describe_code(definitions_of(files("___torch_mangle_7.A", "A")), "__torch__.M")
     assert set(one) == set(other) == {"__torch__.M", "__torch__.A", "__torch__.A (2)"}
     assert one != other

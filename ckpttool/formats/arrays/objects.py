@@ -48,7 +48,7 @@ ByteOrder = Literal["little", "big"]
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedArray:
     """Array bytes that lie in the pickle as text, decoded when they are read; ``nbytes`` once decoded."""
 
     payload: Payload
@@ -83,15 +83,15 @@ class Decoded:
             found = f"{done:,} bytes of an array"
             raise DamagedCheckpoint(source.path, found, expected=f"{self.nbytes:,}", code="tensor-damaged")
 
-    def once(self) -> Decoded:
+    def once(self) -> DecodedArray:
         return self
 
 
 @dataclass(frozen=True, slots=True)
-class Reordered:
+class TransposedArray:
     """Array bytes that must be decoded whole to be put in order; gathered in memory."""
 
-    stored: Decoded
+    stored: DecodedArray
     element: DType
     shape: tuple[int, ...]
     axes: tuple[int, ...]
@@ -100,7 +100,7 @@ class Reordered:
         data = b"".join(map(bytes, self.stored.blocks(limit)))
         return InMemory(_transposed(data, self.element, self.shape, self.axes)).blocks(limit)
 
-    def once(self) -> Reordered:
+    def once(self) -> TransposedArray:
         return self
 
 
@@ -122,7 +122,7 @@ def numpy_leaf(
         if function.name == "scalar" and function.module in _MULTIARRAY:
             return Leaf(plain=_scalar(call, sums))
         if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
-            return _masked(path, call.state, make, sums)
+            return _masked_array(path, call.state, make, sums)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
             shape, dtype, fortran, data = tuple(call.state)[-4:]
             return _array(path, dtype, *_layout(shape, "F" if fortran else "C"), data, make, sums)
@@ -196,10 +196,12 @@ def _described_array(
     content = _content(data)
     told = sums.describe(content) if isinstance(content, Payload) else describe_bytes(content)
     ordered = "" if order == "C" else f", stored by axes {order}"
-    return f"<NumPy array of {spelled(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
+    return f"<NumPy array of {dtype_text(dtype)}, shape {list(shape)}{ordered}: {told[1:-1]}>"
 
 
-def _masked(path: str, state: Any, make: Callable[..., Any], sums: PayloadChecksums) -> Leaf[Any] | None:
+def _masked_array(
+    path: str, state: Any, make: Callable[..., Any], sums: PayloadChecksums
+) -> Leaf[Any] | None:
     """Return a masked array: its values, and which of them are hidden."""
     _, shape, dtype, fortran, data, mask, fill = state
     layout = _layout(shape, "F" if fortran else "C")
@@ -230,8 +232,8 @@ def _values(
         content = _transposed(data, element, stored_shape, axes) if moved else data
         return InMemory(content, swap), None
     if data.kind == "latin1":
-        decoded = Decoded(data, element.nbytes(math.prod(shape)), swap)
-        return (Reordered(decoded, element, stored_shape, axes) if moved else decoded), None
+        decoded = DecodedArray(data, element.nbytes(math.prod(shape)), swap)
+        return (TransposedArray(decoded, element, stored_shape, axes) if moved else decoded), None
     # What had to be inflated lies in memory, and nowhere in the file.
     extent = Extent(path, data.offset, data.nbytes) if isinstance(data.source, Source) else None
     if moved:
@@ -267,16 +269,16 @@ def _scalar(call: Call, sums: PayloadChecksums) -> object:
     """Return a NumPy scalar as a number, or described where Python has none like it."""
     described = element_type(call.args[0])
     if described is None:
-        return f"<NumPy scalar of {spelled(call.args[0])}: {_told(call.args[1], sums)}>"
+        return f"<NumPy scalar of {dtype_text(call.args[0])}: {_describe_data(call.args[1], sums)}>"
     element, byteorder = described
     code = _SCALARS.get(element.name)
     if code is None:
-        return f"<NumPy scalar of {element.name}: {_told(call.args[1], sums)}>"
+        return f"<NumPy scalar of {element.name}: {_describe_data(call.args[1], sums)}>"
     (number,) = struct.unpack(("<" if byteorder == "little" else ">") + code, _scalar_bytes(call.args[1]))
     return shortest(number) if element.name in ("float16", "float32") else number
 
 
-def _told(data: object, sums: PayloadChecksums) -> str:
+def _describe_data(data: object, sums: PayloadChecksums) -> str:
     """Return what the content of a scalar is; that of the type ``object`` is any object."""
     try:
         content = _content(data)
@@ -316,7 +318,7 @@ def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
     return None
 
 
-def spelled(dtype: object) -> str:
+def dtype_text(dtype: object) -> str:
     """Return the name of a type, and all that is to be said of it where the name isn't all."""
     if not isinstance(dtype, Call) or not dtype.args or not isinstance(dtype.args[0], str):
         return str(describe(dtype))

@@ -20,7 +20,7 @@ from ckpttool.wire.h5worker import WORKER
 from ckpttool.wire.hdf5 import SIGNATURE, Location
 
 if TYPE_CHECKING:
-    from ckpttool.formats.hdf5.tensors import Opened
+    from ckpttool.formats.hdf5.tensors import OpenedHdf5
     from ckpttool.wire.hdf5 import Dataset
 
 _STARTS = (0, 512, 1024, 2048)
@@ -32,7 +32,7 @@ _LINKS = {
     "again-dataset": "the same dataset as {}",
 }
 
-_opened: WeakKeyDictionary[Probe, Opened | CheckpointError] = WeakKeyDictionary()
+_opened: WeakKeyDictionary[Probe, OpenedHdf5 | CheckpointError] = WeakKeyDictionary()
 
 
 def is_hdf5(probe: Probe) -> bool:
@@ -40,7 +40,7 @@ def is_hdf5(probe: Probe) -> bool:
     return any(probe.head.startswith(SIGNATURE, at) for at in _STARTS)
 
 
-def looked_at(probe: Probe) -> Opened:
+def opened_hdf5(probe: Probe) -> OpenedHdf5:
     """Return what an HDF5 file holds; it is walked once for all formats that ask."""
     if probe not in _opened:
         WORKER.begin(probe.path)  # it takes longer to start than the import of what takes its answer apart
@@ -71,7 +71,7 @@ class Hdf5(Format):
     def open(self, probe: Probe) -> Checkpoint:
         from ckpttool.formats.content.assembly import training_of
 
-        opened = looked_at(probe)
+        opened = opened_hdf5(probe)
         tensors = _with_roles(opened)
 
         @functools.cache
@@ -92,10 +92,10 @@ class Hdf5(Format):
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
-        return with_entry(found, opened)
+        return with_sidecar(found, opened)
 
 
-def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Checkpoint:
+def with_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = ENTRY) -> Checkpoint:
     """Return a checkpoint with what the entry in its file says of it, where there is one."""
     if opened.entry is None:
         return checkpoint
@@ -107,7 +107,7 @@ def with_entry(checkpoint: Checkpoint, opened: Opened, where: str = ENTRY) -> Ch
     return apply_sidecar(checkpoint.but(tensors=tensors), document, where)
 
 
-def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
+def _with_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:
     """Return the tensors with what they serve; where no name tells, they are weights, as in ``.npz``."""
     roles = {path: role_of(path, tensor.shape) for path, tensor in opened.tensors.items()}
     is_flat = all(len(path) <= 1 for path in roles)
@@ -118,7 +118,7 @@ def _with_roles(opened: Opened) -> tuple[Tensor, ...]:
     return tuple(replace(tensor, role=roles[path]) for path, tensor in opened.tensors.items())
 
 
-def metadata_of(opened: Opened) -> dict[str, object]:
+def metadata_of(opened: OpenedHdf5) -> dict[str, object]:
     """Return the attributes of the root, those of all else, what datasets hold but numbers, and links."""
     tree = opened.tree
     told: dict[str, object] = dict(tree.groups.get((), {}))
@@ -139,7 +139,7 @@ def _attributes(dataset: Dataset) -> dict[str, object]:
     return {key: value for key, value in dataset.attributes.items() if not (is_told and key == "dtype")}
 
 
-def _links(opened: Opened) -> dict[str, str]:
+def _links(opened: OpenedHdf5) -> dict[str, str]:
     """Return where the names and the values lead that lie elsewhere."""
     found = {
         "/" + "/".join(path): _LINKS[kind].format(target or "/")

@@ -51,7 +51,7 @@ _COMPLEX = {"float16": "complex32", "float32": "complex64", "float64": "complex1
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedHdf5:
     """An HDF5 file, taken apart.
 
     Attributes:
@@ -166,7 +166,7 @@ def _verdict(
     return read
 
 
-def open_h5(location: Location, source: Readable, base: int, *, in_place: bool = True) -> Opened:
+def open_h5(location: Location, source: Readable, base: int, *, in_place: bool = True) -> OpenedHdf5:
     """Return what an HDF5 file holds.
 
     Args:
@@ -179,9 +179,9 @@ def open_h5(location: Location, source: Readable, base: int, *, in_place: bool =
 
 def take_apart(
     location: Location, tree: Tree, source: Readable, base: int, *, in_place: bool = True
-) -> Opened:
+) -> OpenedHdf5:
     """Return what a tree holds; see ``open_h5``."""
-    opened = Opened(location, source, base, tree, in_place)
+    opened = OpenedHdf5(location, source, base, tree, in_place)
     for path, dataset in tree.datasets.items():
         dtype = dtype_of(dataset.kind, dataset.attributes)
         if path == (ENTRY,) and is_text(dataset):
@@ -201,7 +201,7 @@ def take_apart(
     return opened
 
 
-def _describe(opened: Opened, dataset: Dataset) -> None:
+def _describe(opened: OpenedHdf5, dataset: Dataset) -> None:
     if dataset.values is not None:
         opened.described[dataset.name] = dataset.values
         return
@@ -217,7 +217,7 @@ def _describe(opened: Opened, dataset: Dataset) -> None:
         opened.findings.append(note("hdf5-type", message, dataset.name))
 
 
-def _tensor(opened: Opened, dataset: Dataset, dtype: DType) -> Tensor:
+def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
     swap = swap_width(dtype.word_bytes, dataset.kind.order)
     values: Values | None = None
     extent = None
@@ -236,7 +236,7 @@ def _tensor(opened: Opened, dataset: Dataset, dtype: DType) -> Tensor:
     return Tensor(dataset.path, dtype, shape, role, values, extent, extent, order)
 
 
-def _storage(opened: Opened, dataset: Dataset) -> bool:
+def _storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
     """Tell whether the elements can be read from the file, and note why not."""
     name, layout = dataset.name, dataset.layout
     if layout == "external":
@@ -258,7 +258,7 @@ def _storage(opened: Opened, dataset: Dataset) -> bool:
     return _is_stored(opened, dataset)
 
 
-def _is_stored(opened: Opened, dataset: Dataset) -> bool:
+def _is_stored(opened: OpenedHdf5, dataset: Dataset) -> bool:
     """Compare what a dataset declares with what is stored of it."""
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
@@ -279,7 +279,7 @@ def _is_stored(opened: Opened, dataset: Dataset) -> bool:
     return True
 
 
-def _links(opened: Opened) -> None:
+def _links(opened: OpenedHdf5) -> None:
     for path, kind, target in opened.tree.links:
         name = "/" + "/".join(path)
         if kind == "external":
@@ -298,13 +298,13 @@ def _links(opened: Opened) -> None:
             opened.findings.append(note("hdf5-type", "a named type", name))
 
 
-def _tie(opened: Opened, path: tuple[str, ...], target: str) -> None:
+def _tie(opened: OpenedHdf5, path: tuple[str, ...], target: str) -> None:
     first = opened.tensors.get(tuple(target.split("/")[1:]))
     if first is not None:
         opened.tensors[path] = replace(first, path=path, shares_with=first.name)
 
 
-def _overlaps(opened: Opened) -> None:
+def _overlaps(opened: OpenedHdf5) -> None:
     extents = sorted(
         (
             (tensor.extent.offset, tensor.extent.end, tensor.name)
@@ -319,7 +319,7 @@ def _overlaps(opened: Opened) -> None:
             )
 
 
-def _trailing(opened: Opened) -> None:
+def _trailing(opened: OpenedHdf5) -> None:
     """Note what lies behind the end that the file states."""
     size = opened.location.size
     at = next((at for at in (0, 512, 1024, 2048) if _signature(opened, at)), None)
@@ -331,7 +331,7 @@ def _trailing(opened: Opened) -> None:
         opened.findings.append(warning("trailing-bytes", found, opened.location.where))
 
 
-def _signature(opened: Opened, at: int) -> bool:
+def _signature(opened: OpenedHdf5, at: int) -> bool:
     return at + 8 <= opened.location.size and opened.source.read(opened.base + at, 8) == SIGNATURE
 
 

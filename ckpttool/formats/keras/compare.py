@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from ckpttool.formats.hdf5.tensors import Opened
+from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.keras.layers import (
     LAYERS_KEY,
     Group,
@@ -54,7 +54,7 @@ def compare_listed(config: object, layers: Mapping[str, Sequence[Shape]]) -> Ite
             yield _foreign_weights(name)
 
 
-def compare_grouped(config: object, opened: Opened) -> Iterator[Finding]:
+def compare_grouped(config: object, opened: OpenedHdf5) -> Iterator[Finding]:
     """Compare a configuration with weights in groups that are named after the classes of layers."""
     model = layer_of(config)
     groups = opened.tree.groups
@@ -70,7 +70,7 @@ def compare_grouped(config: object, opened: Opened) -> Iterator[Finding]:
 class _GroupedWeights:
     """The groups of a file, compared model by model; a layer that several share is stored once."""
 
-    def __init__(self, opened: Opened, shared: set[str]) -> None:
+    def __init__(self, opened: OpenedHdf5, shared: set[str]) -> None:
         self._groups = opened.tree.groups
         self._shapes = {path: one.shape for path, one in opened.tree.datasets.items()}
         self._paths = sorted(self._shapes)

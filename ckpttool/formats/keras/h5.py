@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ckpttool.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
-from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, looked_at, with_entry
+from ckpttool.formats.hdf5.plain import Hdf5, is_hdf5, opened_hdf5, with_sidecar
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Tensor
@@ -19,7 +19,7 @@ from ckpttool.wire.h5worker import WORKER
 from ckpttool.wire.source import Source
 
 if TYPE_CHECKING:
-    from ckpttool.formats.hdf5.tensors import Opened
+    from ckpttool.formats.hdf5.tensors import OpenedHdf5
 
 _CONFIGS = ("model_config", "training_config")
 _IN_DIRECTORY, _CONFIG = "model.weights.h5", "config.json"
@@ -41,7 +41,7 @@ class KerasH5(Format):
         from ckpttool.formats.keras.layout import kind_of_file
 
         try:
-            return kind_of_file(looked_at(probe)) is not None
+            return kind_of_file(opened_hdf5(probe)) is not None
         except DamagedCheckpoint:
             return any(mark in probe.head for mark in _MARKS) or probe.name.endswith(".weights.h5")
 
@@ -49,7 +49,7 @@ class KerasH5(Format):
         from ckpttool.formats.keras.layout import kind_of_file, layers_of, tensors_with_names, training_of
         from ckpttool.formats.keras.native import h5_native
 
-        opened = looked_at(probe)
+        opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
         told, findings, safety = _told(opened, probe.path)
         if opened.complete and "model_config" in told:
@@ -73,10 +73,10 @@ class KerasH5(Format):
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
-        return with_entry(found, opened)
+        return with_sidecar(found, opened)
 
 
-def _layers(opened: Opened, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+def _layers(opened: OpenedHdf5, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
     """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
     from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name
 
@@ -106,7 +106,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _told(opened: Opened, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
+def _told(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
     """Return what is no tensor, what is wrong with it, and what it could run."""
     groups = opened.tree.groups
     told: dict[str, Any] = {

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckpttool.checkpoint import TrainingState
 from ckpttool.formats.content.scalars import lazy_scalar, shortest
-from ckpttool.formats.hdf5.tensors import Opened
+from ckpttool.formats.hdf5.tensors import OpenedHdf5
 from ckpttool.formats.interface import natural
 from ckpttool.report import Finding, error
 from ckpttool.tensor import Path, Role, Tensor
@@ -42,7 +42,7 @@ _WRAPPED = ("layer", "forward_layer", "backward_layer")
 _TOP = ("layers", "optimizer", "vars", "_layer_checkpoint_dependencies", "metrics")
 
 
-def kind_of_file(opened: Opened) -> str | None:
+def kind_of_file(opened: OpenedHdf5) -> str | None:
     """Return which kind of Keras file it is: a whole model, weights, or None for neither."""
     groups, root = opened.tree.groups, opened.tree.groups.get((), {})
     if "model_config" in root or "layer_names" in groups.get(("model_weights",), {}):
@@ -74,7 +74,7 @@ def top_of(groups: Groups) -> tuple[str, ...] | None:
     return next((top for top in tops if names_in(groups.get(top, {}), "layer_names") is not None), None)
 
 
-def layers_of(opened: Opened) -> dict[str, list[tuple[int, ...] | None]]:
+def layers_of(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]:
     """Return the shapes of the weights that each listed layer lists; None if one is not there."""
     groups = opened.tree.groups
     top = top_of(groups)
@@ -99,7 +99,7 @@ def _missing_groups(groups: Groups, top: tuple[str, ...]) -> Iterator[Finding]:
             )
 
 
-def tensors_with_names(opened: Opened, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
+def tensors_with_names(opened: OpenedHdf5, called: Called = MappingProxyType({})) -> tuple[Tensor, ...]:
     """Return the tensors of a file with the names that Keras gives them, in its order."""
     groups = opened.tree.groups
     top = top_of(groups)

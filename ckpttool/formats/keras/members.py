@@ -12,13 +12,13 @@ from ckpttool.errors import CheckpointError, DamagedCheckpoint, LimitExceeded
 from ckpttool.formats.arrays.files import safety_of
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.content.sidecar import ENTRY
-from ckpttool.formats.hdf5.tensors import Opened, open_h5
+from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.keras.compare import compare_grouped, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
-from ckpttool.formats.parts import placed
+from ckpttool.formats.parts import with_part_name
 from ckpttool.formats.pickles import is_pickle
 from ckpttool.report import Finding, error, warning
 from ckpttool.tensor import Extent, Span, Tensor
@@ -57,7 +57,7 @@ class Model:
         self.findings: list[Finding] = []
         self.safety: list[Finding] = []
         self.told: dict[str, Any] = {}
-        self.weights: Opened | None = None
+        self.weights: OpenedHdf5 | None = None
         self.complete = True
         self._probe = probe
         self._by_name: dict[str, Member] = {}
@@ -164,7 +164,7 @@ class Model:
             return
         part = Part(self._probe.source, member.payload, member.size, member.name)
         try:
-            self.safety += (placed(finding, member.name) for finding in safety_of(Archive(part)))
+            self.safety += (with_part_name(finding, member.name) for finding in safety_of(Archive(part)))
         except CheckpointError as failure:
             message = "it could not be read, so what loading it would run is not known"
             self.safety.append(warning("not-scanned", message, member.name))
@@ -191,8 +191,8 @@ class Model:
         groups = self.weights.tree.groups
         told = layer_names_by_group(self.told.get("model_config"), (*groups, *self.weights.tree.datasets))
         tensors = tensors_with_names(self.weights, told)
-        self.findings += (placed(finding, WEIGHTS) for finding in self.weights.findings)
-        self.safety += (placed(finding, WEIGHTS) for finding in self.weights.safety)
+        self.findings += (with_part_name(finding, WEIGHTS) for finding in self.weights.findings)
+        self.safety += (with_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
         if self.weights.complete and "model_config" in self.told:
             self.findings += compare_grouped(self.told["model_config"], self.weights)
@@ -207,7 +207,7 @@ class Model:
             self.findings.append(error("part-missing", "there is no such record", WEIGHTS))
             self.complete = False
 
-    def _opened(self, member: Member) -> Opened:
+    def _opened(self, member: Member) -> OpenedHdf5:
         path, source = self._probe.path, self._probe.source
         if member.method == STORED:
             location = Location(path, member.payload, member.size, where=WEIGHTS)

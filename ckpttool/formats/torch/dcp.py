@@ -24,10 +24,18 @@ from ckpttool.formats.content.chunks import tiled_values
 from ckpttool.formats.content.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.content.tree import NodeParts, fold, replace_tensors
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.parts import Gathered, file_entry, open_file, placed
+from ckpttool.formats.parts import Gathered, file_entry, open_file, with_part_name
 from ckpttool.formats.shard_index import refusal
 from ckpttool.formats.torch.dcp_items import Item, Items
-from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, Key, Metadata, Place, check_chunks, tree_of
+from ckpttool.formats.torch.dcp_metadata import (
+    ItemPlace,
+    Key,
+    Metadata,
+    MetadataEntry,
+    TensorChunk,
+    check_chunks,
+    tree_of,
+)
 from ckpttool.formats.torch.objects import TensorParts
 from ckpttool.report import counted, error, warning
 from ckpttool.tensor import Extent, Path, Span, Tensor
@@ -64,7 +72,7 @@ class TorchDcp(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         with Gathered("part") as parts, ExitStack() as opened:
-            directory = _Directory(probe, parts, opened)
+            directory = _DcpDirectory(probe, parts, opened)
             directory.read()
             tensors = name_tensors(directory.tensors, directory.values)
             metadata = tree_of(directory.values)
@@ -105,20 +113,20 @@ def _names_the_module(entry: os.DirEntry[str]) -> bool:
 
 
 @dataclass(slots=True)
-class _File:
+class _DataFile:
     """A ``.distcp`` file, and what lies in it by offset."""
 
     source: Source
     items: dict[int, Item] = field(default_factory=dict)
 
 
-class _Directory:
+class _DcpDirectory:
     """A checkpoint on its way of being opened."""
 
     def __init__(self, probe: Probe, parts: Gathered, opened: ExitStack) -> None:
         self._probe, self._parts, self._opened = probe, parts, opened
         self.beside: dict[str, Source] = {}
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _DataFile] = {}
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
         self.tensors: list[tuple[Path, TensorParts]] = []
@@ -188,7 +196,7 @@ class _Directory:
 
     def _open_items(self) -> None:
         """Open each item once, file after file, in the order of the file."""
-        by_file: dict[str, list[tuple[Place, Key]]] = defaultdict(list)
+        by_file: dict[str, list[tuple[ItemPlace, Key]]] = defaultdict(list)
         for key, places in self._metadata.places.items():
             for place in places:
                 by_file[place.file].append((place, key))
@@ -201,7 +209,7 @@ class _Directory:
             for place, key in found:
                 self._open_item(file, place, key)
 
-    def _open_file(self, name: str) -> _File | None:
+    def _open_file(self, name: str) -> _DataFile | None:
         why = refusal(name) or ("a path into a directory" if "/" in name else None)
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
@@ -214,12 +222,12 @@ class _Directory:
         elif not os.path.isfile(path):
             self._parts.fault("damaged", "not a regular file", name)
         else:
-            file = self._files[name] = _File(self._opened.enter_context(Source(path)))
+            file = self._files[name] = _DataFile(self._opened.enter_context(Source(path)))
             return file
         self._parts.safety.append(warning("not-scanned", "it was not looked into", name))
         return None
 
-    def _check_ranges(self, name: str, size: int, places: list[Place]) -> None:
+    def _check_ranges(self, name: str, size: int, places: list[ItemPlace]) -> None:
         """Compare the ranges of the items with each other and the file."""
         expected, findings = 0, self._parts.findings
         for place in dict.fromkeys(places):
@@ -237,7 +245,7 @@ class _Directory:
             self._parts.fault("truncated", f"truncated: {size:,} of {expected:,} bytes", name)
             self._parts.safety.append(warning("not-scanned", "the items behind its end were not read", name))
 
-    def _open_item(self, file: _File, place: Place, key: Key) -> None:
+    def _open_item(self, file: _DataFile, place: ItemPlace, key: Key) -> None:
         where = f"{key[0]}: {place.file}"
         if place.offset + place.nbytes > file.source.size:
             return  # the file is cut short, which was told once for all
@@ -249,14 +257,14 @@ class _Directory:
                 item = file.items[place.offset] = self._opener.open(
                     file.source, place, key[0], self._kind(key[0])
                 )
-                self._parts.findings += (placed(finding, where) for finding in item.findings)
-                self._parts.safety += (placed(finding, where) for finding in item.safety)
+                self._parts.findings += (with_part_name(finding, where) for finding in item.findings)
+                self._parts.safety += (with_part_name(finding, where) for finding in item.safety)
             self._items.setdefault(key, item)
         except (DamagedCheckpoint, Unsupported) as failure:
             message = f"{failure.reason}" if failure.where is None else f"{failure.where}: {failure.reason}"
             self._parts.findings.append(error("item-damaged", message, where))
             self._parts.complete = False
-            self._parts.safety += (placed(one, where) for one in getattr(failure, "safety", ()))
+            self._parts.safety += (with_part_name(one, where) for one in getattr(failure, "safety", ()))
             self._parts.safety.append(warning("not-scanned", "it could not be read", where))
 
     def _kind(self, fqn: str) -> tuple[str, tuple[int, ...]] | None:
@@ -266,7 +274,7 @@ class _Directory:
 
     # What they make ---------------------------------------------------------------------------------
 
-    def _add(self, fqn: str, entry: Entry) -> None:
+    def _add(self, fqn: str, entry: MetadataEntry) -> None:
         """Add a tensor or a value; what can't be put together is a tensor without values."""
         if entry.dtype is None:
             item = self._items.get((fqn, None))
@@ -292,7 +300,7 @@ class _Directory:
             values = tiled_values(entry.shape, [chunk.offsets for chunk in entry.chunks], known)
             self.tensors.append((entry.path, replace(empty, values=values)))
 
-    def _chunk(self, fqn: str, entry: Entry, chunk: Chunk) -> TensorParts | None:
+    def _chunk(self, fqn: str, entry: MetadataEntry, chunk: TensorChunk) -> TensorParts | None:
         """Return a chunk as its item holds it, or None where it doesn't."""
         key = (fqn, chunk.offsets)
         item = self._items.get(key)
@@ -310,7 +318,7 @@ class _Directory:
         self._parts.findings.append(error("item-mismatch", message, fqn))
         return None
 
-    def _lacks(self, fqn: str, chunk: Chunk | None) -> None:
+    def _lacks(self, fqn: str, chunk: TensorChunk | None) -> None:
         """Note that an item is nowhere, where no other finding has told why."""
         if (fqn, chunk.offsets if chunk else None) not in self._metadata.places:
             self._parts.fault("missing", ".metadata does not say where it lies", fqn)
@@ -360,7 +368,7 @@ def _lies_in(path: str, directory: str) -> bool:
 
 
 def tree_of_items(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, MetadataEntry],
     items: Mapping[Key, Item],
     extra: Checkpoint | None,
     tensors: tuple[Tensor, ...],
@@ -382,14 +390,14 @@ def tree_of_items(
         elif item is not None:
             placed.append((entry.path, item.tree(tensors)))
     placed += _extra_parts(extra, found) if extra is not None else ()
-    return grown(placed) if placed else None
+    return containers_of_paths(placed) if placed else None
 
 
 class _Level(dict[Any, Any]):
     """A container that paths lead through."""
 
 
-def grown(placed: Iterable[tuple[Path, object]]) -> object:
+def containers_of_paths(placed: Iterable[tuple[Path, object]]) -> object:
     """Return the containers that paths make; None where one leads through the end of another."""
     root = _Level()
     for path, part in placed:

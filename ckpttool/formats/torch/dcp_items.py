@@ -9,9 +9,9 @@ from functools import partial
 
 from ckpttool.formats.content.flattening import flatten
 from ckpttool.formats.content.tree import build_tree
-from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
-from ckpttool.formats.torch.zip import Records, StorageRecords, trailing
+from ckpttool.formats.torch.zip import Records, StorageRecords, trailing_findings
 from ckpttool.report import Finding
 from ckpttool.tensor import Extent, Path, Span, Tensor, Values
 from ckpttool.wire.judgement import Judged, keeping, read_pickles
@@ -47,7 +47,7 @@ class Item:
             yield replace(span, extent=extent, where=f"{self.fqn}: {file}: {span.where}")
 
 
-class Pickles:
+class KnownPickles:
     """Interprets the pickles of items; chunks of one type and shape have the very same one."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Pickles:
         return self._known[data]
 
 
-def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
+def open_item(source: Source, place: ItemPlace, fqn: str, pickles: KnownPickles) -> Item:
     """Return what lies at a place."""
     records = _records(source, place, fqn)
     judged = pickles.read(records)
@@ -74,13 +74,13 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
         resolve = StorageRecords(records, "data")
         root, leaf = judged.pickles[0].root, TorchObjects(source.path, resolve).leaf
         flat = flatten(root, leaf, source.path)
-        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing(judged))
+        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing_findings(judged))
     return Item(
         fqn,
         place.nbytes,
         place.offset,
         lambda: records,
-        tuple((path, _moved(parts, source, place.offset)) for path, parts in flat.tensors),
+        tuple((path, _parts_in_file(parts, source, place.offset)) for path, parts in flat.tensors),
         flat.tensors,
         flat.plain,
         findings,
@@ -89,21 +89,21 @@ def open_item(source: Source, place: Place, fqn: str, pickles: Pickles) -> Item:
     )
 
 
-def _records(source: Source, place: Place, fqn: str) -> Records:
+def _records(source: Source, place: ItemPlace, fqn: str) -> Records:
     return Records(Archive(Part(source, place.offset, place.nbytes, fqn)), source.path)
 
 
-def _moved(parts: TensorParts, source: Source, base: int) -> TensorParts:
+def _parts_in_file(parts: TensorParts, source: Source, base: int) -> TensorParts:
     """Return a tensor with its extents counted from the start of the file."""
     return replace(
         parts,
-        extent=_in_file(parts.extent, source, base),
-        storage=_in_file(parts.storage, source, base),
+        extent=_extent_in_file(parts.extent, source, base),
+        storage=_extent_in_file(parts.storage, source, base),
         identity=None if parts.identity is None else (source.path, base, parts.identity),
     )
 
 
-def _in_file(extent: Extent | None, source: Source, base: int) -> Extent | None:
+def _extent_in_file(extent: Extent | None, source: Source, base: int) -> Extent | None:
     return None if extent is None else Extent(source.path, base + extent.offset, extent.nbytes)
 
 
@@ -117,10 +117,10 @@ class Items:
     """
 
     def __init__(self) -> None:
-        self._pickles = Pickles()
+        self._pickles = KnownPickles()
         self._moulds: dict[Hashable, _Mould] = {}
 
-    def open(self, source: Source, place: Place, fqn: str, kind: Hashable) -> Item:
+    def open(self, source: Source, place: ItemPlace, fqn: str, kind: Hashable) -> Item:
         """Return what lies at a place; ``kind`` is what it should be."""
         mould = self._moulds.get((kind, place.nbytes))
         if mould is not None and mould.fits(source, place):
@@ -150,7 +150,7 @@ class _Mould:
     checksums: tuple[tuple[int, ...], ...]
     others: tuple[int, ...]
 
-    def fits(self, source: Source, place: Place) -> bool:
+    def fits(self, source: Source, place: ItemPlace) -> bool:
         """Tell whether what lies at a place is the same item but for values and checksums."""
         data = _around(source, place, self.skipped)
         return (
@@ -159,25 +159,34 @@ class _Mould:
             and not any(data[at] == _PICKLE for at in self.others)
         )
 
-    def cast(self, source: Source, place: Place, fqn: str) -> Item:
+    def cast(self, source: Source, place: ItemPlace, fqn: str) -> Item:
         """Return the item at a place where the mould fits."""
         known, base = self.item, place.offset
         ((path, parts),) = known.stored
         moved = replace(
             parts,
             values=_shifted_values(parts.values, source, base),
-            extent=_in_file(parts.extent, source, base),
-            storage=_in_file(parts.storage, source, base),
+            extent=_extent_in_file(parts.extent, source, base),
+            storage=_extent_in_file(parts.storage, source, base),
             identity=(source.path, base, parts.identity),
         )
         records = partial(_records, source, place, fqn)
         stored = known.stored
         return Item(
-            fqn, place.nbytes, base, records, ((path, moved),), stored, known.plain, (), (), _alone(moved)
+            fqn,
+            place.nbytes,
+            base,
+            records,
+            ((path, moved),),
+            stored,
+            known.plain,
+            (),
+            (),
+            _single_tensor_tree(moved),
         )
 
 
-def _alone(parts: TensorParts) -> Callable[[tuple[Tensor, ...]], object]:
+def _single_tensor_tree(parts: TensorParts) -> Callable[[tuple[Tensor, ...]], object]:
     """Return what gives the tree of an item that is one tensor."""
 
     def tree(tensors: tuple[Tensor, ...]) -> object:
@@ -199,7 +208,7 @@ def _shifted_values(values: Values | None, source: Source, base: int) -> Values 
     return values._replace(source=source, offset=base + values.offset)
 
 
-def _around(source: Source, place: Place, skipped: tuple[int, int]) -> bytes:
+def _around(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> bytes:
     """Return the bytes of an item without those in a range."""
     start, end = skipped
     if place.nbytes <= _MAX_KNOWN_BYTES:
@@ -214,7 +223,7 @@ def _is_one_checksum(data: bytes, places: tuple[int, ...]) -> bool:
     return first != b"\0\0\0\0" and all(data.startswith(first, at) for at in places[1:])
 
 
-def _mould(source: Source, place: Place, item: Item) -> _Mould | None:
+def _mould(source: Source, place: ItemPlace, item: Item) -> _Mould | None:
     """Return what items that are like this one have in common, or None where it is not a plain tensor's."""
     if item.findings or item.safety or [path for path, _ in item.stored] != [()]:
         return None

@@ -37,7 +37,7 @@ _MAX_KEYS = 100  # of a path that planner_data gives
 Key = tuple[str, tuple[int, ...] | None]
 
 
-class Chunk(NamedTuple):
+class TensorChunk(NamedTuple):
     """A box of a tensor; both in elements, one number an axis."""
 
     offsets: tuple[int, ...]
@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
         return tuple(at + length for at, length in zip(self.offsets, self.sizes, strict=True))
 
 
-class Place(NamedTuple):
+class ItemPlace(NamedTuple):
     """Where an item lies: a file's name, and a range of bytes in it."""
 
     file: str
@@ -57,13 +57,13 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class Entry:
+class MetadataEntry:
     """What is saved under one name: a tensor in chunks, or with ``dtype`` None any other object."""
 
     path: Path
     dtype: DType | None = None
     shape: tuple[int, ...] = ()
-    chunks: list[Chunk] = field(default_factory=list)
+    chunks: list[TensorChunk] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -79,8 +79,8 @@ class Metadata:
         is_megatron: Whether Megatron wrote them, which adds what it knows of the tensors.
     """
 
-    entries: dict[str, Entry] = field(default_factory=dict)
-    places: dict[Key, list[Place]] = field(default_factory=dict)
+    entries: dict[str, MetadataEntry] = field(default_factory=dict)
+    places: dict[Key, list[ItemPlace]] = field(default_factory=dict)
     told: dict[str, object] = field(default_factory=dict)
     transformed: dict[Key, str] = field(default_factory=dict)
     is_megatron: bool = False
@@ -92,20 +92,20 @@ class Metadata:
         with Source(path) as source:
             judged = read_pickles(source, 0, source.size)
             with keeping(judged.safety):
-                _Reading(self, path, name).run(judged.pickles[0].root)
+                _MetadataReader(self, path, name).run(judged.pickles[0].root)
         self.safety += (Finding(one.code, one.severity, one.message, name) for one in judged.safety)
         behind = judged.trailing or len(judged.pickles) - 1
         if behind:
             self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
 
 
-class _Reading:
+class _MetadataReader:
     """One ``.metadata`` on its way into what is known already."""
 
     def __init__(self, metadata: Metadata, path: str, name: str) -> None:
         self._metadata, self._path, self._name = metadata, path, name
         self._paths: Mapping[Any, Any] = {}
-        self._located: dict[Key, Place] = {}
+        self._located: dict[Key, ItemPlace] = {}
 
     def run(self, root: object) -> None:
         if not isinstance(root, Call) or not root.is_of(_MODULE, "Metadata"):
@@ -118,7 +118,10 @@ class _Reading:
             raise self._damaged(f"it can't be read: {failure}", "metadata-malformed") from failure
 
     def _read(self, state: Mapping[str, Any]) -> None:
-        described, stored = _mapping(state["state_dict_metadata"]), _mapping(state["storage_data"])
+        described, stored = (
+            _require_mapping(state["state_dict_metadata"]),
+            _require_mapping(state["storage_data"]),
+        )
         if len(described) > MAX_ITEMS or len(stored) > MAX_ITEMS:
             found = f"{max(len(described), len(stored)):,} items"
             raise LimitExceeded(self._path, found, expected=f"at most {MAX_ITEMS:,}")
@@ -135,13 +138,13 @@ class _Reading:
     def _describe(self, fqn: str, node: object) -> None:
         entries = self._metadata.entries
         if isinstance(node, Call) and node.is_of(_MODULE, "BytesStorageMetadata"):
-            entries.setdefault(fqn, Entry(self._path_of(fqn)))
+            entries.setdefault(fqn, MetadataEntry(self._path_of(fqn)))
             return
         state = _state(node)
         properties = state["properties"].state
         dtype = torch_dtype(properties["dtype"] if isinstance(properties, dict) else properties[0])
         shape = self._numbers(state["size"])
-        entry = entries.setdefault(fqn, Entry(self._path_of(fqn), dtype, shape))
+        entry = entries.setdefault(fqn, MetadataEntry(self._path_of(fqn), dtype, shape))
         if (entry.dtype, entry.shape) != (dtype, shape):
             raise self._damaged("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
         if math.prod(shape) * dtype.bits > _MAX_INT64:
@@ -149,7 +152,7 @@ class _Reading:
         known = set(entry.chunks)
         for chunk in state["chunks"]:
             box = _state(chunk)
-            made = Chunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
+            made = TensorChunk(self._numbers(box["offsets"]), self._numbers(box["sizes"]))
             if len(made.offsets) != len(shape) or len(made.sizes) != len(shape):
                 raise self._damaged("a chunk with another number of axes", "chunks-wrong", fqn=fqn)
             if made not in known:
@@ -163,7 +166,7 @@ class _Reading:
         if info.get("transform_descriptors"):
             self._metadata.transformed[key] = _names(info["transform_descriptors"])
         (at, nbytes) = self._numbers((at, nbytes))
-        place = Place(file, at, nbytes)
+        place = ItemPlace(file, at, nbytes)
         self._metadata.places.setdefault(key, []).append(place)
         if self._located.setdefault(key, place) != place:
             message = "two places are given for one chunk"
@@ -195,7 +198,7 @@ def _state(node: object) -> Mapping[str, Any]:
     return node.state
 
 
-def _mapping(node: object) -> Mapping[Any, Any]:
+def _require_mapping(node: object) -> Mapping[Any, Any]:
     if not isinstance(node, dict):
         raise TypeError(f"{describe(node)!s:.60} where a dictionary should be")
     return node
@@ -236,7 +239,7 @@ def _with_lists(tree: object) -> object:
 # Chunks and the tensor that they make ---------------------------------------------------------------
 
 
-def check_chunks(path: str, fqn: str, entry: Entry) -> Iterator[Finding]:
+def check_chunks(path: str, fqn: str, entry: MetadataEntry) -> Iterator[Finding]:
     """Yield why the chunks do not make the tensor: one outside, two that overlap, a hole."""
     outside = [
         chunk
@@ -248,7 +251,7 @@ def check_chunks(path: str, fqn: str, entry: Entry) -> Iterator[Finding]:
         yield error("chunks-wrong", message, fqn)
         return
     filled = [chunk for chunk in entry.chunks if math.prod(chunk.sizes)]
-    pair = _overlapping(path, fqn, filled)
+    pair = _find_overlap(path, fqn, filled)
     if pair:
         yield error("chunks-wrong", f"chunks {_box(pair[0])} and {_box(pair[1])} overlap", fqn)
         return
@@ -257,12 +260,12 @@ def check_chunks(path: str, fqn: str, entry: Entry) -> Iterator[Finding]:
         yield error("chunks-wrong", f"the chunks have {total:,} of {wanted:,} elements", fqn)
 
 
-def _box(chunk: Chunk) -> str:
+def _box(chunk: TensorChunk) -> str:
     ranges = zip(chunk.offsets, chunk.ends, strict=True)
     return "[" + ", ".join(f"{start}:{end}" for start, end in ranges) + "]"
 
 
-def _overlapping(path: str, fqn: str, chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
+def _find_overlap(path: str, fqn: str, chunks: list[TensorChunk]) -> tuple[TensorChunk, TensorChunk] | None:
     """Return two chunks that share an element, or None; swept along the axis that is cut most."""
     if len(chunks) < 2:
         return None
@@ -270,7 +273,7 @@ def _overlapping(path: str, fqn: str, chunks: list[Chunk]) -> tuple[Chunk, Chunk
     if not axes:
         return chunks[0], chunks[1]
     axis = max(axes, key=lambda at: len({chunk.offsets[at] for chunk in chunks}))
-    active: list[Chunk] = []
+    active: list[TensorChunk] = []
     compared = 0
     for chunk in sorted(chunks, key=lambda one: one.offsets[axis]):
         active = [other for other in active if other.ends[axis] > chunk.offsets[axis]]

@@ -23,7 +23,7 @@ from ckpttool.formats.interface import Format, Probe, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.shard_index import indexes, read_index
 from ckpttool.formats.sharded import open_set
-from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
+from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.report import counted, error, note, warning
 from ckpttool.tensor import Tensor
 from ckpttool.training import training_state
@@ -199,13 +199,15 @@ class _Tensors:
 
     def _made(self, name: str, found: _Chunks) -> Tensor:
         first = found.parts[0]
-        chunks = [Chunk(start, part.shape) for start, part in zip(found.starts, found.parts, strict=True)]
+        chunks = [
+            TensorChunk(start, part.shape) for start, part in zip(found.starts, found.parts, strict=True)
+        ]
         shape = tuple(map(max, zip(*(chunk.ends for chunk in chunks), strict=True))) if first.shape else ()
         bare = replace(first, shape=shape, values=None, extent=None, storage=None)
         if math.prod(shape) > _MAX_INT64:
             self._wrong("chunks-wrong", f"the chunks make a tensor of shape {list(shape)}", name)
             return replace(bare, shape=first.shape)
-        findings = list(check_chunks(self._path, name, Entry(first.path, first.dtype, shape, chunks)))
+        findings = list(check_chunks(self._path, name, MetadataEntry(first.path, first.dtype, shape, chunks)))
         for finding in findings:
             self._wrong(finding.code, finding.message, name)
         if findings:

@@ -20,9 +20,9 @@ from ckpttool.formats.parts import Gathered, file_entry, open_file
 from ckpttool.formats.torch.deepspeed_zero import (
     STATES,
     Ranks,
+    apart_notes,
     check_partitions,
-    explained,
-    rebuilt,
+    rebuild_parameters,
     shapes_of,
     stage_of,
 )
@@ -72,7 +72,7 @@ class DeepSpeed(Format):
             ranks = _ranks(parts, files, told)
             tensors = [tensor for file in files for tensor in _tensors(file, ranks, first)]
             optimizers = [ranks.optimizer[rank] for rank in sorted(ranks.optimizer)]
-            parts.findings += (*check_partitions(ranks), *check_optimizers(optimizers), *explained(ranks))
+            parts.findings += (*check_partitions(ranks), *check_optimizers(optimizers), *apart_notes(ranks))
             told |= {file.stem: dict(file.part.metadata) for file in files if file.part is not first}
             return Checkpoint(
                 path=probe.path,
@@ -92,7 +92,7 @@ class DeepSpeed(Format):
             )
 
 
-class _File(NamedTuple):
+class _RankFile(NamedTuple):
     """A file of the checkpoint: what it is for, whose it is, and what it holds."""
 
     name: str
@@ -108,31 +108,31 @@ class _File(NamedTuple):
         return os.path.splitext(self.name)[0]
 
 
-def _read(parts: Gathered, probe: Probe) -> list[_File]:
+def _read(parts: Gathered, probe: Probe) -> list[_RankFile]:
     """Open all files that a framework could load."""
     found = []
     for name, entry in probe.entries.items():
         if entry.is_file() and name.endswith(_LOADABLE):
             part = parts.add(name, partial(open_file, entry.path))
             if part is not None:
-                found.append(_placed(name, part))
+                found.append(_parse_name(name, part))
         elif entry.is_dir(follow_symlinks=False):
             parts.findings.append(warning("part-not-checked", "a directory that was not looked into", name))
     return sorted(found, key=lambda file: file.kind != "model")
 
 
-def _placed(name: str, part: Checkpoint) -> _File:
+def _parse_name(name: str, part: Checkpoint) -> _RankFile:
     for kind, pattern in KINDS.items():
         match = pattern.fullmatch(name)
         if match:
             numbers = {
                 key: int(value) for key, value in match.groupdict().items() if value and key in _NUMBERS
             }
-            return _File(name, kind, part, **numbers)
-    return _File(name, "other", part)
+            return _RankFile(name, kind, part, **numbers)
+    return _RankFile(name, "other", part)
 
 
-def _first(files: list[_File]) -> Checkpoint | None:
+def _first(files: list[_RankFile]) -> Checkpoint | None:
     """Return the model states of the first rank that is here."""
     models = [file for file in files if file.kind == "model"]
     return min(models, key=lambda file: (file.mp, file.dp or 0)).part if models else None
@@ -141,7 +141,7 @@ def _first(files: list[_File]) -> Checkpoint | None:
 # The ranks ------------------------------------------------------------------------------------------
 
 
-def _ranks(parts: Gathered, files: list[_File], told: Mapping[str, Any]) -> Ranks:
+def _ranks(parts: Gathered, files: list[_RankFile], told: Mapping[str, Any]) -> Ranks:
     """Return the states of all ranks, and note those that are missing or of another save."""
     stage = stage_of(told, [file.part for file in files if file.kind == "optimizer"])
     world, models = _count(told.get("dp_world_size")), _count(told.get("mp_world_size")) or 1
@@ -163,7 +163,7 @@ def _ranks(parts: Gathered, files: list[_File], told: Mapping[str, Any]) -> Rank
     return Ranks(stage, world or 0, models, own["model"], own["optimizer"], told, tuple(names))
 
 
-def _wanted(files: list[_File], stage: int | None, world: int, models: int) -> Iterator[str]:
+def _wanted(files: list[_RankFile], stage: int | None, world: int, models: int) -> Iterator[str]:
     """Yield the names of the files that such a job writes, as far as its own words tell."""
     for mp in range(models):
         for dp in range(world):
@@ -179,13 +179,13 @@ def _wanted(files: list[_File], stage: int | None, world: int, models: int) -> I
         yield from (f"layer_{layer}_expert_{at}_mp_rank_00_model_states.pt" for at in range(count))
 
 
-def _prefix(files: list[_File]) -> str:
+def _prefix(files: list[_RankFile]) -> str:
     """Return how the names of optimizer states begin, which tells their precision."""
     found = (match[1] for file in files if (match := OPTIMIZER_STATES.fullmatch(file.name)))
     return next(found, None) or ""
 
 
-def _wanted_layers(files: list[_File], told: list[Mapping[str, Any]]) -> Iterator[str]:
+def _wanted_layers(files: list[_RankFile], told: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of the files of those layers of a pipeline of which parameters are named."""
     own = [file for file in files if file.kind == "layer"]
     if not own and not all(one.get("module", one) is None for one in told):
@@ -207,7 +207,7 @@ def _counts(told: object) -> list[int]:
     return counts
 
 
-def _note_missing(parts: Gathered, files: list[_File], wanted: Iterable[str]) -> None:
+def _note_missing(parts: Gathered, files: list[_RankFile], wanted: Iterable[str]) -> None:
     here = {_numbers(file.name) for file in files}
     lacking = [name for name in wanted if _numbers(name) not in here]
     for name in lacking[:_MAX_TOLD]:
@@ -228,7 +228,9 @@ def _numbers(name: str) -> object:
     return name
 
 
-def _note_unknown(parts: Gathered, files: list[_File], stage: int | None, world: int, models: int) -> None:
+def _note_unknown(
+    parts: Gathered, files: list[_RankFile], stage: int | None, world: int, models: int
+) -> None:
     """Note files of ranks that the job did not have."""
     for file in files:
         is_cut = file.kind == "optimizer" or stage == 3
@@ -249,11 +251,11 @@ def _text(value: object) -> str | None:
 # What they hold -------------------------------------------------------------------------------------
 
 
-def _tensors(file: _File, ranks: Ranks, first: Checkpoint | None) -> Iterator[Tensor]:
+def _tensors(file: _RankFile, ranks: Ranks, first: Checkpoint | None) -> Iterator[Tensor]:
     """Yield the tensors of a file: those of the first model states as they are, others below its name."""
     if file.part is first:
         if ranks.stage == 3:
-            yield from rebuilt(ranks, file.part.tensors)
+            yield from rebuild_parameters(ranks, file.part.tensors)
         else:
             yield from file.part.tensors
     elif file.kind in ("layer", "expert") and file.mp == 0:
@@ -264,20 +266,20 @@ def _tensors(file: _File, ranks: Ranks, first: Checkpoint | None) -> Iterator[Te
         yield from (_below(file, tensor) for tensor in file.part.tensors)
 
 
-def _in_module(file: _File, tensor: Tensor) -> Tensor:
+def _in_module(file: _RankFile, tensor: Tensor) -> Tensor:
     """Return a tensor of a layer, or of an expert, as the whole module names it."""
     layer = f"{file.layer}." if file.kind == "layer" else ""
     owner = None if tensor.shares_with is None else f"module.{layer}{tensor.shares_with}"
     return replace(tensor, path=("module", layer + tensor.name), role=Role.WEIGHTS, shares_with=owner)
 
 
-def _below(file: _File, tensor: Tensor) -> Tensor:
+def _below(file: _RankFile, tensor: Tensor) -> Tensor:
     role = Role.OPTIMIZER if file.kind == "optimizer" else tensor.role
     owner = None if tensor.shares_with is None else f"{file.stem}.{tensor.shares_with}"
     return replace(tensor, path=(file.stem, *tensor.path), role=role, shares_with=owner)
 
 
-def _training(told: Mapping[str, Any], files: list[_File], name: str) -> TrainingState:
+def _training(told: Mapping[str, Any], files: list[_RankFile], name: str) -> TrainingState:
     """Return the training state; the learning rate may be in the optimizer states of a rank."""
     known = dict(told)
     for file in files:

@@ -73,10 +73,10 @@ def stage_of(told: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> int |
 
 
 def _stage(part: Checkpoint) -> int | None:
-    return stage_told(part.metadata)
+    return stage_in_states(part.metadata)
 
 
-def stage_told(states: Mapping[str, Any]) -> int | None:
+def stage_in_states(states: Mapping[str, Any]) -> int | None:
     """Return the stage of ZeRO that the optimizer states of a rank tell."""
     told = _inner(states, STATES, "zero_stage")
     if isinstance(told, Mapping):
@@ -176,7 +176,7 @@ def flat_of(ranks: Ranks, rank: int) -> list[Tensor]:
     return [tensor for tensor in ranks.optimizer[rank].tensors if tensor.path[:2] == path]
 
 
-def rebuilt(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield a model's tensors, each placeholder replaced by the parameter that the ranks hold together.
 
     Where a rank is missing, the parameter is a tensor without values.
@@ -214,7 +214,7 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
         for group in ranks.shapes:
             for name, shape in group.items():
                 part = -(-math.prod(shape) // ranks.world)
-                yield from _named(name, shape, flat, offset, part)
+                yield from _parameter_of_ranks(name, shape, flat, offset, part)
                 offset += part
     for name, shape in _frozen_shapes(ranks).items():
         path = ("frozen_param_fragments", name)
@@ -224,7 +224,7 @@ def _parameters(ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
             if rank in ranks.model
         ]
         if len(parts) == ranks.world and all(parts):
-            yield from _named(name, shape, parts, 0, parts[0][0].size)
+            yield from _parameter_of_ranks(name, shape, parts, 0, parts[0][0].size)
 
 
 def _frozen_shapes(ranks: Ranks) -> dict[str, tuple[int, ...]]:
@@ -246,7 +246,7 @@ def run_of(tensors: list[Tensor], offset: int, count: int) -> list[Contiguous] |
     return runs if count == 0 else None
 
 
-def _named(
+def _parameter_of_ranks(
     name: str, shape: tuple[int, ...], ranks: list[list[Tensor]], offset: int, count: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield a parameter by its name, where all ranks have their part of it; padding at the end is cut off."""
@@ -266,7 +266,7 @@ def _named(
         yield name, Tensor(("module", name), dtype, shape, Role.WEIGHTS, JoinedRuns(tuple(kept), storages))
 
 
-def explained(ranks: Ranks) -> Iterator[Finding]:
+def apart_notes(ranks: Ranks) -> Iterator[Finding]:
     """Yield why a model's tensors have no values, where they have none."""
     if ranks.stage == 3 and ranks.models > 1:
         message = "ZeRO-3 parameters of several model-parallel ranks are shown in their parts only"

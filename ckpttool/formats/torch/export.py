@@ -30,9 +30,9 @@ class TorchExport(Format):
         return _is_old(probe)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.torch.export_programs import opened
+        from ckpttool.formats.torch.export_programs import open_program
 
-        return opened(probe, self.name, is_old=_is_old(probe))
+        return open_program(probe, self.name, is_old=_is_old(probe))
 
 
 def _is_old(probe: Probe) -> bool:

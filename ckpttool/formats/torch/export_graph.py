@@ -72,7 +72,7 @@ Source: PyTorch ``torch/_export/verifier.py``, ``_SYM_OPS`` of ``torch/_export/s
 """
 
 
-def dtype(path: str, where: str, number: object) -> DType:
+def scalar_type(path: str, where: str, number: object) -> DType:
     name = _SCALAR_TYPES.get(number) if type(number) is int else None
     if name is None:
         found = f"element type {number!r:.20}"
@@ -82,7 +82,7 @@ def dtype(path: str, where: str, number: object) -> DType:
     return BY_NAME[name]
 
 
-def integer(told: Any) -> int:
+def size_number(told: Any) -> int:
     """Return a size as a number."""
     number = told["as_int"]
     if type(number) is not int:
@@ -98,7 +98,7 @@ def _specs(program: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield from (spec for spec in specs if isinstance(spec, dict)) if isinstance(specs, list) else ()
 
 
-def needed(program: Mapping[str, Any]) -> Iterator[str]:
+def needed_tensors(program: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the tensors that a graph needs."""
     fields = {
         "parameter": "parameter_name",
@@ -124,7 +124,7 @@ def user_inputs(program: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def told_graph(program: Mapping[str, Any]) -> dict[str, object]:
+def describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
     """Return what a program computes: its operators by kind, and a checksum of all that it says.
 
     Who wrote it is left out, and where in a source a node comes from; that is removed from ``program``.

@@ -18,15 +18,15 @@ from ckpttool.formats.content.flattening import Flat
 from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.interface import Probe
 from ckpttool.formats.pickles import is_pickle
-from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
-from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
+from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.formats.torch.export import OLD_PROGRAM
 from ckpttool.formats.torch.export_graph import (
-    dtype,
-    integer,
+    describe_graph,
     judge_operators,
-    needed,
-    told_graph,
+    needed_tensors,
+    scalar_type,
+    size_number,
     user_inputs,
 )
 from ckpttool.formats.torch.expressions import judge_expressions, judge_names, judge_structures
@@ -60,9 +60,9 @@ _OBJECTS = ("custom_obj_", "opaque_obj_")
 Found = list[tuple[Path, TensorParts]]
 
 
-def opened(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
+def open_program(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
     """Return the checkpoint that an archive holds."""
-    program = (_OldProgram if is_old else _Program)(probe.archive, probe.path)
+    program = (_OldExportedProgram if is_old else _ExportedProgram)(probe.archive, probe.path)
     program.read()
     return assemble(
         probe=probe,
@@ -77,7 +77,7 @@ def opened(probe: Probe, format: str, *, is_old: bool) -> Checkpoint:
     )
 
 
-class _Program:
+class _ExportedProgram:
     """An archive in the layout since 2.8."""
 
     variant: str | None = None
@@ -145,14 +145,14 @@ class _Program:
         self.safety += judge_names(program, member.name)
         self.safety += judge_structures(program, member.name)
         self.safety += judge_operators(program, member.name)
-        needs = set(needed(program))
+        needs = set(needed_tensors(program))
         if lacking := sorted(needs - named):
             message = (
                 f"the graph of {model} needs {len(lacking):,} tensors that are not here, like {lacking[0]!r}"
             )
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
-        told = {"inputs": inputs, "tensors": len(needs), **told_graph(program)}
+        told = {"inputs": inputs, "tensors": len(needs), **describe_graph(program)}
         self.told.setdefault("models", {})[model] = told
 
     # The tensors -----------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ class _Program:
             raise DamagedCheckpoint(self._path, found, where=fqn, code="tensor-damaged") from failure
 
     def _view(self, member: Member, meta: Mapping[str, Any]) -> TensorParts:
-        element = dtype(self._path, member.name, meta["dtype"])
-        shape, strides = (tuple(map(integer, meta[key])) for key in ("sizes", "strides"))
+        element = scalar_type(self._path, member.name, meta["dtype"])
+        shape, strides = (tuple(map(size_number, meta[key])) for key in ("sizes", "strides"))
         if meta.get("layout", _STRIDED) != _STRIDED:
             message = f"a tensor of layout {meta['layout']!r:.20}, whose values are not read"
             self.findings.append(warning("layout-not-read", message, member.name))
@@ -213,7 +213,7 @@ class _Program:
         order = self._records.byteorder
         storage = Storage(member.name, element, member.size, content, start, extent, order)
         objects = TorchObjects(self._path, lambda _: storage)
-        return objects.view(storage, element, integer(meta["storage_offset"]), shape, strides)
+        return objects.view(storage, element, size_number(meta["storage_offset"]), shape, strides)
 
     def _nested(self, member: Member) -> Item:
         """Return what a whole file of ``torch.save`` inside a record holds."""
@@ -222,10 +222,10 @@ class _Program:
         content, start = self._archive.content(member), self._archive.offset(member)
         if content.read(start, min(len(LOCAL_MAGIC), member.size), member.name) != LOCAL_MAGIC:
             failure = DamagedCheckpoint(self._path, "no archive of torch.save", where=member.name)
-            failure.safety = tuple(_judged_pickle(content, start, member))
+            failure.safety = tuple(_pickle_findings(content, start, member))
             raise failure
-        place = Place(member.name, member.payload, member.size)
-        return open_item(self._archive.source, place, member.name, Pickles())
+        place = ItemPlace(member.name, member.payload, member.size)
+        return open_item(self._archive.source, place, member.name, KnownPickles())
 
     # What loading and running it could do -----------------------------------------------------------
 
@@ -250,7 +250,7 @@ class _Program:
             elif head and (
                 _UNPICKLED.fullmatch(member.name) or is_pickle(content, start, start + member.size)
             ):
-                yield from _judged_pickle(content, start, member)
+                yield from _pickle_findings(content, start, member)
 
     def _judged_archive(self, member: Member) -> Iterator[Finding]:
         try:
@@ -278,7 +278,7 @@ class _Program:
             self.findings.append(note("compiled-only", message, "data/aotinductor"))
 
 
-class _OldProgram(_Program):
+class _OldExportedProgram(_ExportedProgram):
     """An archive in the layout of 2.1 to 2.7: files of ``torch.save`` in a plain zip."""
 
     variant = "old"
@@ -326,7 +326,7 @@ def _is_loaded_by_name(member: Member) -> bool:
     return name.endswith(".pt") or name.startswith(_OBJECTS)
 
 
-def _judged_pickle(content: Readable, start: int, member: Member) -> Iterator[Finding]:
+def _pickle_findings(content: Readable, start: int, member: Member) -> Iterator[Finding]:
     try:
         yield from read_pickles(content, start, start + member.size, member.name).safety
     except DamagedCheckpoint as failure:

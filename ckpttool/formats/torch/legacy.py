@@ -45,7 +45,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is its format's."""
     source = probe.source
     pickles = Pickles(source)
-    with told_by_errors(pickles.found):
+    with safety_in_errors(pickles.found):
         legacy = read_legacy(pickles, 0, source.size)
         leaf = _LegacyObjects(probe.path, legacy.storages).leaf
         flat = flatten(legacy.root, leaf, probe.path)
@@ -55,7 +55,7 @@ def open_legacy(probe: Probe, name: str) -> Checkpoint:
         probe=probe,
         format=name,
         variant="legacy",
-        flat=with_sources(flat, pickles.sources),
+        flat=with_embedded_sources(flat, pickles.sources),
         files=(FileEntry(probe.path, source.size),),
         spans=lambda: storage_spans(legacy.storages.by_key, flat),
         producer=Producer("pytorch"),
@@ -133,7 +133,7 @@ class Pickles:
 
 
 @contextmanager
-def told_by_errors(found: Mapping[Finding, None]) -> Iterator[None]:
+def safety_in_errors(found: Mapping[Finding, None]) -> Iterator[None]:
     """Let the error that ends the reading say what loading could run, as far as it was found by then."""
     try:
         yield
@@ -176,14 +176,14 @@ def announced_storages(path: str, root: object) -> dict[str, tuple[DType | None,
     announced: dict[str, tuple[DType | None, int]] = {}
     for reference in references(root):
         if module_fields(reference.id) is None:
-            key, dtype, count = _parsed(path, reference.id)
+            key, dtype, count = _parse_storage_id(path, reference.id)
             if announced.setdefault(key, (dtype, count)) != (dtype, count):
                 found = "a storage that is referred to as two types or sizes"
                 raise DamagedCheckpoint(path, found, where=f"storage {key}", code="storage-size")
     return announced
 
 
-def _parsed(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
+def _parse_storage_id(path: str, persistent_id: Any) -> tuple[str, DType | None, int]:
     try:
         return parse_persistent_id(path, persistent_id)
     except DamagedCheckpoint as failure:
@@ -235,7 +235,7 @@ class LegacyStorages:
 
     def __call__(self, persistent_id: Any) -> Storage:
         """Return the storage, which may be a view of another."""
-        key, _, _ = _parsed(self._source.path, persistent_id)
+        key, _, _ = _parse_storage_id(self._source.path, persistent_id)
         storage = self.by_key.get(key)
         if storage is None or len(persistent_id) != 6:
             self._damaged("a persistent id that names no storage", PARTS[3], "tensor-damaged")
@@ -296,7 +296,7 @@ def storage_spans(storages: dict[Any, Storage], flat: Flat[TensorParts]) -> Iter
             yield Span(storage.extent, f"storage {storage.key}", read, None, dtype)
 
 
-def with_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
+def with_embedded_sources(flat: Flat[TensorParts], sources: dict[str, str]) -> Flat[TensorParts]:
     """Return the tree with word of the source texts that lie in the file; they are not shown."""
     if not sources:
         return flat

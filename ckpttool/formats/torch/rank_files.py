@@ -83,11 +83,15 @@ class RankFiles(SetFormat):
         from ckpttool.formats.torch.ranks import open_ranks
 
         directory = os.path.dirname(unit.path)
-        files = [file for name in unit.parts if (file := ranked(os.path.join(directory, name))) is not None]
+        files = [
+            file
+            for name in unit.parts
+            if (file := parse_rank_file(os.path.join(directory, name))) is not None
+        ]
         return open_ranks(unit.path, files) if files else super().open_unit(unit)
 
     def units(self, directory: str, entries: Entries) -> Iterator[Unit]:
-        for stem, files in _by_stem(_ranked_in(entries)).items():
+        for stem, files in _files_by_stem(_ranked_in(entries)).items():
             if _has_at_an_end(files[0].path, _SHARDED):
                 yield Unit(os.path.join(directory, stem), tuple(file.name for file in files), self)
 
@@ -97,13 +101,13 @@ def fsdp_units(directory: str, entries: Entries) -> list[Unit]:
     files = (file for file in _ranked_in(entries) if FSDP.fullmatch(file.name))
     return [
         Unit(os.path.join(directory, stem), tuple(file.name for file in own), RankFiles())
-        for stem, own in _by_stem(files).items()
+        for stem, own in _files_by_stem(files).items()
     ]
 
 
 def own_files(entries: Entries) -> list[RankFile]:
     """Return the ranks' files in a directory that one save has to itself; none beside another checkpoint."""
-    files = [file for entry in entries.values() if (file := _of_a_world(entry.path)) is not None]
+    files = [file for entry in entries.values() if (file := _parse_world_file(entry.path)) is not None]
     if not files and METADATA in entries and _has_at_an_end(entries[METADATA].path, _WORLD_SIZE):
         numbered = ((entry.path, _NUMBERED.fullmatch(name)) for name, entry in entries.items())
         files = [RankFile(path, match["stem"], int(match["rank"])) for path, match in numbered if match]
@@ -114,17 +118,17 @@ def own_files(entries: Entries) -> list[RankFile]:
     return sorted(files, key=_order)
 
 
-def ranked(path: str) -> RankFile | None:
+def parse_rank_file(path: str) -> RankFile | None:
     """Return what a name that ends in the number of a rank says; None of any other."""
     match = RANKED.fullmatch(os.path.basename(path))
     if match is None:
         return None
-    of_a_world = _of_a_world(path)
+    of_a_world = _parse_world_file(path)
     return RankFile(path, match["stem"], int(match["rank"]), of_a_world.world if of_a_world else 0)
 
 
 def _ranked_in(entries: Entries) -> Iterator[RankFile]:
-    return (file for entry in entries.values() if (file := ranked(entry.path)) is not None)
+    return (file for entry in entries.values() if (file := parse_rank_file(entry.path)) is not None)
 
 
 def _files_at(probe: Probe) -> list[RankFile]:
@@ -133,11 +137,11 @@ def _files_at(probe: Probe) -> list[RankFile]:
         return own_files(probe.entries)
     if os.path.lexists(probe.path):
         return []
-    found = [file for path in ranked_paths(probe.path) if (file := ranked(path)) is not None]
+    found = [file for path in ranked_paths(probe.path) if (file := parse_rank_file(path)) is not None]
     return sorted(found, key=_order)
 
 
-def _of_a_world(path: str) -> RankFile | None:
+def _parse_world_file(path: str) -> RankFile | None:
     match = _OF_A_WORLD.fullmatch(os.path.basename(path))
     return match and RankFile(path, match["stem"], int(match["rank"]), int(match["world"]))
 
@@ -146,7 +150,7 @@ def _order(file: RankFile) -> tuple[bool, object, int]:
     return file.stem != "model", natural(file.stem), file.rank
 
 
-def _by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
+def _files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
     """Return files by what their names have in common, in the order of ranks; no rank is there twice."""
     found: dict[str, list[RankFile]] = defaultdict(list)
     for file in sorted(files, key=_order):

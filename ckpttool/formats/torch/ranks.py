@@ -23,7 +23,7 @@ from ckpttool.formats.content.assembly import training_of
 from ckpttool.formats.content.chunks import Chunked, Tile, strided_view
 from ckpttool.formats.content.tree import make_mapped, replace_tensors, tensors_in, trees_equal
 from ckpttool.formats.parts import Gathered, file_entry, open_file
-from ckpttool.formats.torch.dcp_metadata import Chunk, Entry, check_chunks
+from ckpttool.formats.torch.dcp_metadata import MetadataEntry, TensorChunk, check_chunks
 from ckpttool.formats.torch.distributed import ONE_OF_SEVERAL
 from ckpttool.formats.torch.rank_files import METADATA, RankFile
 from ckpttool.report import Finding, counted, error, note, warning
@@ -57,7 +57,7 @@ def is_of_a_rank(key: object) -> bool:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptPart:
     """What one rank has under a name."""
 
     file: str
@@ -67,7 +67,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Group:
+class _RankGroup:
     """The files of one kind, by rank: those of the model, of its optimizer, or all that there are."""
 
     prefix: Path
@@ -86,9 +86,9 @@ def open_ranks(
         others: Names of what else lies there, and is not read.
     """
     with Gathered("part") as parts:
-        world, own = _of_one_world(parts, files)
+        world, own = _files_of_one_world(parts, files)
         beside = _beside(parts, metadata)
-        groups = _opened(parts, own)
+        groups = _open_groups(parts, own)
         world = world or _count(beside.get("world_size")) or _told_world(groups)
         _note_missing(parts, groups, own, world)
         parts.findings += _of_other_saves(groups, world)
@@ -126,7 +126,7 @@ def open_ranks(
 # Which files there are --------------------------------------------------------------------------------
 
 
-def _of_one_world(parts: Gathered, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
+def _files_of_one_world(parts: Gathered, files: Sequence[RankFile]) -> tuple[int, list[RankFile]]:
     """Return how many ranks the names speak of, and their files; those of another job are an error each."""
     worlds = sorted({file.world for file in files}, key=lambda world: _presence(files, world), reverse=True)
     if len(worlds) == 1:
@@ -153,9 +153,9 @@ def _beside(parts: Gathered, path: str | None) -> Mapping[str, Any]:
     return dict(part.metadata) if part is not None else {}
 
 
-def _opened(parts: Gathered, files: Sequence[RankFile]) -> list[_Group]:
+def _open_groups(parts: Gathered, files: Sequence[RankFile]) -> list[_RankGroup]:
     stems = list(dict.fromkeys(file.stem for file in files))
-    groups = {stem: _Group((stem,) if len(stems) > 1 else ()) for stem in stems}
+    groups = {stem: _RankGroup((stem,) if len(stems) > 1 else ()) for stem in stems}
     for file in files:
         part = parts.add(file.name, partial(open_file, file.path))
         if part is not None:
@@ -163,7 +163,7 @@ def _opened(parts: Gathered, files: Sequence[RankFile]) -> list[_Group]:
     return list(groups.values())
 
 
-def _told_world(groups: Iterable[_Group]) -> int:
+def _told_world(groups: Iterable[_RankGroup]) -> int:
     """Return how many ranks the tensors speak of, or what the highest number among the names asks for."""
     told = [shard.world for group in groups for _, part in group.parts.values() for shard in _shards(part)]
     return max(told, default=0) or max((max(group.parts) + 1 for group in groups if group.parts), default=0)
@@ -173,7 +173,9 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
     return (tensor.shard for tensor in part.tensors if tensor.shard is not None)
 
 
-def _note_missing(parts: Gathered, groups: Sequence[_Group], files: Sequence[RankFile], world: int) -> None:
+def _note_missing(
+    parts: Gathered, groups: Sequence[_RankGroup], files: Sequence[RankFile], world: int
+) -> None:
     """Note the files that a job of so many ranks writes and that are not there."""
     if world > MAX_RANKS:
         parts.fault("missing", f"{world:,} ranks are not to be believed", None)
@@ -205,7 +207,7 @@ def _with_rank(name: str, rank: int) -> str:
 # Whether they are of one save -------------------------------------------------------------------------
 
 
-def _of_other_saves(groups: Sequence[_Group], world: int) -> Iterator[Finding]:
+def _of_other_saves(groups: Sequence[_RankGroup], world: int) -> Iterator[Finding]:
     """Yield where a file is another rank's than its name says, of another job, or of another step."""
     first: dict[str, tuple[object, str]] = {}
     for group in groups:
@@ -222,7 +224,7 @@ def _of_other_saves(groups: Sequence[_Group], world: int) -> Iterator[Finding]:
         yield from _of_other_steps(group, first)
 
 
-def _of_other_steps(group: _Group, first: dict[str, tuple[object, str]]) -> Iterator[Finding]:
+def _of_other_steps(group: _RankGroup, first: dict[str, tuple[object, str]]) -> Iterator[Finding]:
     """Yield where a file says another step, epoch or rate than the first that says one."""
     for file, part in group.parts.values():
         state = training_state(part.metadata)  # of what is no tensor: none is read
@@ -243,7 +245,7 @@ def _of_other_steps(group: _Group, first: dict[str, tuple[object, str]]) -> Iter
 class _Assembly:
     """The tensors of a checkpoint on their way of being put together."""
 
-    def __init__(self, path: str, groups: Sequence[_Group], *, is_whole: bool) -> None:
+    def __init__(self, path: str, groups: Sequence[_RankGroup], *, is_whole: bool) -> None:
         self._path, self._groups = path, groups
         self._ranks_are_here = self.is_whole = is_whole
         self.tensors: list[Tensor] = []
@@ -263,7 +265,7 @@ class _Assembly:
     def run(self) -> None:
         """Put all tensors together, each group's in the order of its first rank."""
         for group in self._groups:
-            for path, kept in _by_path(group).items():
+            for path, kept in _parts_by_path(group).items():
                 self._add(group, path, kept)
         for _, own in sorted(self._own.items()):
             self.tensors += own
@@ -306,15 +308,15 @@ class _Assembly:
         parts = {key: self._otherwise(*both, depth + 1) for key, both in pairs.items()}
         return {key: part for key, part in parts.items() if part is not _SAME} or _SAME
 
-    def _add(self, group: _Group, path: Path, kept: list[_Kept]) -> None:
+    def _add(self, group: _RankGroup, path: Path, kept: list[_KeptPart]) -> None:
         """Add what the ranks have under one name: parts of a tensor, or whole ones."""
         cut = next((one for one in kept if one.tensor.shard is not None), None)
         if cut is None:
             self._add_plain(group, path, kept)
             return
         whole_path, like = (*group.prefix, *path), _described(cut.tensor)
-        alike: list[_Kept] = []
-        unlike: list[_Kept] = []
+        alike: list[_KeptPart] = []
+        unlike: list[_KeptPart] = []
         for one in kept:
             fits = one.tensor.shard is not None and _described(one.tensor) == like
             (alike if fits else unlike).append(one)
@@ -330,12 +332,12 @@ class _Assembly:
             self._fault(error("part-stale", message, one.file))
             self._keep_apart(whole_path, one)
 
-    def _owner(self, group: _Group, tensor: Tensor) -> str | None:
+    def _owner(self, group: _RankGroup, tensor: Tensor) -> str | None:
         if tensor.shares_with is None:
             return None
         return _name((*group.prefix, tensor.shares_with))
 
-    def _add_plain(self, group: _Group, path: Path, kept: list[_Kept]) -> None:
+    def _add_plain(self, group: _RankGroup, path: Path, kept: list[_KeptPart]) -> None:
         """Add what each rank has as a whole: once where it is the same."""
         first = kept[0]
         others = [one for one in kept[1:] if not _are_same(first, one)]
@@ -352,13 +354,13 @@ class _Assembly:
             self._note_step(path, first, one)
             self._keep_apart(whole_path, one)
 
-    def _is_cut(self, first: _Kept, other: _Kept) -> bool:
+    def _is_cut(self, first: _KeptPart, other: _KeptPart) -> bool:
         """Tell whether two ranks have slices of one tensor: what is no buffer is the same in all, or cut."""
         a, b = first.tensor, other.tensor
         is_other = a.shape != b.shape or (not self._has_shards and _are_same(first, other) is False)
         return a.role is Role.WEIGHTS and is_other
 
-    def _note_step(self, path: Path, first: _Kept, other: _Kept) -> None:
+    def _note_step(self, path: Path, first: _KeptPart, other: _KeptPart) -> None:
         """Note where a rank's optimizer has made another number of steps, by the checksums of these."""
         is_step = path[-1] == "step" and first.tensor.role is Role.OPTIMIZER and first.tensor.size == 1
         if is_step and _are_same(first, other) is False and other.file not in self._stale:
@@ -366,16 +368,16 @@ class _Assembly:
             message = f"its optimizer has made another number of steps than that of {first.file}"
             self._fault(error("part-stale", message, other.file))
 
-    def _keep_apart(self, path: Path, one: _Kept) -> None:
+    def _keep_apart(self, path: Path, one: _KeptPart) -> None:
         """Add what a rank has of its own, below its number."""
         role = Role.OTHER if one.tensor.role is Role.WEIGHTS else one.tensor.role
         own = replace(one.tensor, path=(of_rank(one.rank), *path), role=role, shares_with=None, shard=None)
         self._own[one.rank].append(own)
         self._others[id(one.tensor)] = own
 
-    def _distinct(self, path: Path, kept: Sequence[_Kept]) -> list[_Kept]:
+    def _distinct(self, path: Path, kept: Sequence[_KeptPart]) -> list[_KeptPart]:
         """Return parts without those that several ranks have alike; copies that differ are told, and kept."""
-        found: dict[object, _Kept] = {}
+        found: dict[object, _KeptPart] = {}
         for one in kept:
             assert one.tensor.shard is not None  # the caller chose those
             first = found.setdefault(one.tensor.shard.ranges, one)
@@ -388,7 +390,7 @@ class _Assembly:
             self._keep_apart(path, one)
         return list(found.values())
 
-    def _put_together(self, path: Path, shape: tuple[int, ...], kept: Sequence[_Kept]) -> Tensor:
+    def _put_together(self, path: Path, shape: tuple[int, ...], kept: Sequence[_KeptPart]) -> Tensor:
         """Return a tensor in one piece or in several; one without values where they don't make it."""
         first = kept[0].tensor
         name = _name(path)
@@ -406,8 +408,8 @@ class _Assembly:
         if self._pieces > _MAX_PIECES:
             raise LimitExceeded(self._path, f"tensors in more than {_MAX_PIECES:,} pieces", where=name)
         placed = [(one, box) for one in kept for box in _boxes(one.tensor)]
-        chunks = [Chunk(start, lengths) for _, (start, _, lengths) in placed]
-        wrong = list(check_chunks(self._path, name, Entry(path, first.dtype, shape, chunks)))
+        chunks = [TensorChunk(start, lengths) for _, (start, _, lengths) in placed]
+        wrong = list(check_chunks(self._path, name, MetadataEntry(path, first.dtype, shape, chunks)))
         if wrong:
             # Where a file is missing, that was told, and stands for all tensors.
             self.is_whole = False
@@ -429,9 +431,9 @@ class _Assembly:
         self.findings.append(finding)
 
 
-def _by_path(group: _Group) -> dict[Path, list[_Kept]]:
+def _parts_by_path(group: _RankGroup) -> dict[Path, list[_KeptPart]]:
     """Return what the ranks have under each name, in the order of ranks."""
-    found: dict[Path, list[_Kept]] = defaultdict(list)
+    found: dict[Path, list[_KeptPart]] = defaultdict(list)
     for rank, (file, part) in group.parts.items():
         stated = {(s.extent.file, s.extent.offset, s.extent.nbytes): s.crc32 for s in part.spans()}
         for tensor in part.tensors:
@@ -439,7 +441,7 @@ def _by_path(group: _Group) -> dict[Path, list[_Kept]]:
             checksum = None if place is None else stated.get((place.file, place.offset, place.nbytes))
             is_one_of_several = tensor.shard is not None and str(tensor.path[-1]).startswith(ONE_OF_SEVERAL)
             found[tensor.path[:-1] if is_one_of_several else tensor.path].append(
-                _Kept(file.name, rank, tensor, checksum)
+                _KeptPart(file.name, rank, tensor, checksum)
             )
     return found
 
@@ -449,7 +451,7 @@ def _described(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
     return tensor.dtype.name, tensor.shape if tensor.shard is None else tensor.shard.shape
 
 
-def _are_same(one: _Kept, other: _Kept) -> bool | None:
+def _are_same(one: _KeptPart, other: _KeptPart) -> bool | None:
     """Tell whether two tensors are views of the same stored bytes; None where no checksum says it."""
     a, b = one.tensor, other.tensor
     if (a.dtype, a.shape, a.byteorder) != (b.dtype, b.shape, b.byteorder):
@@ -487,7 +489,7 @@ def _boxes(tensor: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], t
         yield tuple(one[0] for one in box), tuple(one[1] for one in box), tuple(one[2] for one in box)
 
 
-def _values(shape: tuple[int, ...], like: Tensor, placed: Sequence[tuple[_Kept, Any]]) -> Values | None:
+def _values(shape: tuple[int, ...], like: Tensor, placed: Sequence[tuple[_KeptPart, Any]]) -> Values | None:
     """Return the elements of pieces as one tensor's; None where they can't be read where they lie."""
     width, pieces, storages = like.dtype.itemsize, [], []
     for one, (start, inside, lengths) in placed:
@@ -506,7 +508,7 @@ def _values(shape: tuple[int, ...], like: Tensor, placed: Sequence[tuple[_Kept, 
 # What is no tensor ------------------------------------------------------------------------------------
 
 
-def _told_first(groups: Sequence[_Group]) -> Mapping[str, Any]:
+def _told_first(groups: Sequence[_RankGroup]) -> Mapping[str, Any]:
     """Return what the first rank of each kind says, all in one."""
     told: dict[str, Any] = {}
     for group in groups:
@@ -515,7 +517,7 @@ def _told_first(groups: Sequence[_Group]) -> Mapping[str, Any]:
     return told
 
 
-def _metadata(groups: Sequence[_Group]) -> dict[str, Any]:
+def _metadata(groups: Sequence[_RankGroup]) -> dict[str, Any]:
     """Return what the ranks say of what is no tensor, and below its number what one says otherwise."""
     told: dict[str, Any] = {}
     own: dict[str, Any] = {}

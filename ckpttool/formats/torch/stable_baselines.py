@@ -16,8 +16,8 @@ from ckpttool.errors import DamagedCheckpoint, Unsupported
 from ckpttool.formats.content.assembly import name_tensors, training_of
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.pickles import is_pickle
-from ckpttool.formats.torch.dcp_items import Item, Pickles, open_item
-from ckpttool.formats.torch.dcp_metadata import Place
+from ckpttool.formats.torch.dcp_items import Item, KnownPickles, open_item
+from ckpttool.formats.torch.dcp_metadata import ItemPlace
 from ckpttool.report import Finding, warning
 from ckpttool.tensor import Extent, Span, Tensor
 from ckpttool.wire.jsontext import parse_json
@@ -97,8 +97,8 @@ class _Agent:
     def _add(self, probe: Probe, stem: str, member: Member) -> None:
         if member.method != STORED:
             raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
-        place = Place(probe.name, member.payload, member.stored)
-        item = self.items[stem] = open_item(probe.source, place, stem, Pickles())
+        place = ItemPlace(probe.name, member.payload, member.stored)
+        item = self.items[stem] = open_item(probe.source, place, stem, KnownPickles())
         self.findings += (_inside(member, finding) for finding in item.findings)
         self.safety += (_inside(member, finding) for finding in item.safety)
 

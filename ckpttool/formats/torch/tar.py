@@ -22,10 +22,10 @@ from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
     Pickles,
     module_fields,
+    safety_in_errors,
     storage_spans,
-    told_by_errors,
     view_of,
-    with_sources,
+    with_embedded_sources,
 )
 from ckpttool.formats.torch.objects import MAX_AXES, Storage, TensorParts, TorchObjects
 from ckpttool.formats.torch.types import storage_dtype
@@ -59,15 +59,15 @@ class PytorchTar(Format):
     def open(self, probe: Probe) -> Checkpoint:
         members, findings = read_tar(probe.source)
         pickles = Pickles(probe.source)
-        with told_by_errors(pickles.found):
-            contents = _Contents(pickles, members, findings)
+        with safety_in_errors(pickles.found):
+            contents = _TarContents(pickles, members, findings)
             root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
             flat = flatten(root, leaf, probe.path)
         return assemble(
             probe=probe,
             format=self.name,
             variant="tar",
-            flat=with_sources(flat, pickles.sources),
+            flat=with_embedded_sources(flat, pickles.sources),
             files=(FileEntry(probe.path, probe.source.size),),
             spans=lambda: storage_spans(contents.stored, flat),
             producer=Producer("pytorch"),
@@ -81,7 +81,7 @@ class PytorchTar(Format):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """Where the content of a member lies, in bytes."""
 
     name: str
@@ -93,9 +93,9 @@ class Member:
         return self.offset + self.nbytes
 
 
-def read_tar(source: Source) -> tuple[dict[str, Member], list[Finding]]:
+def read_tar(source: Source) -> tuple[dict[str, TarMember], list[Finding]]:
     """Return the four members by name, and what is wrong around them."""
-    members: dict[str, Member] = {}
+    members: dict[str, TarMember] = {}
     findings: list[Finding] = []
     at = 0
     while header := _block(source, at).rstrip(b"\0"):
@@ -132,7 +132,7 @@ def _behind(source: Source, end: int) -> list[Finding]:
     return findings
 
 
-def _member(source: Source, header: bytes, at: int) -> Member:
+def _member(source: Source, header: bytes, at: int) -> TarMember:
     """Return the member that a header describes."""
     where = f"byte {at:,}"
     raw_name, _, _, _, size, _, checksum, kind, link, magic = _FIELDS.unpack_from(header)
@@ -143,7 +143,7 @@ def _member(source: Source, header: bytes, at: int) -> Member:
         found = f"a member of type {kind!r}"
         raise DamagedCheckpoint(source.path, found, expected="a file", where=where, code="tar-member")
     name = raw_name.partition(b"\0")[0].decode("ascii", "backslashreplace")
-    return Member(name, at + _BLOCK, _number(source, size, where))
+    return TarMember(name, at + _BLOCK, _number(source, size, where))
 
 
 def _number(source: Source, field: bytes, where: str) -> int:
@@ -160,10 +160,10 @@ def _number(source: Source, field: bytes, where: str) -> int:
 # The members --------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _TarReader:
     """Reads a member from its start: pickles, and numbers between them."""
 
-    def __init__(self, pickles: Pickles, member: Member) -> None:
+    def __init__(self, pickles: Pickles, member: TarMember) -> None:
         self.source, self._pickles, self._member = pickles.source, pickles, member
         self.offset = member.offset
 
@@ -211,10 +211,10 @@ class _Reader:
         raise DamagedCheckpoint(self.source.path, found, where=where, code="tensor-damaged")
 
 
-class _Contents:
+class _TarContents:
     """What the members hold; keys are whole numbers, and tensors and storages share them."""
 
-    def __init__(self, pickles: Pickles, members: dict[str, Member], findings: list[Finding]) -> None:
+    def __init__(self, pickles: Pickles, members: dict[str, TarMember], findings: list[Finding]) -> None:
         self._pickles, self._members, self._findings = pickles, members, findings
         self.stored: dict[int, Storage] = {}
         self.storages: dict[int, Storage] = {}
@@ -234,10 +234,10 @@ class _Contents:
         self._findings += reader.behind()
         return root
 
-    def _reader(self, name: str) -> _Reader:
-        return _Reader(self._pickles, self._members[name])
+    def _reader(self, name: str) -> _TarReader:
+        return _TarReader(self._pickles, self._members[name])
 
-    def _read_storages(self, reader: _Reader) -> None:
+    def _read_storages(self, reader: _TarReader) -> None:
         for _ in range(reader.count()):
             key, _, kind = reader.fields(3)
             self._require_new(reader, key)
@@ -251,7 +251,7 @@ class _Contents:
             self.storages[key] = view_of(reader.source.path, self._known(reader, root), offset, count)
         self._findings += reader.behind()
 
-    def _storage(self, reader: _Reader, key: int, kind: object) -> Storage:
+    def _storage(self, reader: _TarReader, key: int, kind: object) -> Storage:
         try:
             dtype = storage_dtype(kind)
         except TypeError as failure:
@@ -264,7 +264,7 @@ class _Contents:
         extent = Extent(reader.source.path, start, nbytes)
         return Storage(str(key), dtype, nbytes, reader.source, start, extent)
 
-    def _read_tensors(self, reader: _Reader) -> None:
+    def _read_tensors(self, reader: _TarReader) -> None:
         for _ in range(reader.count()):
             key, storage_key, _ = reader.fields(3)
             self._require_new(reader, key)
@@ -277,12 +277,12 @@ class _Contents:
             self.tensors[key] = self._objects.view(storage, storage.dtype, offset, shape, strides)
         self._findings += reader.behind()
 
-    def _known(self, reader: _Reader, key: object) -> Storage:
+    def _known(self, reader: _TarReader, key: object) -> Storage:
         if type(key) is not int or key not in self.storages:
             reader.damaged(f"a reference to a storage {describe(key)}, which is not there")
         return self.storages[key]
 
-    def _require_new(self, reader: _Reader, key: object) -> None:
+    def _require_new(self, reader: _TarReader, key: object) -> None:
         if type(key) is not int or key in self.storages or key in self.tensors:
             reader.damaged(f"a key {describe(key)}, which is no number, or used twice")
 
@@ -294,7 +294,7 @@ def _no_storage(persistent_id: Any) -> NoReturn:
 class _TarObjects(TorchObjects):
     """Reads the object, in which the key of a tensor or storage stands for it."""
 
-    def __init__(self, path: str, contents: _Contents) -> None:
+    def __init__(self, path: str, contents: _TarContents) -> None:
         super().__init__(path, _no_storage)
         self._contents = contents
 

@@ -23,6 +23,6 @@ class TorchScript(Format):
         return len(probe.members) == 1 and min(probe.members).startswith(_FIRST_RECORDS)
 
     def open(self, probe: Probe) -> Checkpoint:
-        from ckpttool.formats.torch.torchscript_records import opened
+        from ckpttool.formats.torch.torchscript_records import open_torchscript
 
-        return opened(probe, self.name)
+        return open_torchscript(probe, self.name)

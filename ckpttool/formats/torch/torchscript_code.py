@@ -60,18 +60,18 @@ _LONGEST_PATH = 100
 _BYTE_CODE_OPERATOR = re.compile(r"\w+::\w+")
 
 
-def told_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
+def describe_code(definitions: Mapping[bytes, bytes], root: str) -> dict[str, str]:
     """Return size and checksum of each class and function, by its name without what a process adds.
 
     Args:
         definitions: What ``definitions_of`` returned.
         root: Name of the model's class.
     """
-    numbers = _numbered(definitions, root.encode())
+    numbers = _number_definitions(definitions, root.encode())
     found = {}
     for name, text in definitions.items():
         canonical = _REFERENCE.sub(
-            lambda match: numbers.get(match[0], without_mangles(match[0])), _renumbered(text)
+            lambda match: numbers.get(match[0], without_mangles(match[0])), _renumber_temporaries(text)
         )
         found[numbers[name].decode("utf-8", "backslashreplace")] = describe_content(
             len(canonical), crc32(canonical)
@@ -92,17 +92,17 @@ def definitions_of(files: Iterable[tuple[str, bytes]]) -> dict[bytes, bytes]:
             named = _DEFINED_NAME.match(part)
             name = module + b"." + named[1] if named else module
             if stripped := part.strip():
-                found[name] = found.get(name, b"") + _in_order(stripped) + b"\n"
+                found[name] = found.get(name, b"") + _sort_attributes(stripped) + b"\n"
     return found
 
 
-def _renumbered(definition: bytes) -> bytes:
+def _renumber_temporaries(definition: bytes) -> bytes:
     """Return a definition with its temporaries counted from 0; printing counts through a whole file."""
     numbers: dict[bytes, bytes] = {}
     return _TEMPORARY.sub(lambda match: numbers.setdefault(match[0], b"_%d" % len(numbers)), definition)
 
 
-def _in_order(definition: bytes) -> bytes:
+def _sort_attributes(definition: bytes) -> bytes:
     """Return a definition with its attributes by name: a class's constants come in the order of a set."""
     head, *rest = _METHOD.split(definition, maxsplit=1)
     first, *attributes = head.split(b"\n")
@@ -111,7 +111,7 @@ def _in_order(definition: bytes) -> bytes:
     return b"\n".join([first, *sorted(filter(None, attributes)), *rest])
 
 
-def _numbered(definitions: Mapping[bytes, bytes], root: bytes) -> dict[bytes, bytes]:
+def _number_definitions(definitions: Mapping[bytes, bytes], root: bytes) -> dict[bytes, bytes]:
     """Return the names that definitions are told under, in the order in which the first leads to them."""
     counts: dict[bytes, int] = {}
     numbers: dict[bytes, bytes] = {}

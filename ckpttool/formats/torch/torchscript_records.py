@@ -21,14 +21,14 @@ from ckpttool.formats.content.flattening import Flat, Leaf, flatten
 from ckpttool.formats.content.object_parts import direct_parts, nodes
 from ckpttool.formats.content.plain_data import describe_content, under_free_key
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.torch.legacy import told_by_errors
+from ckpttool.formats.torch.legacy import safety_in_errors
 from ckpttool.formats.torch.objects import TensorParts, TorchObjects
 from ckpttool.formats.torch.torch_operators import CLASSES, judge_classes
 from ckpttool.formats.torch.torchscript_code import (
     definitions_of,
+    describe_code,
     judge_byte_code,
     judge_text,
-    told_code,
     without_mangles,
 )
 from ckpttool.formats.torch.zip import Records, StorageRecords
@@ -52,19 +52,19 @@ _WRAPPERS = frozenset(
 _TOLD = frozenset({"data.pkl", "constants.pkl", "bytecode.pkl"})
 
 
-def opened(probe: Probe, format: str) -> Checkpoint:
+def open_torchscript(probe: Probe, format: str) -> Checkpoint:
     """Return the checkpoint that an archive holds."""
     records = Records(probe.archive, probe.path)
-    pickles = _Pickles(records)
+    pickles = _ArchivePickles(records)
     data, constants = StorageRecords(records, "data"), StorageRecords(records, "constants")
-    with told_by_errors(pickles.found):
+    with safety_in_errors(pickles.found):
         flat = _attributes(pickles.root("data.pkl"), TorchObjects(probe.path, data), probe.path)
         fixed = pickles.root("constants.pkl")
         flat.tensors += _constants(fixed, TorchObjects(probe.path, constants), probe.path)
         pickles.judge_others(lambda name: data.holds(name) or constants.holds(name))
         pickles.found |= dict.fromkeys(judge_code(records))
         if "bytecode.pkl" in records.by_name:
-            pickles.found |= dict.fromkeys(_judged_byte_code(pickles.root("bytecode.pkl")))
+            pickles.found |= dict.fromkeys(_byte_code_findings(pickles.root("bytecode.pkl")))
     code = definitions_of((name, records.archive.read(member)) for name, member in _code(records))
     findings = (
         *records.findings(),
@@ -89,7 +89,7 @@ def opened(probe: Probe, format: str) -> Checkpoint:
 # The pickles --------------------------------------------------------------------------------------
 
 
-class _Pickles:
+class _ArchivePickles:
     """Interprets the pickle records, and keeps what is wrong with them and what they name."""
 
     def __init__(self, records: Records) -> None:
@@ -226,7 +226,7 @@ def _constants(root: object, objects: TorchObjects, path: str) -> list[tuple[Pat
 
 def _metadata(
     records: Records,
-    pickles: _Pickles,
+    pickles: _ArchivePickles,
     code: Mapping[bytes, bytes],
     storages: Sequence[StorageRecords],
     attributes: object,
@@ -235,23 +235,23 @@ def _metadata(
     name = f"{own.module}.{own.name}" if own else ""
     told: dict[str, object] = {
         "attributes": attributes,
-        "code": told_code(code, name),
+        "code": describe_code(code, name),
         "extra": records.described_below("extra/"),
     }
     if "bytecode.pkl" in records.by_name:
-        told["bytecode"] = _told_pickle(pickles.root("bytecode.pkl"), records.path)
-    others = records.unknown(lambda name: _is_told(name) or any(one.holds(name) for one in storages))
+        told["bytecode"] = _describe_pickle(pickles.root("bytecode.pkl"), records.path)
+    others = records.unknown(lambda name: _is_described(name) or any(one.holds(name) for one in storages))
     return told | under_free_key(others, told)
 
 
-def _told_pickle(root: object, path: str) -> str:
+def _describe_pickle(root: object, path: str) -> str:
     """Return size and checksum of what a pickle says, whatever a process added to the names of classes."""
     plain = flatten(root, lambda node: None, path, _unwrapped).plain
     text = without_mangles(json.dumps(plain, sort_keys=True).encode())
     return describe_content(len(text), crc32(text))
 
 
-def _is_told(name: str) -> bool:
+def _is_described(name: str) -> bool:
     """Tell whether a record is told by itself, or says only where in a source the code comes from."""
     is_code = name.startswith("code/") and name.endswith((".py", ".debug_pkl"))
     return is_code or name in _TOLD or name.startswith("extra/")
@@ -269,7 +269,7 @@ def judge_code(records: Records) -> Iterator[Finding]:
         yield from judge_text(records.archive.read(member), member.name)
 
 
-def _judged_byte_code(root: object) -> Iterator[Finding]:
+def _byte_code_findings(root: object) -> Iterator[Finding]:
     texts = (part for node in nodes(root) for part in _leaves(node))
     return judge_byte_code(texts, "bytecode.pkl")
 

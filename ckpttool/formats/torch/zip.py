@@ -59,7 +59,7 @@ class PytorchZip(Format):
             objects = TorchObjects(probe.path, resolve)
             root = judged.pickles[0].root
             flat = flatten(root, objects.leaf, probe.path)
-        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing(judged))
+        findings = (*records.findings(), *resolve.findings(flat.tensors), *trailing_findings(judged))
         checkpoint = assemble(
             probe=probe,
             format=self.name,
@@ -258,7 +258,7 @@ def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
     return {key: dtype for key, dtype in types.items() if dtype is not None}
 
 
-def trailing(judged: Judged) -> Iterator[Finding]:
+def trailing_findings(judged: Judged) -> Iterator[Finding]:
     """Yield what lies behind the one pickle that a record should hold."""
     if len(judged.pickles) > 1:
         yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")

@@ -20,7 +20,7 @@ from ckpttool.formats.shard_index import indexes, mapped_files
 from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
-from ckpttool.formats.torch.rank_files import RankFiles, ranked
+from ckpttool.formats.torch.rank_files import RankFiles, parse_rank_file
 from ckpttool.naming import parse_name
 from ckpttool.report import counted
 from ckpttool.wire.source import open_regular
@@ -97,7 +97,7 @@ def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
 
 def _rank_file_prefix(paths: Sequence[str]) -> str | None:
     """Return what the names of files have in common that the ranks of one job wrote."""
-    stems = {None if (file := ranked(path)) is None else file.stem for path in paths}
+    stems = {None if (file := parse_rank_file(path)) is None else file.stem for path in paths}
     if len(stems) != 1 or (stem := next(iter(stems))) is None:
         return None
     prefix = os.path.join(os.path.dirname(paths[0]), stem)

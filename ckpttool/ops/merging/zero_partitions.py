@@ -16,7 +16,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import DamagedCheckpoint
 from ckpttool.formats.content.chunks import JoinedRuns
 from ckpttool.formats.torch.deepspeed import MODEL_STATES, OPTIMIZER_STATES
-from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_told
+from ckpttool.formats.torch.deepspeed_zero import STATES, run_of, shapes_of, stage_in_states
 from ckpttool.tensor import Path, Role, Tensor
 
 BASE, INNER = "base_optimizer_state", "optimizer_state_dict"
@@ -111,7 +111,7 @@ def job_of(checkpoint: Checkpoint) -> ZeroJob:
         if mp in stages:
             stages[mp].ranks.append(_rank(dp, path, rank_metadata(checkpoint, path), below[stem(path)]))
     ranks = [rank for stage in stages.values() for rank in stage.ranks]
-    told_stage = next((stage_told(rank.told) for rank in ranks), None)
+    told_stage = next((stage_in_states(rank.told) for rank in ranks), None)
     world = checkpoint.metadata.get("dp_world_size")
     return ZeroJob(
         # An optimizer that keeps weights in full precision by itself cuts them as the first stage does.
