@@ -1,6 +1,22 @@
 """Formats: a path is shown to each of them, and the one that recognises it opens it.
 
-To add a format, write one module and put its class in ``FORMATS``.
+To add a format, write one module in its framework's folder and put its class into ``FORMATS``. What formats
+share is in ``content/``: a pickle's tree is taken apart once into tensors by path and plain data, and
+tensors get their roles and ties there, so that a new pickle-based format brings only the rules for its own
+nodes.
+
+- The table says which kinds of first bytes a format may have (zip, pickle, JSON). All formats of these
+  kinds are asked, so that their order decides nothing, and the others are not imported. If two match, a
+  declared specialisation wins; otherwise it is an error that names both, never a guess.
+- ``open()`` checks all structure: every extent lies inside its file, shape times type is the number of
+  bytes, offsets and strides stay inside the storage. After it, reading a tensor can't go out of bounds.
+- Whoever opens a file closes it, unless a checkpoint takes it over: ``open_with`` does that for a probe,
+  ``Gathered`` for checkpoints in several files.
+- All readings of a file count for its safety. ``readings`` knows where other loaders look (first bytes,
+  last bytes, doubling offsets), ``bystanders`` judges files of a directory that its format has no use for.
+- A directory is listed once, however many sets of files lie in it.
+- A checkpoint is a mapping of tensors, so ``values()`` is the mapping's own; what isn't a tensor is
+  ``metadata``.
 """
 
 from __future__ import annotations
