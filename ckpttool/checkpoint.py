@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ckpttool.tensor import Role, Span, Tensor
 
@@ -27,6 +28,28 @@ class Granularity(str, enum.Enum):
     LIGHTWEIGHT = "lightweight"  # neither: metrics and hyper-parameters
 
 
+class Origin(NamedTuple):
+    """Where a value of the training state comes from.
+
+    Attributes:
+        kind: ``key``, ``tensor``, ``file`` or ``name`` (of the checkpoint), or other words; may be empty.
+        key: The dotted path of the value in the metadata; None if it is none of them.
+        is_last: Whether it is the last of a list.
+        is_earlier_step: Whether it was measured at a step before the one that was saved.
+    """
+
+    kind: str
+    key: str | None
+    is_last: bool
+    is_earlier_step: bool
+
+
+_TRAINER = re.compile(r"file trainer_(\d+)/(\w+)")
+_INDEX = re.compile(r"\[(\d+)\]")
+_LAST = "[-1]"
+EARLIER_STEP = " of an earlier step"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingState:
     """Where in its run a checkpoint was saved, in the same words for every format.
@@ -44,6 +67,18 @@ class TrainingState:
     seed: int | None = None
     hyper_parameters: Mapping[str, object] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
+
+    def origin_of(self, name: str) -> Origin:
+        """Return where a field's value comes from, taken apart: ``loss``, ``metrics.accuracy``."""
+        # Documents and sidecars hold origins as texts; this is the one place that reads them.
+        text = self.origin.get(name, "")
+        kind, _, rest = text.partition(" ")
+        key = None
+        if found := _TRAINER.fullmatch(text):
+            key = f"trainers.{found[1]}.{found[2]}"
+        elif kind == "key":
+            key = _INDEX.sub(r".\1", rest.removesuffix(_LAST))
+        return Origin(kind, key, _LAST in text, text.endswith(EARLIER_STEP))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from ckpttool.naming import parse_name
 from ckpttool.roles import AVERAGE, MACHINERY, OPTIMIZER
 from ckpttool.tensor import Path
 
-_NAME = "name "
-"""How the origin of a value begins that a file's name gives."""
 _EPOCH = ("epoch", "current_epoch", "epoch_id", "epochs_done", "last_epoch")
 _STEP = (
     "global_step",
@@ -245,12 +243,12 @@ def _from_other_losses(found: _Gathered) -> None:
 
 def is_told_by_name(state: TrainingState) -> bool:
     """Tell whether some of a training state is known from a file's name, which a copy needn't have."""
-    return any(origin.startswith(_NAME) for origin in state.origin.values())
+    return any(state.origin_of(name).kind == "name" for name in state.origin)
 
 
 def _from_name(found: _Gathered, name: str) -> None:
     fields = parse_name(name)
-    origin = f"{_NAME}{name}"
+    origin = f"name {name}"
     found.give("epoch", fields.epoch, origin)
     found.give("step", fields.step, origin)
     found.give("saved_at", fields.saved_at, origin)

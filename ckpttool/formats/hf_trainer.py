@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.checkpoint import Checkpoint, FileEntry, Producer, TrainingState
+from ckpttool.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.errors import DamagedCheckpoint, LimitExceeded, NotACheckpoint
 from ckpttool.formats.interface import Format, Probe, Unit, scan
 from ckpttool.formats.parts import Gathered, file_entry, open_directory, open_file
@@ -342,7 +342,7 @@ def training_of(state: Mapping[str, Any], arguments: Mapping[str, Any], name: st
         "step": (step, f"{STATE} global_step"),
         "loss": (
             _number(logged.get("loss")),
-            f"{STATE} log_history loss{' of an earlier step' * is_loss_earlier}",
+            f"{STATE} log_history loss{EARLIER_STEP * is_loss_earlier}",
         ),
         "learning_rate": (_number(logged.get("learning_rate")), f"{STATE} log_history learning_rate"),
         "best": (_number(state.get("best_metric")), f"{STATE} best_metric"),

@@ -309,7 +309,9 @@ def _training(parts: Gathered, name: str) -> TrainingState:
     told = [(f"{part}: ", one.training) for part, one in parts.parts.items()]
     for prefix, state in (*told, ("", training_state({}, {}, name))):
         said = {
-            key: where for key, where in state.origin.items() if not (prefix and where.startswith("name "))
+            key: where
+            for key, where in state.origin.items()
+            if not (prefix and state.origin_of(key).kind == "name")
         }
         for field in fields(state):
             if field.name in said and field.name not in known:

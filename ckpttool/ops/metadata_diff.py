@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
 
-from ckpttool.checkpoint import Checkpoint
+from ckpttool.checkpoint import Checkpoint, Origin
 from ckpttool.formats.content.plain_data import KeyText
 from ckpttool.ops.difference import ABSENT, ValueChange
 from ckpttool.report import counted
@@ -54,9 +54,6 @@ _LIBRARIES = ("pt", "tf", "np", "flax", "mlx", "jax", "paddle")
 _INNER_NAME = re.compile(r"(^|\.)signatures\..*\.name$")
 """What a graph calls the tensor behind a signature's input; callers never see it."""
 _FIELDS = ("epoch", "step", "loss", "learning_rate", "best", "seed", "saved_at")
-_TRAINER = re.compile(r"file trainer_(\d+)/(\w+)")
-_INDEX = re.compile(r"\[(\d+)\]")
-_LAST = "[-1]"
 
 
 _PROGRAMS = {
@@ -84,25 +81,11 @@ _DIGEST = re.compile(r"CRC-32 [0-9a-f]{8}")
 """What makes such a description one of the whole content."""
 
 
-class _Origin(NamedTuple):
-    """Where a value of the training state came from.
-
-    Attributes:
-        kind: ``key``, ``file``, ``tensor`` or ``name`` (of the checkpoint), or another word.
-        key: The dotted path of the value in the metadata; None if it is none of them.
-        is_last: Whether it is the last of a list.
-    """
-
-    kind: str
-    key: str | None
-    is_last: bool
-
-
 class _TrainingValue(NamedTuple):
     """A value of the training state, and where it came from."""
 
     value: object
-    origin: _Origin
+    origin: Origin
 
 
 def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], list[ValueChange]]:
@@ -215,27 +198,16 @@ def _training_values(checkpoint: Checkpoint) -> dict[str, _TrainingValue]:
     found = {name: getattr(state, name) for name in _FIELDS}
     found |= {f"metrics.{name}": value for name, value in state.metrics.items()}
     values = {
-        name: _TrainingValue(value, _origin_of(state.origin.get(name, "")))
+        name: _TrainingValue(value, state.origin_of(name))
         for name, value in found.items()
         if value is not None
     }
-    settings = _TrainingValue(None, _origin_of(state.origin.get("hyper_parameters", "")))
+    settings = _TrainingValue(None, state.origin_of("hyper_parameters"))
     values |= {
         f"hyper_parameters.{key}": settings._replace(value=value)
         for key, value in state.hyper_parameters.items()
     }
     return {name: said for name, said in values.items() if said.origin.kind != "name"}
-
-
-def _origin_of(text: str) -> _Origin:
-    """Take apart what ``TrainingState.origin`` says: ``key epochs[-1]``, ``file trainer_0/epoch_id``."""
-    kind, _, rest = text.partition(" ")
-    key = None
-    if found := _TRAINER.fullmatch(text):
-        key = f"trainers.{found[1]}.{found[2]}"
-    elif kind == "key":
-        key = _INDEX.sub(r".\1", rest.removesuffix(_LAST))
-    return _Origin(kind, key, _LAST in text)
 
 
 def _training_changes(

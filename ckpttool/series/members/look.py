@@ -178,22 +178,22 @@ def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
 
     A negative one is what a framework writes for "not training any more": the name knows better.
     """
-    is_named = {key: origin.startswith("name ") for key, origin in training.origin.items()}
     epoch, step = training.epoch, training.step
-    if is_named.get("epoch") or epoch is None or not math.isfinite(epoch) or epoch < 0:
+    if training.origin_of("epoch").kind == "name" or epoch is None or not math.isfinite(epoch) or epoch < 0:
         epoch = None
-    if is_named.get("step") or step is None or step < 0:
+    if training.origin_of("step").kind == "name" or step is None or step < 0:
         step = None
     return epoch, step
 
 
 def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
     """Return the training loss, unless another metric or an earlier step stands in for it."""
-    origin = training.origin.get("loss", "")
-    if origin.startswith("name "):
+    origin = training.origin_of("loss")
+    if origin.kind == "name":
         return fields.metrics.get("loss")
-    is_other = any(origin == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
-    return None if is_other or origin.endswith("of an earlier step") else training.loss
+    words = training.origin.get("loss", "")
+    is_other = any(words == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
+    return None if is_other or origin.is_earlier_step else training.loss
 
 
 def _logged_as(checkpoint: Checkpoint) -> int | None:
