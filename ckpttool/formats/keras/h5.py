@@ -51,7 +51,7 @@ class KerasH5(Format):
 
         opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
-        told, findings, safety = _told(opened, probe.path)
+        told, findings, safety = _metadata_of(opened, probe.path)
         if opened.complete and "model_config" in told:
             from ckpttool.formats.keras.compare import compare_listed
 
@@ -106,7 +106,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _told(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
+def _metadata_of(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
     """Return what is no tensor, what is wrong with it, and what it could run."""
     groups = opened.tree.groups
     told: dict[str, Any] = {

@@ -152,7 +152,7 @@ class _Mould:
 
     def fits(self, source: Source, place: ItemPlace) -> bool:
         """Tell whether what lies at a place is the same item but for values and checksums."""
-        data = _around(source, place, self.skipped)
+        data = _read_except(source, place, self.skipped)
         return (
             all(data.startswith(fixed, at) for at, fixed in self.fixed)
             and all(_is_one_checksum(data, places) for places in self.checksums)
@@ -208,7 +208,7 @@ def _shifted_values(values: Values | None, source: Source, base: int) -> Values 
     return values._replace(source=source, offset=base + values.offset)
 
 
-def _around(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> bytes:
+def _read_except(source: Source, place: ItemPlace, skipped: tuple[int, int]) -> bytes:
     """Return the bytes of an item without those in a range."""
     start, end = skipped
     if place.nbytes <= _MAX_KNOWN_BYTES:
@@ -238,7 +238,7 @@ def _mould(source: Source, place: ItemPlace, item: Item) -> _Mould | None:
     gap = skipped[1] - skipped[0]
     if place.nbytes - gap > _MAX_MOULD:
         return None
-    data = _around(source, place, skipped)
+    data = _read_except(source, place, skipped)
 
     def at(offset: int) -> int:
         return offset if offset < skipped[1] else offset - gap

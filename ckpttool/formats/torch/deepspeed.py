@@ -153,7 +153,7 @@ def _ranks(parts: Gathered, files: list[_RankFile], told: Mapping[str, Any]) -> 
     elif world * models > MAX_RANKS:
         parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
     else:
-        _note_missing(parts, files, _wanted(files, stage, world, models))
+        _note_missing(parts, files, _expected_files(files, stage, world, models))
         _note_unknown(parts, files, stage, world, models)
     parts.findings += check_model_states({file.name: file.part for file in files if file.kind == "model"})
     own = {
@@ -163,7 +163,7 @@ def _ranks(parts: Gathered, files: list[_RankFile], told: Mapping[str, Any]) -> 
     return Ranks(stage, world or 0, models, own["model"], own["optimizer"], told, tuple(names))
 
 
-def _wanted(files: list[_RankFile], stage: int | None, world: int, models: int) -> Iterator[str]:
+def _expected_files(files: list[_RankFile], stage: int | None, world: int, models: int) -> Iterator[str]:
     """Yield the names of the files that such a job writes, as far as its own words tell."""
     for mp in range(models):
         for dp in range(world):
@@ -174,7 +174,7 @@ def _wanted(files: list[_RankFile], stage: int | None, world: int, models: int) 
             if stage:
                 yield f"{_prefix(files)}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt"
     told = [file.part.metadata for file in files if file.kind == "model"]
-    yield from _wanted_layers(files, told)
+    yield from _expected_layer_files(files, told)
     for layer, count in enumerate(_counts(told[0].get("num_experts"))):
         yield from (f"layer_{layer}_expert_{at}_mp_rank_00_model_states.pt" for at in range(count))
 
@@ -185,7 +185,7 @@ def _prefix(files: list[_RankFile]) -> str:
     return next(found, None) or ""
 
 
-def _wanted_layers(files: list[_RankFile], told: list[Mapping[str, Any]]) -> Iterator[str]:
+def _expected_layer_files(files: list[_RankFile], told: list[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the names of the files of those layers of a pipeline of which parameters are named."""
     own = [file for file in files if file.kind == "layer"]
     if not own and not all(one.get("module", one) is None for one in told):

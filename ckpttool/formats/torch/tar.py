@@ -248,7 +248,7 @@ class _TarContents:
                 reader.damaged("no view of a storage")
             key, root, offset, count = view
             self._require_new(reader, key)
-            self.storages[key] = view_of(reader.source.path, self._known(reader, root), offset, count)
+            self.storages[key] = view_of(reader.source.path, self._storage_of(reader, root), offset, count)
         self._findings += reader.behind()
 
     def _storage(self, reader: _TarReader, key: int, kind: object) -> Storage:
@@ -268,7 +268,7 @@ class _TarContents:
         for _ in range(reader.count()):
             key, storage_key, _ = reader.fields(3)
             self._require_new(reader, key)
-            storage = self._known(reader, storage_key)
+            storage = self._storage_of(reader, storage_key)
             axes = int.from_bytes(reader.source.read(reader.skip(8), 4), "little", signed=True)
             if not 0 <= axes <= MAX_AXES or storage.dtype is None:
                 reader.damaged(f"a tensor of {axes:,} axes")
@@ -277,7 +277,7 @@ class _TarContents:
             self.tensors[key] = self._objects.view(storage, storage.dtype, offset, shape, strides)
         self._findings += reader.behind()
 
-    def _known(self, reader: _TarReader, key: object) -> Storage:
+    def _storage_of(self, reader: _TarReader, key: object) -> Storage:
         if type(key) is not int or key not in self.storages:
             reader.damaged(f"a reference to a storage {describe(key)}, which is not there")
         return self.storages[key]
