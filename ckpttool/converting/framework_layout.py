@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.as_checkpoint import ContentView, as_checkpoint
+from ckpttool.converting.content_view import ContentView, as_checkpoint
 from ckpttool.converting.layout_checks import (
     is_layout_unknown,
     loss_notes,

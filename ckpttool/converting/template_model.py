@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.checkpoint import Checkpoint
-from ckpttool.converting.as_checkpoint import as_checkpoint
+from ckpttool.converting.content_view import as_checkpoint
 from ckpttool.converting.layout_checks import (
     is_layout_unknown,
     loss_notes,
@@ -14,15 +14,15 @@ from ckpttool.converting.layout_checks import (
     norm_notes,
     refusal_text,
 )
-from ckpttool.converting.selecting import only_weights
+from ckpttool.converting.weight_selection import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.pairing.contents import same_content
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Doubt
 from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.matching import Pair
 from ckpttool.pairing.notes import display_name
-from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
+from ckpttool.pairing.pairs import Pair
 from ckpttool.pairing.rearrangement import Unfit, concatenate
 from ckpttool.pairing.second_names import may_be_copy
 from ckpttool.pairing.variable_names import leaf_name
@@ -52,7 +52,7 @@ def follow_template(
     if state is not None:
         raise UsageError(f"{state.name}: {_NO_STATE}")
     ours, theirs = as_checkpoint(content, checkpoint), _template_weights(model)
-    pairing = pair_up(ours.checkpoint, theirs, PairingWishes(content=False, mapping=ours.mapping))
+    pairing = pair_up(ours.checkpoint, theirs, PairingOptions(content=False, mapping=ours.mapping))
     _require_all_paired(pairing, model)
     if pairing.ordered and not by_order:
         raise UsageError(_order_refusal(pairing.ordered))

@@ -272,16 +272,16 @@ def _content_steps(
 ) -> Iterator[ContentStep]:
     """Yield what the wishes come to; each module is imported where it is wished for."""
     if wishes.only == "weights":
-        from ckpttool.converting.selecting import only_weights
+        from ckpttool.converting.weight_selection import only_weights
 
         yield lambda content: only_weights(content, checkpoint)
     if wishes.mapping is not None:
-        from ckpttool.converting.renaming import rename_by_map
+        from ckpttool.converting.map_edits import rename_by_map
         from ckpttool.pairing.map_file import read_map
 
         told = read_map(wishes.mapping)
         yield lambda content: rename_by_map(content, told)
-    from ckpttool.converting.as_checkpoint import with_conventions
+    from ckpttool.converting.content_view import with_conventions
 
     yield lambda content: (with_conventions(content, checkpoint), ())
     if wishes.layout != "as-is":
@@ -294,7 +294,7 @@ def _content_steps(
 
         yield lambda content: follow_template(content, checkpoint, model, by_order=wishes.by_order)
     if wishes.dtype is not None:
-        from ckpttool.converting.casting import cast
+        from ckpttool.converting.dtype_cast import cast
 
         dtype = wishes.dtype
         yield lambda content: cast(content, dtype)

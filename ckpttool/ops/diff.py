@@ -31,7 +31,7 @@ from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layouts import LayoutItem
 from ckpttool.pairing.map_file import read_map
-from ckpttool.pairing.pairing import Pair, Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pair, Pairing, PairingOptions, pair_up
 from ckpttool.report import Severity, counted, first_names
 from ckpttool.tensor import Span
 from ckpttool.wire.scan import scan
@@ -119,8 +119,8 @@ def diff_checkpoints(
     return replace(difference, broken=tuple(broken), tolerance=tolerance)
 
 
-def _pairing_wishes(wishes: DiffWishes) -> PairingWishes:
-    return PairingWishes(
+def _pairing_wishes(wishes: DiffWishes) -> PairingOptions:
+    return PairingOptions(
         layout=wishes.layout,
         mapping=read_map(wishes.mapping) if wishes.mapping is not None else None,
         rename=wishes.rename,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ckpttool.pairing.layouts import CONVOLUTIONS, FLATTEN, LayoutItem, stored_item
 from ckpttool.pairing.map_file import TensorMap, TensorRule
-from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.pairs import Pair, Unpaired
 from ckpttool.pairing.rearrangement import (
     Pattern,
     Unfit,

@@ -9,7 +9,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.matching import Clash, Pair, Unpaired
+from ckpttool.pairing.pairs import Clash, Pair, Unpaired
 from ckpttool.pairing.variable_names import INSIDE
 from ckpttool.report import counted, first_names
 from ckpttool.tensor import Role

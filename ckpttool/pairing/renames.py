@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from ckpttool.pairing.contents import checksum, sample
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.pairs import Pair, Unpaired
 from ckpttool.pairing.variable_names import LayerWords, bare_name, leaf_name
 from ckpttool.tensor import Role
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from ckpttool.pairing.contents import same_checksums, same_content, same_samples
 from ckpttool.pairing.layers import steps_of
 from ckpttool.pairing.layouts import LayoutItem, stored_item
-from ckpttool.pairing.matching import Unpaired
+from ckpttool.pairing.pairs import Unpaired
 from ckpttool.pairing.variable_names import bare_name
 from ckpttool.tensor import Role, Tensor
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.layers import Steps
 from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.pairs import Pair, Unpaired
 from ckpttool.pairing.renames import in_file_order
 from ckpttool.pairing.variable_names import LayerWords, bare_name, leaf_name
 from ckpttool.tensor import Role, Tensor

@@ -13,7 +13,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.pairing.families import family_of
 from ckpttool.pairing.layers import Steps, steps_of
 from ckpttool.pairing.layouts import LayoutItem
-from ckpttool.pairing.matching import Pair, Unpaired
+from ckpttool.pairing.pairs import Pair, Unpaired
 from ckpttool.tensor import Path, Role, Tensor
 
 INSIDE = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers
 from tests.support.tensors import Array
 
@@ -17,7 +17,7 @@ QUERY, KEY, VALUE, OUT = (CHANCE.normal(size=(4, 4)).astype("<f4") for _ in rang
 
 def paired(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Pairing:
     layers = {name: "Dense" for name, array in theirs.items() if array.ndim == 2}
-    return pair_up(checkpoint(ours), checkpoint(theirs, "keras", layers), PairingWishes())
+    return pair_up(checkpoint(ours), checkpoint(theirs, "keras", layers), PairingOptions())
 
 
 def pairs_of(found: Pairing) -> dict[str, tuple[str, str]]:

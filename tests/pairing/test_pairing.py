@@ -16,7 +16,7 @@ from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import Truncated
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import TensorMap
-from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from ckpttool.tensor import Extent, Path, Role, Values
 from tests.support.checkpoints import Sequential, checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
@@ -27,7 +27,7 @@ Arrays = Mapping[Any, Array]
 
 def paired(a: Checkpoint | Arrays, b: Checkpoint | Arrays, **wishes: Any) -> Pairing:
     ours, theirs = (one if isinstance(one, Checkpoint) else checkpoint(one) for one in (a, b))
-    return pair_up(ours, theirs, PairingWishes(**wishes))
+    return pair_up(ours, theirs, PairingOptions(**wishes))
 
 
 def names(found: Pairing) -> dict[str, tuple[str, str]]:
@@ -103,7 +103,7 @@ def test_the_name_of_another_tensor_is_no_second_name(roles: tuple[Role, Role]) 
     ours = [tensor(("0",), numbers(4), roles[0]), tensor((0,), numbers(4) + 1, roles[1])]
     found = pair_up(of_tensors(ours), of_tensors(ours[:1]))
     assert [item.tensor.path for item in found.removed] == [(0,)] and found.notes == ()
-    mapped = PairingWishes(mapping=TensorMap("map.toml", {"x": "y"}))
+    mapped = PairingOptions(mapping=TensorMap("map.toml", {"x": "y"}))
     more = [tensor("x", numbers(9)), *ours], [tensor("y", numbers(9)), tensor("0", numbers(4))]
     found = pair_up(*map(of_tensors, more), mapped)
     assert [item.tensor.path for item in found.removed] == [(0,)]
@@ -518,7 +518,7 @@ def test_a_tie_to_a_name_that_several_tensors_have_is_to_the_one_with_its_bytes(
     ]
     found = pair_up(of_tensors(tied), of_tensors(tied[:2]))
     assert found.removed == () and found.notes == ("second names of A left out: c is a.b",)
-    only = pair_up(of_tensors(tied), of_tensors(tied[:1]), PairingWishes(rename=False))
+    only = pair_up(of_tensors(tied), of_tensors(tied[:1]), PairingOptions(rename=False))
     assert [item.tensor.path for item in only.removed] == [("a", "b"), ("c",)]
     apart = [tied[0], tied[1], replace(tied[2], storage=None)]
     assert left(pair_up(of_tensors(apart), of_tensors(tied[:2])).removed) == ["c"]
@@ -546,7 +546,7 @@ def test_what_is_no_weight_is_left_out_and_said() -> None:
 
 def test_weights_alone_under_the_names_of_a_model() -> None:
     with open_checkpoint(FIXTURES / "epoch_3.pth") as a, open_checkpoint(FIXTURES / "epoch_4.pth") as b:
-        found = pair_up(a, b, PairingWishes(only="weights"))
+        found = pair_up(a, b, PairingOptions(only="weights"))
         assert [pair.a.name for pair in found.pairs] == ["0.weight", "0.bias", "2.weight", "2.bias"]
         assert {pair.a.tensor.role for pair in found.pairs} == {Role.WEIGHTS}
     mixed = {("generator", "fc.weight"): numbers(2), ("critic", "fc.weight"): numbers(3)}
@@ -597,7 +597,7 @@ def sides(draw: st.DrawFn) -> Checkpoint:
 @given(sides(), sides(), st.booleans(), st.sampled_from(["auto", "as-is"]))
 @settings(deadline=None, max_examples=200)
 def test_every_tensor_is_told_of_once(a: Checkpoint, b: Checkpoint, rename: bool, layout: Any) -> None:
-    found = pair_up(a, b, PairingWishes(rename=rename, layout=layout))
+    found = pair_up(a, b, PairingOptions(rename=rename, layout=layout))
     for side, checkpoint_, alone in (("a", a, found.removed), ("b", b, found.added)):
         items = [getattr(pair, side) for pair in found.pairs] + list(alone)
         items += [item for which, item in found.bookkeeping if which == side]
@@ -613,7 +613,7 @@ def test_every_tensor_is_told_of_once(a: Checkpoint, b: Checkpoint, rename: bool
 @given(sides(), st.sampled_from(["auto", "as-is"]))
 @settings(deadline=None, max_examples=100)
 def test_a_checkpoint_is_paired_with_itself_as_stored(one: Checkpoint, layout: Any) -> None:
-    found = pair_up(one, one, PairingWishes(layout=layout))
+    found = pair_up(one, one, PairingOptions(layout=layout))
     assert [pair.a.tensor.name for pair in found.pairs] == [tensor_.name for tensor_ in one.tensors]
     assert all(pair.a.tensor is pair.b.tensor and pair.how == "name" for pair in found.pairs)
 
@@ -621,7 +621,7 @@ def test_a_checkpoint_is_paired_with_itself_as_stored(one: Checkpoint, layout: A
 @given(sides(), sides())
 @settings(deadline=None, max_examples=100)
 def test_both_directions_pair_the_same(a: Checkpoint, b: Checkpoint) -> None:
-    there, back = (pair_up(*both, PairingWishes(rename=False)) for both in ((a, b), (b, a)))
+    there, back = (pair_up(*both, PairingOptions(rename=False)) for both in ((a, b), (b, a)))
     assert {(pair.a.name, pair.b.name, pair.how) for pair in there.pairs} == {
         (pair.b.name, pair.a.name, pair.how) for pair in back.pairs
     }

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from ckpttool.converting.framework_layout import to_layout
-from ckpttool.converting.renaming import rename_by_map
+from ckpttool.converting.map_edits import rename_by_map
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.ops.conversion import ConvertWishes

@@ -25,8 +25,8 @@ from ckpttool.pairing.layouts import (
 )
 from ckpttool.pairing.map_file import TensorMap
 from ckpttool.pairing.map_rules import Becomes, apply_map
-from ckpttool.pairing.matching import Clash, How, Pair, Unpaired
 from ckpttool.pairing.notes import display_name, non_weight_notes, notes_of, split_undecided, unknown_layouts
+from ckpttool.pairing.pairs import Clash, How, Pair, Unpaired
 from ckpttool.pairing.renames import find_renames, in_file_order, pair_by_optimizer_order
 from ckpttool.pairing.second_names import copies_among, pair_copies, take_second_names
 from ckpttool.pairing.split_parameters import fuse_split_parameters
@@ -42,7 +42,7 @@ from ckpttool.pairing.variable_names import (
 from ckpttool.report import counted
 from ckpttool.tensor import Role, Tensor
 
-__all__ = ["How", "Layout", "Pair", "Pairing", "PairingWishes", "pair_up"]
+__all__ = ["How", "Layout", "Pair", "Pairing", "PairingOptions", "pair_up"]
 
 Layout = Literal["auto", "as-is"]
 
@@ -51,7 +51,7 @@ _MAX_WRAPPED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairingWishes:
+class PairingOptions:
     """What is asked of a pairing.
 
     Attributes:
@@ -102,7 +102,7 @@ class Pairing:
     seconds: tuple[tuple[Tensor, str], ...] = ()
 
 
-def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingWishes = PairingWishes()) -> Pairing:
+def pair_up(a: Checkpoint, b: Checkpoint, wishes: PairingOptions = PairingOptions()) -> Pairing:
     """Return which tensor of ``a`` is which of ``b``.
 
     Where content is looked at and can't be read, it tells nothing; whoever compares the tensors finds out.
@@ -179,7 +179,7 @@ def _positions(items: list[LayoutItem]) -> dict[int, int]:
     return {id(item.tensor): at for at, item in enumerate(in_file_order(items))}
 
 
-def _unmatched_globs(wishes: PairingWishes, a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
+def _unmatched_globs(wishes: PairingOptions, a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
     items = [stored_item(tensor) for one in (a, b) for tensor in one.tensors] if wishes.ignore else []
     if wishes.only == "weights":
         items += _as_model([item for item in items if item.tensor.role is Role.WEIGHTS])
@@ -192,7 +192,7 @@ def _leaves_torch(a: Checkpoint, b: Checkpoint) -> bool:
 
 
 def _participating_items(
-    checkpoint: Checkpoint, side: str, wishes: PairingWishes, notes: list[str]
+    checkpoint: Checkpoint, side: str, wishes: PairingOptions, notes: list[str]
 ) -> list[LayoutItem]:
     """Return the tensors that take part, as stored."""
     items = [stored_item(tensor) for tensor in checkpoint.tensors]
@@ -223,7 +223,7 @@ class _Layouts:
     Where both sides are of one other family, only its name becomes PyTorch's: ``is_one``.
     """
 
-    def __init__(self, checkpoint: Checkpoint, wishes: PairingWishes, *, is_one: bool) -> None:
+    def __init__(self, checkpoint: Checkpoint, wishes: PairingOptions, *, is_one: bool) -> None:
         self._checkpoint = checkpoint
         self._is_wanted = wishes.layout == "auto"
         self._items = torch_name_items if is_one else torch_layout_items

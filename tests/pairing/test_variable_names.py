@@ -9,7 +9,7 @@ import numpy as np
 
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.formats import open_checkpoint
-from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -68,7 +68,7 @@ def test_names_count_more_than_content() -> None:
 
 def test_a_name_that_two_layers_have_is_none() -> None:
     for own in (["dense/kernel", "dense/bias"] * 2, ["m/d1/kernel", "m/d3/bias", "m/d2/kernel", "m/d4/bias"]):
-        found = pair_up(checkpoint(TORCH), tensorflow(own), PairingWishes(rename=False))
+        found = pair_up(checkpoint(TORCH), tensorflow(own), PairingOptions(rename=False))
         assert found.pairs == ()
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_tensorflow_says_what_its_variables_are_called() -> None
     with open_checkpoint(
         FILES / "tensorflow" / "keras3" / "ckpt-1"
     ) as one:  # fixtures/make.py names the layers
-        found = pair_up(checkpoint(torch), one, PairingWishes(only="weights", rename=False))
+        found = pair_up(checkpoint(torch), one, PairingOptions(only="weights", rename=False))
         assert pairs_of(found) == {
             "out.weight": ("model._functional._operations.2._kernel", "convention"),
             "out.bias": ("model._functional._operations.2.bias", "convention"),

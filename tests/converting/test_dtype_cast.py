@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from ckpttool.converting.casting import TARGETS, cast
+from ckpttool.converting.dtype_cast import TARGETS, cast
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.tensor import Role

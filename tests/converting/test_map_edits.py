@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ckpttool.converting.renaming import rename_by_map
+from ckpttool.converting.map_edits import rename_by_map
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.pairing.map_file import parse_map
-from ckpttool.pairing.pairing import PairingWishes, pair_up
+from ckpttool.pairing.pair_up import PairingOptions, pair_up
 from ckpttool.wire.tomltext import parse_toml
 from ckpttool.writing.content import Content
 from tests.support.checkpoints import numbers
@@ -354,6 +354,6 @@ def test_diff_finds_equal_what_a_map_made() -> None:
     told = parse_map("map.toml", parse_toml(EXAMPLES["out-of-in-proj.toml"]))
     made, _ = rename_by_map(content, told)
     other = made_of(arrays(made))[1]
-    found = pair_up(opened, other, PairingWishes(mapping=told, rename=False))
+    found = pair_up(opened, other, PairingOptions(mapping=told, rename=False))
     assert not found.removed and not found.added
     assert all(np.array_equal(one.a.tensor.array(), one.b.tensor.array()) for one in found.pairs)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ckpttool.checkpoint import Checkpoint
 from ckpttool.errors import CheckpointError, NotFound, UsageError
 from ckpttool.pairing.map_file import MAX_BYTES, TensorMap, TensorRule, parse_map, read_map
-from ckpttool.pairing.pairing import Pairing, PairingWishes, pair_up
+from ckpttool.pairing.pair_up import Pairing, PairingOptions, pair_up
 from tests.support.checkpoints import checkpoint, numbers, of_tensors, tensor
 from tests.support.tensors import Array
 
@@ -39,7 +39,7 @@ def paired_by_map(
     **wishes: Any,
 ) -> Pairing:
     ours, theirs = (one if isinstance(one, Checkpoint) else checkpoint(one) for one in (a, b))
-    return pair_up(ours, theirs, PairingWishes(mapping=map_from(path, text), **wishes))
+    return pair_up(ours, theirs, PairingOptions(mapping=map_from(path, text), **wishes))
 
 
 def names(found: Pairing) -> dict[str, tuple[str, str]]:

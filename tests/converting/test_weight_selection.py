@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckpttool.converting.selecting import only_weights
+from ckpttool.converting.weight_selection import only_weights
 from ckpttool.errors import UsageError
 from ckpttool.formats import open_checkpoint
 from ckpttool.writing.content import Content

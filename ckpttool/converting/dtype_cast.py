@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.comparing.widening import widening_of
+from ckpttool.comparing.element_values import widening_of
 from ckpttool.dtypes import BY_NAME, DType, numpy_dtype
 from ckpttool.errors import UsageError
 from ckpttool.formats.content.tree import replace_tensors
