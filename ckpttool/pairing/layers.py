@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ckpttool.checkpoint import Checkpoint
+from ckpttool.formats.keras.kinds import UNLIKE
 from ckpttool.formats.keras.kinds import UNWIRED as UNWIRED_KIND
-from ckpttool.formats.keras.orders import UNLIKE
 from ckpttool.pairing.families import family_of
 from ckpttool.tensor import Path, Role, Tensor
 

@@ -24,4 +24,6 @@ def test_which_weights_a_norm_lacks(name: str, wrapped: bool, scale: bool, cente
     around = {"class_name": "TimeDistributed", "config": {"name": "t", "layer": node}}
     layer = layer_of(around if wrapped else node)
     assert layer is not None
-    assert kind_of(layer) == name + told
+    kind = kind_of(layer)
+    assert kind is not None
+    assert kind.text == name + told

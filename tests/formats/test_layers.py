@@ -130,7 +130,7 @@ def chain(*nodes: dict[str, Any], name: str = "chain") -> dict[str, Any]:
 def told(*nodes: dict[str, Any]) -> dict[str, str]:
     model = layer_of(chain(*nodes))
     assert model is not None
-    return kinds_in(model)
+    return {name: kind.text for name, kind in kinds_in(model).items()}
 
 
 def flatten(*lengths: int | None, **config: Any) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def behind(node: dict[str, Any], *names: str) -> dict[str, Any]:
 def in_graph(*nodes: dict[str, Any], ends: list[str]) -> dict[str, str]:
     model = layer_of(functional(*nodes, ends=ends))
     assert model is not None
-    return kinds_in(model)
+    return {name: kind.text for name, kind in kinds_in(model).items()}
 
 
 def test_both_heads_behind_a_flatten_are_found() -> None:
@@ -318,7 +318,8 @@ def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
     assert model is not None
     after = "Dense after Flatten (4, 3, 2)"
     unlike = "Dense unlike PyTorch's: what is not told stands before it"
-    assert kinds_in(model) == {"three": after, "two": after, "both": unlike, "none": unlike}
+    kinds = {name: kind.text for name, kind in kinds_in(model).items()}
+    assert kinds == {"three": after, "two": after, "both": unlike, "none": unlike}
 
 
 def test_wrappers_are_looked_into_and_strangers_are_not() -> None:

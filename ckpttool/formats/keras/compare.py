@@ -33,28 +33,27 @@ _WRAPPED = "layer"
 """Where a wrapper has its layer, in its group and in its configuration."""
 
 
-def compare_listed(config: object, layers: Mapping[str, Sequence[Shape]]) -> Iterator[Finding]:
+def compare_listed_weights(config: object, shapes: Mapping[str, Sequence[Shape]]) -> Iterator[Finding]:
     """Compare a configuration with weights that are listed by the names of its layers.
 
     Args:
         config: The whole model's.
-        layers: The shapes of each layer's weights, in which None is a weight whose shape is not known.
+        shapes: The shapes of each layer's weights, in which None is a weight whose shape is not known.
     """
     model = layer_of(config)
     if model is None or not model.is_model:
         return
-    is_built = _is_built(model) or any(layers.values())
-    known = layers_listed_by(model)
-    for layer in known:
-        if layer.name not in layers and not (is_built and weights_of(layer)):
-            continue
-        yield from _layer_findings(layer, layers.get(layer.name, ()), is_built=is_built)
-    for name in layers.keys() - {layer.name for layer in known}:
-        if layers[name]:
+    is_built = _is_built(model) or any(shapes.values())
+    layers = layers_listed_by(model)
+    for layer in layers:
+        if layer.name in shapes or (is_built and weights_of(layer)):
+            yield from _layer_findings(layer, shapes.get(layer.name, ()), is_built=is_built)
+    for name in shapes.keys() - {layer.name for layer in layers}:
+        if shapes[name]:
             yield _foreign_weights(name)
 
 
-def compare_grouped(config: object, opened: OpenedHdf5) -> Iterator[Finding]:
+def compare_grouped_weights(config: object, opened: OpenedHdf5) -> Iterator[Finding]:
     """Compare a configuration with weights in groups that are named after the classes of layers."""
     model = layer_of(config)
     groups = opened.tree.groups
@@ -62,9 +61,8 @@ def compare_grouped(config: object, opened: OpenedHdf5) -> Iterator[Finding]:
         return
     layers = filter(None, map(layer_of, objects(config)))
     names = Counter(layer.name for layer in layers if layer.name)
-    yield from _GroupedWeights(opened, {name for name, count in names.items() if count > 1}).compare(
-        model, ()
-    )
+    shared = {name for name, count in names.items() if count > 1}
+    yield from _GroupedWeights(opened, shared).compare(model, ())
 
 
 class _GroupedWeights:
@@ -72,13 +70,13 @@ class _GroupedWeights:
 
     def __init__(self, opened: OpenedHdf5, shared: set[str]) -> None:
         self._groups = opened.tree.groups
-        self._shapes = {path: one.shape for path, one in opened.tree.datasets.items()}
+        self._shapes = {path: dataset.shape for path, dataset in opened.tree.datasets.items()}
         self._paths = sorted(self._shapes)
         self._shared = shared
 
     def compare(self, model: Layer, place: Group) -> Iterator[Finding]:
         top = (*place, LAYERS_KEY)
-        filled = {path[len(top)] for path in self._below(top) if len(path) > len(top)}
+        filled = {path[len(top)] for path in self._weights_below(top) if len(path) > len(top)}
         is_built = bool(place) or _is_built(model) or bool(filled)
         for layer, candidates in layers_with_groups(model):
             name = next((name for name in candidates if (*top, name) in self._groups), candidates[0])
@@ -87,13 +85,12 @@ class _GroupedWeights:
             if layer.is_model and layer.name not in self._shared:
                 yield from self.compare(layer, group)
                 continue
-            found = [self._shapes[path] for path in self._below(group)]
-            if found or layer.name not in self._shared:
-                yield from _layer_findings(layer, found, is_built=is_built)
+            stored = [self._shapes[path] for path in self._weights_below(group)]
+            if stored or layer.name not in self._shared:
+                yield from _layer_findings(layer, stored, is_built=is_built)
         yield from (_foreign_weights("/" + "/".join((*top, name))) for name in sorted(filled))
 
-    def _below(self, group: Group) -> Iterator[Group]:
-        """Yield the weights below a group."""
+    def _weights_below(self, group: Group) -> Iterator[Group]:
         for at in range(bisect_left(self._paths, group), len(self._paths)):
             path = self._paths[at]
             if path[: len(group)] != group:
@@ -107,48 +104,48 @@ def _is_built(model: Layer) -> bool:
     if model.kind != "Sequential" or model.config.get("build_input_shape") or model.node.get("build_config"):
         return True
     first = next(iter(layers_listed_by(model)), None)
-    told = ("batch_input_shape", "batch_shape")
-    return first is not None and (first.kind == "InputLayer" or any(key in first.config for key in told))
+    keys = {"batch_input_shape", "batch_shape"}
+    return first is not None and (first.kind == "InputLayer" or not keys.isdisjoint(first.config))
 
 
-def _layer_findings(layer: Layer, found: Sequence[Shape], *, is_built: bool) -> Iterator[Finding]:
-    """Compare the weights of one layer with what its configuration makes."""
-    wanted = weights_of(layer)
-    if wanted is None or (not found and not is_built):
+def _layer_findings(layer: Layer, stored: Sequence[Shape], *, is_built: bool) -> Iterator[Finding]:
+    """Compare the weights of one layer with what its configuration makes, in any order."""
+    expected = weights_of(layer)
+    if expected is None or (not stored and not is_built):
         return
     where = f"layer {layer.name!r:.100}"
-    if len(found) != len(wanted):
-        code = "weight-missing" if len(found) < len(wanted) else "weight-extra"
-        message = f"{counted(len(found), 'weight')}, and its configuration ({layer.kind}) makes {len(wanted)}"
+    if len(stored) != len(expected):
+        code = "weight-missing" if len(stored) < len(expected) else "weight-extra"
+        message = (
+            f"{counted(len(stored), 'weight')}, and its configuration ({layer.kind}) makes {len(expected)}"
+        )
         yield error(code, message, where)
-    elif not _shapes_match(set(found), set(wanted)):
-        makes = f"its configuration ({layer.kind}) makes {_shown(wanted)}"
-        yield error("weight-shape", f"weights of shapes {_shown(found)}, and {makes}", where)
+        return
+    shapes, possible = set(stored), set(expected)
+    if max(len(shapes), len(possible)) > _MAX_COMPARED:
+        return
+    if not (
+        all(any(_fits(shape, one) for one in possible) for shape in shapes)
+        and all(any(_fits(shape, one) for shape in shapes) for one in possible)
+    ):
+        makes = f"its configuration ({layer.kind}) makes {_shown(expected)}"
+        yield error("weight-shape", f"weights of shapes {_shown(stored)}, and {makes}", where)
 
 
-def _shapes_match(found: set[Shape], wanted: set[Shape]) -> bool:
-    """Return whether each shape has one among the others that it could be."""
-    if len(found) > _MAX_COMPARED or len(wanted) > _MAX_COMPARED:
+def _fits(shape: Shape, possible: Shape) -> bool:
+    if shape is None or possible is None:
         return True
-    return all(any(_fits(shape, one) for one in wanted) for shape in found) and all(
-        any(_fits(shape, one) for shape in found) for one in wanted
-    )
-
-
-def _fits(shape: Shape, wanted: Shape) -> bool:
-    if shape is None or wanted is None:
-        return True
-    return len(shape) == len(wanted) and all(
-        None in pair or pair[0] == pair[1] for pair in zip(shape, wanted, strict=True)
+    return len(shape) == len(possible) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(shape, possible, strict=True)
     )
 
 
 def _shown(shapes: Sequence[Shape]) -> str:
-    told = (
-        "any" if one is None else "×".join("?" if n is None else str(n) for n in one) or "scalar"
-        for one in shapes
-    )
-    return ", ".join(list(told)[:8]) + (", …" if len(shapes) > 8 else "")
+    texts = [
+        "any" if shape is None else "×".join("?" if n is None else str(n) for n in shape) or "scalar"
+        for shape in shapes[:8]
+    ]
+    return ", ".join(texts) + (", …" if len(shapes) > 8 else "")
 
 
 def _foreign_weights(name: str) -> Finding:
@@ -173,10 +170,8 @@ def layer_names_by_group(config: object, paths: Iterable[Group]) -> dict[Group, 
 
 def _names_by_group(model: Layer, place: Group, present: Collection[Group]) -> Iterator[tuple[Group, str]]:
     for layer, candidates in layers_with_groups(model):
-        group = next(
-            (one for name in candidates if (one := (*place, LAYERS_KEY, name)) in present),
-            (*place, LAYERS_KEY, candidates[0]),
-        )
+        name = next((name for name in candidates if (*place, LAYERS_KEY, name) in present), candidates[0])
+        group = (*place, LAYERS_KEY, name)
         if layer.name:
             yield group, layer.name
         inside, inner = (*group, _WRAPPED), layer_of(layer.config.get(_WRAPPED))
@@ -189,9 +184,9 @@ def _names_by_group(model: Layer, place: Group, present: Collection[Group]) -> I
                 yield from _names_by_group(inner, inside, present)
 
 
-def compare_layer_names(told: Mapping[Group, str], groups: Groups) -> Iterator[Finding]:
+def compare_layer_names(configured: Mapping[Group, str], groups: Groups) -> Iterator[Finding]:
     """Yield a warning for each layer that its group and the configuration call differently."""
-    for group, name in told.items():
+    for group, name in configured.items():
         own = called_in(groups, group)
         if own is not None and own != name:
             message = (

@@ -71,23 +71,23 @@ _CALLS = {
 
 def read_config(path: str, text: bytes, what: str = "config") -> Any:
     """Return the object that a config in JSON holds."""
-    told = parse_json(path, text, what, constants=True)
-    if isinstance(told, Doubled):
-        raise DamagedCheckpoint(path, f"{told.key!r} stands twice", where=what, code="duplicate-key")
-    if not isinstance(told, dict):
-        found = f"the {what} has type {type(told).__name__}"
+    config = parse_json(path, text, what, constants=True)
+    if isinstance(config, Doubled):
+        raise DamagedCheckpoint(path, f"{config.key!r} stands twice", where=what, code="duplicate-key")
+    if not isinstance(config, dict):
+        found = f"the {what} has type {type(config).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
-    return told
+    return config
 
 
 def judge(config: object, where: str) -> tuple[Finding, ...]:
     """Return an error for all that is known to be dangerous, a warning for what nobody knows."""
-    found: dict[str, dict[Finding, None]] = {}
+    by_code: dict[str, dict[Finding, None]] = {}
     for finding in _findings_in(config, where):
-        alike = found.setdefault(finding.code, {})
+        alike = by_code.setdefault(finding.code, {})
         if len(alike) < MAX_ALIKE:
             alike[finding] = None
-    return tuple(finding for alike in found.values() for finding in alike)
+    return tuple(finding for alike in by_code.values() for finding in alike)
 
 
 def _findings_in(config: object, where: str) -> Iterator[Finding]:
@@ -100,26 +100,16 @@ def _findings_in(config: object, where: str) -> Iterator[Finding]:
             pending.extend((f"{place}.{key:.40}", value, texts) for key, value in reversed(node.items()))
         elif isinstance(node, list):
             pending.extend((f"{place}[{at}]", node[at], texts) for at in reversed(range(len(node))))
-        elif isinstance(node, str):
-            if _is_code(node):
-                yield error("keras-lambda", "Python code, marshalled", place)
-            elif node.lstrip()[:1] in ("{", "["):
-                try:
-                    pending.append((f"{place}(text)", _parsed_text(node, texts), texts + 1))
-                except LimitExceeded as failure:
-                    yield warning("not-scanned", f"a text in it was not looked into: {failure.reason}", place)
+        elif isinstance(node, str) and _is_code(node):
+            yield error("keras-lambda", "Python code, marshalled", place)
+        elif isinstance(node, str) and node.lstrip()[:1] in ("{", "["):
+            try:
+                pending.append((f"{place}(text)", _tree_in_text(node, texts), texts + 1))
+            except LimitExceeded as failure:
+                yield warning("not-scanned", f"a text in it was not looked into: {failure.reason}", place)
 
 
-def _judge_object(node: Mapping[str, Any], place: str) -> Iterator[Finding]:
-    if isinstance(node, Doubled):
-        yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones", place)
-    is_lambda = "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node
-    if is_lambda or "lambda" in (node.get("function_type"), node.get("output_shape_type")):
-        yield error("keras-lambda", "loading it would run code that is stored in the config", place)
-    yield from _judge_references(node, place)
-
-
-def _parsed_text(text: str, texts: int) -> object:
+def _tree_in_text(text: str, texts: int) -> object:
     """Return the JSON that a text is, None if it is just a text."""
     try:
         tree = parse_json("", text.encode("utf-8", "replace"), "text", constants=True, surrogates=True)
@@ -130,6 +120,24 @@ def _parsed_text(text: str, texts: int) -> object:
     if texts >= _MAX_TEXTS and isinstance(tree, dict | list):
         raise LimitExceeded("", f"texts in texts, over {_MAX_TEXTS} deep", expected="less")
     return tree
+
+
+def _judge_object(node: Mapping[str, Any], place: str) -> Iterator[Finding]:
+    """Yield what is to be said of an object, and of the names in it that a loader resolves."""
+    if isinstance(node, Doubled):
+        yield error("duplicate-key", f"{node.key!r} stands twice; readers take different ones", place)
+    is_lambda = "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node
+    if is_lambda or "lambda" in (node.get("function_type"), node.get("output_shape_type")):
+        yield error("keras-lambda", "loading it would run code that is stored in the config", place)
+    texts = {key: node.get(key) for key in ("class_name", "module", "registered_name")}
+    strange = [key for key, value in texts.items() if not isinstance(value, str | None)]
+    for key in strange:
+        yield error("keras-class", f"a {key} of type {type(texts[key]).__name__}", place)
+    if not strange and texts["class_name"] is not None:
+        yield from _judge_class(node["class_name"], node, place)
+    for key, value in node.items():
+        if key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS):
+            yield from _judge_lookups(value, f"{place}.{key:.40}")
 
 
 def _is_code(text: str) -> bool:
@@ -145,21 +153,6 @@ def _is_code(text: str) -> bool:
 
 
 # Names that a loader resolves -----------------------------------------------------------------------
-
-
-def _judge_references(node: Node, place: str) -> Iterator[Finding]:
-    """Yield an error for what is dangerous to resolve, and a warning for what nobody knows."""
-    texts = {key: node.get(key) for key in ("class_name", "module", "registered_name")}
-    strange = [key for key, value in texts.items() if not isinstance(value, str | None)]
-    for key in strange:
-        yield error("keras-class", f"a {key} of type {type(texts[key]).__name__}", place)
-    if not strange and texts["class_name"] is not None:
-        yield from _judge_class(node["class_name"], node, place)
-    for key, value in node.items():
-        if key in LOOKED_UP or key.endswith(LOOKED_UP_ENDS):
-            yield from _judge_lookups(value, f"{place}.{key:.40}")
-
-
 def _gadget(name: str, place: str, why: str = "which is no part of a model") -> Finding:
     return error("keras-gadget", f"it names {name:.100}, {why}", place)
 
@@ -170,6 +163,7 @@ def _unknown(name: str, place: str) -> Finding:
 
 def _judge_class(name: str, node: Node, place: str) -> Iterator[Finding]:
     config, module, registered = node.get("config"), node.get("module"), node.get("registered_name")
+    settings = config if isinstance(config, dict) else {}
     last = {one.rpartition(">")[2].rpartition(".")[2] for one in (name, registered) if one}
     if name == "__lambda__":
         yield error("keras-lambda", "loading it would run code that is stored in the config", place)
@@ -178,7 +172,7 @@ def _judge_class(name: str, node: Node, place: str) -> Iterator[Finding]:
     elif running := last & RUNNING.keys():
         yield from (error("keras-unsafe-layer", f"{one}, which {RUNNING[one]}", place) for one in running)
     elif name in _CALLS:
-        yield from _judge_call(name, config if isinstance(config, dict) else {}, place)
+        yield from _judge_call(name, settings, place)
         yield from _judge_module(module, name, registered, place, is_listed=True)
     elif name == "function":
         yield from _judge_function(config, module, registered, place)
@@ -186,8 +180,10 @@ def _judge_class(name: str, node: Node, place: str) -> Iterator[Finding]:
         yield from _judge_typespec(node, place)
     else:
         yield from _judge_module(module, name, registered, place)
-        if isinstance(config, dict):
-            yield from _judge_files(last, config, place)
+        for key in sorted(FILES | ({"vocabulary"} if last & VOCABULARIES else set())):
+            if isinstance(file := settings.get(key), str):
+                verb = "fetch" if file.startswith(_REMOTE) else "read"
+                yield error("keras-reads-file", f"loading it would {verb} {file!r:.100}", place)
 
 
 # Classes --------------------------------------------------------------------------------------------
@@ -199,11 +195,15 @@ def _judge_module(
     part = None if module is None else part_of_keras(module)
     other = registered if registered != name else None
     if module is None:
-        yield from _judge_unplaced(name, other, place, is_listed)
+        yield from _judge_class_without_module(name, other, place, is_listed)
     elif part is not None:
         if other is not None and other not in CLASSES:
             yield _unknown(other, place) if ">" in other else _gadget(f"{module}.{other}", place)
-        if not is_listed and not _is_of_keras(part, name):
+        if name in CLASSES:
+            is_of_keras = part in PARTS or part == "" or name in _ELSEWHERE.get(part, ())
+        else:
+            is_of_keras = part == "ops" and name in OPERATIONS
+        if not is_listed and not is_of_keras:
             is_class = part in PARTS and name.isidentifier() and name[:1].isupper()
             yield _unknown(f"{module}.{name}", place) if is_class else _gadget(f"{module}.{name}", place)
     elif module != "builtins" or name not in DATA or other is not None:
@@ -212,7 +212,9 @@ def _judge_module(
                 yield _foreign_name_finding(module, one, place)
 
 
-def _judge_unplaced(name: str, other: str | None, place: str, is_listed: bool) -> Iterator[Finding]:
+def _judge_class_without_module(
+    name: str, other: str | None, place: str, is_listed: bool
+) -> Iterator[Finding]:
     """Judge a class without a module: it is looked up among those of Keras, and those of the user."""
     for one in (name, other):
         if one in LOOKUPS:
@@ -222,12 +224,6 @@ def _judge_unplaced(name: str, other: str | None, place: str, is_listed: bool) -
         yield _unknown(other or name, place)
     elif other is not None and other not in CLASSES | LOOKUPS:
         yield _unknown(other, place)
-
-
-def _is_of_keras(part: str, name: str) -> bool:
-    if name in CLASSES:
-        return part in PARTS or part == "" or name in _ELSEWHERE.get(part, ())
-    return part == "ops" and name in OPERATIONS
 
 
 def _foreign_name_finding(module: str, name: str, place: str) -> Finding:
@@ -245,29 +241,24 @@ def _foreign_name_finding(module: str, name: str, place: str) -> Finding:
 
 
 def _judge_function(
-    name: object, module: str | None, registered: str | None, place: str
+    function: object, module: str | None, registered: str | None, place: str
 ) -> Iterator[Finding]:
-    if not isinstance(name, str):
-        yield error("keras-class", f"a function whose name has type {type(name).__name__}", place)
+    if not isinstance(function, str):
+        yield error("keras-class", f"a function whose name has type {type(function).__name__}", place)
         return
-    for one in dict.fromkeys((name, registered)):
-        if one is not None and (one == name or one != "function"):
-            yield from _judge_named_function(one, module, place)
-
-
-def _judge_named_function(name: str, module: str | None, place: str) -> Iterator[Finding]:
+    names = [function] if registered in (None, "function", function) else [function, registered]
     part = None if module is None else part_of_keras(module)
-    is_harmless = name in FUNCTIONS | CLASSES
-    if part is not None:
-        if not (is_harmless and part in FUNCTION_PARTS) and not (part == "ops" and name in OPS):
-            yield _gadget(f"{module}.{name}", place)
-    elif module in (None, "builtins"):
-        if "." in name or name in LOOKUPS or (hasattr(builtins, name) and not is_harmless):
+    for name in names:
+        is_harmless = name in FUNCTIONS | CLASSES
+        if part is not None:
+            if not (is_harmless and part in FUNCTION_PARTS) and not (part == "ops" and name in OPS):
+                yield _gadget(f"{module}.{name}", place)
+        elif module not in (None, "builtins"):
+            yield _foreign_name_finding(module, name, place)
+        elif "." in name or name in LOOKUPS or (hasattr(builtins, name) and not is_harmless):
             yield _gadget(name, place)
         elif not is_harmless:
             yield _unknown(f"the function {name}", place)
-    else:
-        yield _foreign_name_finding(str(module), name, place)
 
 
 def _judge_lookups(value: object, place: str) -> Iterator[Finding]:
@@ -292,21 +283,18 @@ def _judge_call(name: str, config: Node, place: str) -> Iterator[Finding]:
     key, harmless = _CALLS[name]
     called = config.get(key)
     if name == "TensorFlowOpLayer":
-        yield from _judge_op(called.get("op") if isinstance(called, dict) else None, place)
+        from ckpttool.formats.savedmodel.ops import known_ops, severity_of
+
+        op = called.get("op") if isinstance(called, dict) else None
+        if not isinstance(op, str) or severity_of(op) is not None:
+            yield error("keras-gadget", f"a layer that runs TensorFlow's op {op!r:.100}", place)
+        elif op not in known_ops():
+            yield _unknown(f"the op {op}", place)
     elif not isinstance(called, str):
         yield error("keras-gadget", f"{name} of no function", place)
     elif called not in harmless or (name == "ClassMethod" and config.get("cls_symbol") != "RaggedTensor"):
         symbol = f"{config['cls_symbol']}.{called}" if "cls_symbol" in config else called
         yield error("keras-gadget", f"loading it would call tf.{symbol:.100}", place)
-
-
-def _judge_op(op: object, place: str) -> Iterator[Finding]:
-    from ckpttool.formats.savedmodel.ops import known_ops, severity_of
-
-    if not isinstance(op, str) or severity_of(op) is not None:
-        yield error("keras-gadget", f"a layer that runs TensorFlow's op {op!r:.100}", place)
-    elif op not in known_ops():
-        yield _unknown(f"the op {op}", place)
 
 
 def _judge_typespec(node: Node, place: str) -> Iterator[Finding]:
@@ -323,14 +311,3 @@ def _judge_typespec(node: Node, place: str) -> Iterator[Finding]:
             yield _foreign_name_finding(module, one, place)
     else:
         yield _gadget(f"{module}.{name}", place)
-
-
-# Files ----------------------------------------------------------------------------------------------
-
-
-def _judge_files(names: set[str], config: Node, place: str) -> Iterator[Finding]:
-    keys = FILES | ({"vocabulary"} if names & VOCABULARIES else set())
-    for file in (config.get(key) for key in sorted(keys)):
-        if isinstance(file, str):
-            verb = "fetch" if file.startswith(_REMOTE) else "read"
-            yield error("keras-reads-file", f"loading it would {verb} {file!r:.100}", place)

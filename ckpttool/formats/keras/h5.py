@@ -51,41 +51,44 @@ class KerasH5(Format):
 
         opened = opened_hdf5(probe)
         tensors = tensors_with_names(opened)
-        told, findings, safety = _metadata_of(opened, probe.path)
-        if opened.complete and "model_config" in told:
-            from ckpttool.formats.keras.compare import compare_listed
+        metadata, findings, safety = _metadata_of(opened, probe.path)
+        if opened.complete and "model_config" in metadata:
+            from ckpttool.formats.keras.compare import compare_listed_weights
 
-            findings += compare_listed(told["model_config"], layers_of(opened))
-        found = Checkpoint(
+            findings += compare_listed_weights(metadata["model_config"], layers_of(opened))
+        version = metadata.get("keras_version")
+        checkpoint = Checkpoint(
             path=probe.path,
             format=self.name,
             variant=kind_of_file(opened),
             tensors=tensors,
             files=(FileEntry(probe.path, probe.source.size),),
             spans=opened.spans,
-            metadata=lambda: told,
-            training=lambda: training_of(told, tensors, probe.name),
-            layers=lambda: _layers(opened, told, tensors),
+            metadata=lambda: metadata,
+            training=lambda: training_of(metadata, tensors, probe.name),
+            layers=lambda: _layers(opened, metadata, tensors),
             native=lambda: h5_native(opened.tree.groups, tensors),
-            producer=Producer("keras", _text(told.get("keras_version"))),
+            producer=Producer("keras", version if isinstance(version, str) else None),
             findings=(*dict.fromkeys(opened.findings), *findings),
-            safety=(*opened.safety, *safety, *_beside(probe)),
+            safety=(*opened.safety, *safety, *_safety_of_config_beside(probe)),
             complete=opened.complete,
             close=opened.with_it(probe.close),
         )
-        return with_sidecar(found, opened)
+        return with_sidecar(checkpoint, opened)
 
 
-def _layers(opened: OpenedHdf5, told: Mapping[str, Any], tensors: tuple[Tensor, ...]) -> Mapping[str, str]:
+def _layers(
+    opened: OpenedHdf5, metadata: Mapping[str, Any], tensors: tuple[Tensor, ...]
+) -> Mapping[str, str]:
     """Return what the layers of weights are: by the config of a whole model, or by the names of groups."""
     from ckpttool.formats.keras.kinds import kinds_by_group, kinds_by_name
 
-    if "model_config" in told:
-        return kinds_by_name(told["model_config"], tensors)
+    if "model_config" in metadata:
+        return kinds_by_name(metadata["model_config"], tensors)
     return kinds_by_group(None, opened.tree.groups, tensors)
 
 
-def _beside(probe: Probe) -> Iterator[Finding]:
+def _safety_of_config_beside(probe: Probe) -> Iterator[Finding]:
     """Yield what the configuration beside weights could run: Keras loads such a directory as a model."""
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
     if probe.name != _IN_DIRECTORY or not os.path.lexists(path):
@@ -102,40 +105,32 @@ def _beside(probe: Probe) -> Iterator[Finding]:
         yield warning("not-scanned", message, _CONFIG)
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _metadata_of(opened: OpenedHdf5, path: str) -> tuple[dict[str, Any], list[Finding], list[Finding]]:
     """Return what is no tensor, what is wrong with it, and what it could run."""
     groups = opened.tree.groups
-    told: dict[str, Any] = {
+    root = groups.get((), {})
+    metadata: dict[str, Any] = {
         key: value
-        for attributes in (groups.get((), {}), groups.get(("model_weights",), {}))
+        for attributes in (root, groups.get(("model_weights",), {}))
         for key, value in attributes.items()
         if not key.startswith(("layer_names", *_CONFIGS))
     }
     findings: list[Finding] = []
     safety: list[Finding] = []
     for key in _CONFIGS:
-        if key in groups.get((), {}):
-            _add_config(key, groups[()][key], told, findings, safety, path)
+        if key not in root:
+            continue
+        from ckpttool.formats.keras.config import judge, read_config
+
+        text = root[key] if isinstance(root[key], str) else ""
+        try:
+            metadata[key] = read_config(path, text.encode("utf-8", "surrogatepass"))
+        except CheckpointError as failure:
+            findings.append(error(failure.code, failure.reason, key))
+            message = "it could not be read, so what loading it would run is not known"
+            safety.append(warning("not-scanned", message, key))
+        else:
+            safety += judge(metadata[key], key)
     if opened.others:
-        told["datasets"] = opened.others
-    return told, findings, safety
-
-
-def _add_config(
-    key: str, text: object, told: dict[str, Any], findings: list[Finding], safety: list[Finding], path: str
-) -> None:
-    from ckpttool.formats.keras.config import judge, read_config
-
-    try:
-        raw = text if isinstance(text, str) else ""
-        told[key] = read_config(path, raw.encode("utf-8", "surrogatepass"))
-    except CheckpointError as failure:
-        findings.append(error(failure.code, failure.reason, key))
-        message = "it could not be read, so what loading it would run is not known"
-        safety.append(warning("not-scanned", message, key))
-        return
-    safety += judge(told[key], key)
+        metadata["datasets"] = opened.others
+    return metadata, findings, safety

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
 from ckpttool.formats.keras.layers import (
     LAYERS_KEY,
@@ -22,7 +24,7 @@ from ckpttool.formats.keras.layers import (
     snake_case,
     weights_of,
 )
-from ckpttool.formats.keras.orders import BEFORE, UNLIKE, orders_in
+from ckpttool.formats.keras.orders import KernelOrder, Place, orders_in
 from ckpttool.tensor import Role, Tensor
 
 _WRAPPERS = {"TimeDistributed": "layer", "Bidirectional": "layer", "RNN": "cell"}
@@ -34,49 +36,88 @@ _GROUPS = {
     for words in ("[a-z]+", "[a-z0-9]+")
 }
 _COUNT = re.compile(r"_[0-9]+$")
-_AFTER = " after Flatten"
+UNLIKE = " unlike PyTorch's: "
+"""Stands between the class of a layer and why its weights may be in another order than PyTorch's."""
 UNWIRED = " of unknown wiring"
 """Stands behind the class of a layer where nothing says what stands before it, and that would count."""
 _TO_BE_WIRED = ("Dense", "GRU")
 _OPTIONAL = {"scale": "gamma", "center": "beta"}
 """The weights that a norm may lack, by the settings that say so."""
 
+_NORMS = ("BatchNormalization", "LayerNormalization", "GroupNormalization")
 _GRU = ("GRU", "GRUCell")
-_EARLY = f"{UNLIKE}reset_after is not set"
 
 Kinds = Mapping[str, str]
-Orders = Mapping[tuple[str, ...], str]
-Find = Callable[[tuple[str, ...]], "str | None"]
+Orders = Mapping[Place, KernelOrder]
 
 
-def kind_of(layer: Layer) -> str | None:
+class LayerKind(NamedTuple):
+    """Of which class a layer is, and what else counts for how its weights lie.
+
+    Attributes:
+        name: The class; of a wrapper, that of the layer inside.
+        missing: The weights of a norm that its configuration leaves out.
+        is_reset_early: Whether a GRU resets before it multiplies, as PyTorch's never does.
+        order: What is to be said of the order of its weights.
+        is_unwired: Whether nothing says what stands before it, and that would count.
+    """
+
+    name: str
+    missing: tuple[str, ...] = ()
+    is_reset_early: bool = False
+    order: KernelOrder = KernelOrder()
+    is_unwired: bool = False
+
+    def text_for(self, tensor: Tensor) -> str:
+        """Return the text that ``Checkpoint.layers`` has for one of its weights.
+
+        What stands before a Dense counts for its kernel alone, and not for its bias.
+        """
+        if len(tensor.shape) > 1:
+            return self.text
+        is_of_inputs = self.order.flattened is not None or (self.name == "Dense" and self.order.before)
+        order = KernelOrder() if is_of_inputs else self.order
+        return self._replace(order=order, is_unwired=False).text
+
+    @property
+    def text(self) -> str:
+        """Return all that is known of it; conversions store this text, and pairing reads it."""
+        text = self.name
+        if self.missing:
+            text += f" without {' and '.join(self.missing)}"
+        if self.is_reset_early:
+            text += f"{UNLIKE}reset_after is not set"
+        if self.order.flattened is not None:
+            text += f" after Flatten {self.order.flattened}".rstrip()
+        elif self.order.before:
+            text += f"{UNLIKE}{self.order.before} stands before it"
+        elif self.order.doubt:
+            text += UNLIKE + self.order.doubt
+        return text + UNWIRED * self.is_unwired
+
+
+Find = Callable[[tuple[str, ...]], "LayerKind | None"]
+
+
+def kind_of(layer: Layer) -> LayerKind | None:
     """Return the class of a layer, or of what it is wrapped around; None if nobody can tell."""
-    inner = _unwrapped_layer(layer)
-    if inner is None or inner.is_model or weights_of(inner) is None:
-        return None
-    is_early = inner.kind in _GRU and not inner.config.get("reset_after")
-    return inner.kind + _missing_weights(inner) + (_EARLY if is_early else "")
-
-
-def _unwrapped_layer(layer: Layer) -> Layer | None:
-    """Return a layer, or what it is wrapped around; None if that is not told."""
     inner = layer
     while inner.kind in _WRAPPERS and inner.is_known:
         wrapped = layer_of(inner.config.get(_WRAPPERS[inner.kind]))
         if wrapped is None:
             return None
         inner = wrapped
-    return inner
+    if inner.is_model or weights_of(inner) is None:
+        return None
+    is_off = {name: inner.config.get(key) is False for key, name in _OPTIONAL.items() if inner.kind in _NORMS}
+    return LayerKind(
+        inner.kind,
+        missing=tuple(name for name, is_missing in is_off.items() if is_missing),
+        is_reset_early=inner.kind in _GRU and not inner.config.get("reset_after"),
+    )
 
 
-def _missing_weights(layer: Layer) -> str:
-    """Return which weights of a norm its configuration leaves out, as words behind its class."""
-    is_norm = layer.kind in ("BatchNormalization", "LayerNormalization", "GroupNormalization")
-    names = [name for key, name in _OPTIONAL.items() if is_norm and layer.config.get(key) is False]
-    return f" without {' and '.join(names)}" if names else ""
-
-
-def kinds_in(model: Layer, orders: Orders | None = None, place: tuple[str, ...] = ()) -> dict[str, str]:
+def kinds_in(model: Layer, orders: Orders | None = None, place: Place = ()) -> dict[str, LayerKind]:
     """Return what the layers of a model are, by name; those that it lists, not those inside of them.
 
     Args:
@@ -84,16 +125,11 @@ def kinds_in(model: Layer, orders: Orders | None = None, place: tuple[str, ...] 
         orders: What is to be said of the orders of weights in the outermost model; None where this is that.
         place: The names of the models inside of which it lies, and its own, without the outermost's.
     """
-    said = orders_in(model) if orders is None else orders
-    found = {layer.name: kind for layer in layers_listed_by(model) if (kind := kind_of(layer)) is not None}
-    return {name: kind + said.get((*place, name), "") for name, kind in found.items()}
-
-
-def plain(kind: str) -> str:
-    """Return the class of a layer, without what a Dense stands behind, which counts for its kernel alone."""
-    name, _, why = kind.partition(UNLIKE)
-    is_of_inputs = name == "Dense" and why.endswith(BEFORE)
-    return name if is_of_inputs else kind.partition(_AFTER)[0].removesuffix(UNWIRED)
+    orders = orders_in(model) if orders is None else orders
+    kinds = {layer.name: kind for layer in layers_listed_by(model) if (kind := kind_of(layer)) is not None}
+    return {
+        name: kind._replace(order=orders.get((*place, name), KernelOrder())) for name, kind in kinds.items()
+    }
 
 
 def kinds_by_name(config: object, tensors: Iterable[Tensor]) -> Kinds:
@@ -107,13 +143,13 @@ def kinds_by_name(config: object, tensors: Iterable[Tensor]) -> Kinds:
 class _KindsByName:
     """The layers of a model by name, those of models inside it by the names of both."""
 
-    def __init__(self, model: Layer, orders: Orders | None = None, place: tuple[str, ...] = ()) -> None:
-        told = orders_in(model) if orders is None else orders
-        self._kinds = kinds_in(model, told, place)
+    def __init__(self, model: Layer, orders: Orders | None = None, place: Place = ()) -> None:
+        orders = orders_in(model) if orders is None else orders
+        self._kinds = kinds_in(model, orders, place)
         inner = [layer for layer in layers_listed_by(model) if layer.is_model]
-        self._models = {one.name: _KindsByName(one, told, (*place, one.name)) for one in inner}
+        self._models = {layer.name: _KindsByName(layer, orders, (*place, layer.name)) for layer in inner}
 
-    def find(self, path: tuple[str, ...]) -> str | None:
+    def find(self, path: tuple[str, ...]) -> LayerKind | None:
         name = next((step for step in path if step in self._kinds or step in self._models), None)
         if name is None or name in self._kinds:
             return self._kinds.get(name or "")
@@ -132,17 +168,17 @@ def kinds_by_group(config: object, groups: Iterable[Group], tensors: Iterable[Te
     if model is None or not model.is_model:
         return _kinds_of_weights(tensors, _kind_of_group, _stored_path)
     kinds = dict(_kinds_by_group(model, frozenset(groups), (), orders_in(model), ()))
-    starts = {len(group) for group in kinds}
+    lengths = sorted({len(group) for group in kinds})
 
-    def find(path: tuple[str, ...]) -> str | None:
-        return next((kinds[path[:at]] for at in sorted(starts) if path[:at] in kinds), None)
+    def find(path: tuple[str, ...]) -> LayerKind | None:
+        return next((kinds[path[:length]] for length in lengths if path[:length] in kinds), None)
 
     return _kinds_of_weights(tensors, find, _stored_path)
 
 
 def _kinds_by_group(
-    model: Layer, groups: frozenset[Group], place: Group, orders: Orders, names: tuple[str, ...]
-) -> Iterator[tuple[Group, str]]:
+    model: Layer, groups: frozenset[Group], place: Group, orders: Orders, names: Place
+) -> Iterator[tuple[Group, LayerKind]]:
     kinds = kinds_in(model, orders, names)
     for layer, candidates in layers_with_groups(model):
         name = next((name for name in candidates if (*place, LAYERS_KEY, name) in groups), candidates[0])
@@ -153,12 +189,12 @@ def _kinds_by_group(
             yield group, kinds[layer.name]
 
 
-def _kind_of_group(path: tuple[str, ...]) -> str | None:
+def _kind_of_group(path: tuple[str, ...]) -> LayerKind | None:
     """Return the class that the outermost group of a known one is named after; in lists, Keras does so."""
-    for at, part in enumerate(path[:-1]):
-        kind = _GROUPS.get(_COUNT.sub("", path[at + 1])) if part == LAYERS_KEY else None
+    for part, group in pairwise(path):
+        kind = _GROUPS.get(_COUNT.sub("", group)) if part == LAYERS_KEY else None
         if kind is not None:
-            return kind + UNWIRED * (kind in _TO_BE_WIRED)
+            return LayerKind(kind, is_unwired=kind in _TO_BE_WIRED)
     return None
 
 
@@ -170,30 +206,31 @@ def _stored_path(tensor: Tensor) -> tuple[str, ...]:
 def _kinds_of_weights(
     tensors: Iterable[Tensor], find: Find, place: Callable[[Tensor], tuple[str, ...]]
 ) -> Kinds:
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for tensor in tensors:
         kind = find(place(tensor)) if tensor.role is Role.WEIGHTS else None
         if kind is not None:
-            found.setdefault(tensor.name, kind if len(tensor.shape) > 1 else plain(kind))
-    return found
+            kinds.setdefault(tensor.name, kind.text_for(tensor))
+    return kinds
 
 
-def outermost_kind(layers: Iterable[Layer], known: dict[int, Orders]) -> str | None:
+def outermost_kind(layers: Iterable[Layer], orders: dict[int, Orders]) -> LayerKind | None:
     """Return what the outermost known layer is, among those that lead to a weight from outside in.
 
     Args:
         layers: The layers.
-        known: What was found of the orders in each outermost model, by its ``id``; more is put in.
+        orders: What was found of the orders in each outermost model, by its ``id``; more is put in.
     """
     models: list[Layer] = []
     for layer in layers:
         if layer.is_model:
             models.append(layer)
         elif (kind := kind_of(layer)) is not None:
-            if models and id(models[0]) not in known:
-                known[id(models[0])] = orders_in(models[0])
+            if not models:
+                return kind._replace(is_unwired=kind.name == "Dense")
+            outermost = models[0]
+            if id(outermost) not in orders:
+                orders[id(outermost)] = orders_in(outermost)
             place = (*(model.name for model in models[1:]), layer.name)
-            return (
-                kind + known[id(models[0])].get(place, "") if models else kind + UNWIRED * (kind == "Dense")
-            )
+            return kind._replace(order=orders[id(outermost)].get(place, KernelOrder()))
     return None

@@ -52,8 +52,8 @@ class Layer(NamedTuple):
     def is_known(self) -> bool:
         """Return whether its class is one of Keras's own."""
         module, registered = self.node.get("module"), self.node.get("registered_name")
-        is_kerass = module is None or (isinstance(module, str) and part_of_keras(module) is not None)
-        return is_kerass and registered in (None, self.kind)
+        is_of_keras = module is None or (isinstance(module, str) and part_of_keras(module) is not None)
+        return is_of_keras and registered in (None, self.kind)
 
     @property
     def is_model(self) -> bool:
@@ -79,8 +79,8 @@ def layer_of(node: object) -> Layer | None:
 def layers_listed_by(model: Layer) -> list[Layer]:
     """Return the layers that a model is made of."""
     layers = model.config.get("layers")
-    found = map(layer_of, layers if isinstance(layers, list) else ())
-    return [layer for layer in found if layer is not None]
+    nodes = layers if isinstance(layers, list) else []
+    return [layer for node in nodes if (layer := layer_of(node)) is not None]
 
 
 def layers_with_groups(model: Layer) -> Iterator[tuple[Layer, tuple[str, str]]]:
@@ -108,45 +108,40 @@ def weights_of(layer: Layer) -> list[Shape] | None:
     """Return the shapes of the weights that a layer has once it is built, or None if nobody can tell."""
     if layer.is_model:
         return _weights_of_model(layer)
-    rule = RULES.get(layer.kind)
-    if rule is None or not layer.is_known or not _is_plain(layer.config):
+    config, rule = layer.config, RULES.get(layer.kind)
+    if rule is None or not layer.is_known or any(config.get(key) for key in _CHANGED_BY):
         return None
+    dtype = config.get("dtype")
+    if isinstance(dtype, Mapping) and dtype.get("class_name") not in _PLAIN_POLICIES:
+        return None
+    if isinstance(dtype, str) and "_from_" in dtype:  # quantized
+        return None
+    if any(isinstance(config.get(key), Mapping) for key in ("activation", "recurrent_activation")):
+        return None  # a layer of its own, maybe, with weights
     built = layer.node.get("build_config")
-    given = built.get("input_shape") if isinstance(built, Mapping) else None
-    is_shape = isinstance(given, list) and all(one is None or type(one) is int for one in given)
+    shape = built.get("input_shape") if isinstance(built, Mapping) else None
+    if not isinstance(shape, list) or not all(length is None or type(length) is int for length in shape):
+        shape = None
     try:
-        told = list(rule(layer.config, BuildShape(given if is_shape and given else None)))
+        shapes = list(rule(config, BuildShape(shape or None)))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None
-    return told if all(map(_is_possible, told)) else None
-
-
-def _is_possible(shape: Shape) -> bool:
-    return shape is None or all(one is None or (type(one) is int and 0 <= one < 1 << 63) for one in shape)
+        return None  # the configuration lacks what decides, or has something else there
+    lengths = [length for shape in shapes for length in shape or ()]
+    is_possible = all(one is None or (type(one) is int and 0 <= one < 1 << 63) for one in lengths)
+    return shapes if is_possible else None
 
 
 def _weights_of_model(model: Layer) -> list[Shape] | None:
     layers = layers_listed_by(model)
     if len({layer.name for layer in layers}) < len(layers):
         return None
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     for layer in layers:
-        told = [] if layer.kind in WITHOUT else weights_of(layer)
-        if told is None:
+        of_layer = [] if layer.kind in WITHOUT else weights_of(layer)
+        if of_layer is None:
             return None
-        found += told
-    return found
-
-
-def _is_plain(config: Config) -> bool:
-    dtype = config.get("dtype")
-    if isinstance(dtype, Mapping) and dtype.get("class_name") not in _PLAIN_POLICIES:
-        return False
-    if isinstance(dtype, str) and "_from_" in dtype:
-        return False
-    if any(isinstance(config.get(key), Mapping) for key in ("activation", "recurrent_activation")):
-        return False  # a layer of its own, maybe, with weights
-    return not any(config.get(key) for key in _CHANGED_BY)
+        shapes += of_layer
+    return shapes
 
 
 # Rules ----------------------------------------------------------------------------------------------
@@ -185,17 +180,22 @@ def _dense(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from _bias(config, config["units"])
 
 
-def _einsum(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield None
-    if config["bias_axes"]:
+def _any_and(bias: str) -> Rule:
+    """Return the rule of a kernel of any shape, and of a bias if the setting of that name says so."""
+
+    def rule(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield None
+        if config[bias]:
+            yield None
+
+    return rule
 
 
-def _embedding(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _embeddings(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
 
 
-def _reversible(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _reversible_embeddings(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield config["input_dim"], config["output_dim"]
     if not config["tie_weights"]:
         yield config["output_dim"], config["input_dim"]
@@ -207,7 +207,7 @@ def _convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from _bias(config, filters)
 
 
-def _transposed(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _transposed_convolution(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield *config["kernel_size"], config["filters"], given.channels(config)
     yield from _bias(config, config["filters"])
 
@@ -225,26 +225,20 @@ def _separable(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from _bias(config, config["filters"])
 
 
-def _local(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield None
-    if config["use_bias"]:
-        yield None
-
-
-def _normalized(config: Config, given: BuildShape) -> Shape:
+def _normalized_shape(config: Config, given: BuildShape) -> Shape:
     axis = config["axis"]
     axis = axis[0] if isinstance(axis, list) and len(axis) == 1 else axis
     return (given.along(axis),) if isinstance(axis, int) else None
 
 
 def _scale_and_center(config: Config, given: BuildShape) -> Iterator[Shape]:
-    shape = _normalized(config, given)
+    shape = _normalized_shape(config, given)
     yield from (shape for key in ("scale", "center") if config[key])
 
 
-def _batch(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _batch_norm(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield from _scale_and_center(config, given)
-    yield from (_normalized(config, given),) * 2  # moving mean and variance
+    yield from (_normalized_shape(config, given),) * 2  # moving mean and variance
 
 
 def _recurrent(gates: int) -> Rule:
@@ -284,26 +278,31 @@ def _grouped_attention(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield (None,)
 
 
-def _scaled(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield from (None for key in ("use_scale",) if config[key])
-    yield from (None for _ in (1,) if config.get("score_mode") == "concat")
+def _attention_scales(config: Config, given: BuildShape) -> Iterator[Shape]:
+    if config["use_scale"]:
+        yield None
+    if config.get("score_mode") == "concat":
+        yield None
 
 
 def _inner_weights(node: object) -> Iterator[Shape]:
     layer = layer_of(node)
-    told = None if layer is None else [] if layer.kind in WITHOUT else weights_of(layer)
-    yield from [_UNKNOWN_SHAPE] if told is None else told
+    shapes = None if layer is None else [] if layer.kind in WITHOUT else weights_of(layer)
+    yield from [_UNKNOWN_SHAPE] if shapes is None else shapes
 
 
-def _wrapper(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield from _inner_weights(config["layer"])
+def _around(key: str) -> Rule:
+    """Return the rule of what has the weights of a layer that its configuration holds."""
+    return lambda config, given: _inner_weights(config[key])
 
 
-def _both(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _both_directions(config: Config, given: BuildShape) -> Iterator[Shape]:
     forward = list(_inner_weights(config["layer"]))
-    backward = config.get("backward_layer")
     yield from forward
-    yield from _inner_weights(backward) if backward else forward if len(forward) < _MANY else [_UNKNOWN_SHAPE]
+    if config.get("backward_layer"):
+        yield from _inner_weights(config["backward_layer"])
+    else:
+        yield from forward if len(forward) < _MANY else [_UNKNOWN_SHAPE]
 
 
 def _cells(config: Config, given: BuildShape) -> Iterator[Shape]:
@@ -311,22 +310,18 @@ def _cells(config: Config, given: BuildShape) -> Iterator[Shape]:
         yield from _inner_weights(cell)
 
 
-def _cell(config: Config, given: BuildShape) -> Iterator[Shape]:
-    yield from _inner_weights(config["cell"])
-
-
-def _one(config: Config, given: BuildShape) -> Iterator[Shape]:
+def _any_weight(config: Config, given: BuildShape) -> Iterator[Shape]:
     yield None
 
 
 RULES: dict[str, Rule] = {
-    "AdditiveAttention": _scaled,
-    "Attention": _scaled,
-    "BatchNormalization": _batch,
-    "Bidirectional": _both,
+    "AdditiveAttention": _attention_scales,
+    "Attention": _attention_scales,
+    "BatchNormalization": _batch_norm,
+    "Bidirectional": _both_directions,
     "Dense": _dense,
-    "EinsumDense": _einsum,
-    "Embedding": _embedding,
+    "EinsumDense": _any_and("bias_axes"),
+    "Embedding": _embeddings,
     "GRU": _recurrent(3),
     "GRUCell": _recurrent(3),
     "GroupNormalization": _scale_and_center,
@@ -336,18 +331,18 @@ RULES: dict[str, Rule] = {
     "LSTMCell": _recurrent(4),
     "LayerNormalization": _scale_and_center,
     "MultiHeadAttention": _attention,
-    "PReLU": _one,
-    "RMSNormalization": _one,
-    "RNN": _cell,
-    "ReversibleEmbedding": _reversible,
+    "PReLU": _any_weight,
+    "RMSNormalization": _any_weight,
+    "RNN": _around("cell"),
+    "ReversibleEmbedding": _reversible_embeddings,
     "SimpleRNN": _recurrent(1),
     "SimpleRNNCell": _recurrent(1),
     "StackedRNNCells": _cells,
-    "TimeDistributed": _wrapper,
+    "TimeDistributed": _around("layer"),
     **{f"Conv{axes}D": _convolution for axes in (1, 2, 3)},
-    **{f"Conv{axes}DTranspose": _transposed for axes in (1, 2, 3)},
+    **{f"Conv{axes}DTranspose": _transposed_convolution for axes in (1, 2, 3)},
     **{f"ConvLSTM{axes}D": _recurrent_convolution for axes in (1, 2, 3)},
     **{f"DepthwiseConv{axes}D": _depthwise for axes in (1, 2)},
-    **{f"LocallyConnected{axes}D": _local for axes in (1, 2)},
+    **{f"LocallyConnected{axes}D": _any_and("use_bias") for axes in (1, 2)},
     **{f"SeparableConv{axes}D": _separable for axes in (1, 2)},
 }

@@ -14,7 +14,7 @@ from ckpttool.formats.content.plain_data import describe_members, under_free_key
 from ckpttool.formats.content.sidecar import ENTRY
 from ckpttool.formats.hdf5.tensors import OpenedHdf5, open_h5
 from ckpttool.formats.interface import Probe
-from ckpttool.formats.keras.compare import compare_grouped, compare_layer_names, layer_names_by_group
+from ckpttool.formats.keras.compare import compare_grouped_weights, compare_layer_names, layer_names_by_group
 from ckpttool.formats.keras.config import MAX_CONFIG, judge, read_config
 from ckpttool.formats.keras.layout import tensors_with_names
 from ckpttool.formats.keras.native import ASSETS, is_own_asset
@@ -195,7 +195,7 @@ class Model:
         self.safety += (with_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
         if self.weights.complete and "model_config" in self.told:
-            self.findings += compare_grouped(self.told["model_config"], self.weights)
+            self.findings += compare_grouped_weights(self.told["model_config"], self.weights)
             self.findings += compare_layer_names(told, groups)
         return tensors
 

@@ -9,17 +9,15 @@ Source: Keras ``src/layers``, ``src/models/functional.py``; tf_keras ``src/engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from ckpttool.formats.keras.layers import Layer, layers_listed_by
 from ckpttool.wire.jsontext import objects
 
 Place = tuple[str, ...]
-Way = Literal["input", "features", "series", "image", "flat", "untold"]
-UNLIKE = " unlike PyTorch's: "
-"""Stands between the class of a layer and why its weights may be in another order than PyTorch's."""
-BEFORE = "stands before it"
+"""The names of the models inside of which a layer lies, and its own."""
+Way = Literal["input", "features", "series", "image", "flat", "unknown"]
 SEQUENCE = 2
 """The axes of a sequence, without the batch; more are an image."""
 AS_THEY_ARE = frozenset(
@@ -57,23 +55,33 @@ MERGES = frozenset({"Add", "Average", "Maximum", "Minimum", "Multiply", "Subtrac
 _SEQUENTIAL = "Sequential"
 
 
-def orders_in(model: Layer) -> dict[Place, str]:
-    """Return what is to be said of layers whose weights are in another order, or may be.
+class KernelOrder(NamedTuple):
+    """Why the weights of a layer are in another order than PyTorch's, or may be.
 
-    The keys are the names of the models inside of which a layer lies, and its own. Of a Dense that takes
-    flattened images that is their shape, `` after Flatten (4, 3, 4)``, or ``(*, 4)`` where only the channels
-    are told; of others why nobody can tell, behind ``UNLIKE``.
+    Attributes:
+        flattened: The shape of the images that a Flatten before it takes, ``(4, 3, 4)``; ``(*, 4)`` if only
+            the channels are known, and "" if nothing is; None if there is no Flatten.
+        before: What stands before it, so that nobody can tell the order of its inputs.
+        doubt: Another reason why nobody can tell.
     """
+
+    flattened: str | None = None
+    before: str = ""
+    doubt: str = ""
+
+
+def orders_in(model: Layer) -> dict[Place, KernelOrder]:
+    """Return what is to be said of the layers whose weights are in another order, or may be."""
     walk = _ModelWalk()
     walk.through(model, (), _INPUT)
-    return walk.told
+    return walk.orders
 
 
 class _ModelWalk:
-    """The way through a model."""
+    """The way through a model, from what it takes to what it gives."""
 
     def __init__(self) -> None:
-        self.told: dict[Place, str] = {}
+        self.orders: dict[Place, KernelOrder] = {}
         self._doubted: set[Place] = set()
         self._rules: dict[str, Callable[[Layer, Place, Order], Order]] = {
             **dict.fromkeys(AS_THEY_ARE, lambda layer, place, given: given),
@@ -96,79 +104,82 @@ class _ModelWalk:
 
     def through(self, model: Layer, place: Place, given: Order) -> Order:
         """Return what a model gives for what it takes."""
+        layers = layers_listed_by(model)
         if model.kind == _SEQUENTIAL:
-            for layer in layers_listed_by(model):
+            for layer in layers:
                 given = self._layer(layer, place, [given])
             return given
-        layers = {layer.name: layer for layer in layers_listed_by(model)}
+        by_name = {layer.name: layer for layer in layers}
         origins = {
-            name: [*dict.fromkeys(_input_layers(one.node.get("inbound_nodes")))]
-            for name, one in layers.items()
+            name: [*dict.fromkeys(_input_layers(layer.node.get("inbound_nodes")))]
+            for name, layer in by_name.items()
         }
-        found: dict[str, Order] = {}
+        orders: dict[str, Order] = {}
         for name in _layers_in_order(origins):
-            before = [found.get(one, unknown_order("what is not told")) for one in origins[name]]
-            is_input = layers[name].kind == "InputLayer"
-            found[name] = self._layer(layers[name], place, before or ([given] if is_input else []))
-        ends = [found[name] for name in _input_layers(model.config.get("output_layers")) if name in found]
-        return merge_orders(ends)
+            inputs = [orders.get(origin, unknown_order("what is not told")) for origin in origins[name]]
+            if not inputs and by_name[name].kind == "InputLayer":
+                inputs = [given]
+            orders[name] = self._layer(by_name[name], place, inputs)
+        outputs = _input_layers(model.config.get("output_layers"))
+        return merge_orders([orders[name] for name in outputs if name in orders])
 
-    def _layer(self, layer: Layer, place: Place, before: Sequence[Order]) -> Order:
-        own = (*place, layer.name)
-        given = merge_orders(before, joined=layer.kind == "Concatenate")
-        if not given.is_known and len(before) > 1:
-            self._mark(given.makers, f"it is joined with what {given.said or 'a Flatten'} gives")
+    def _layer(self, layer: Layer, parent: Place, inputs: Sequence[Order]) -> Order:
+        place = (*parent, layer.name)
+        given = merge_orders(inputs, joined=layer.kind == "Concatenate")
+        if not given.is_known and len(inputs) > 1:
+            self._doubt(given.makers, f"it is joined with what {given.said or 'a Flatten'} gives")
         if layer.is_model:
-            return self.through(layer, own, given)
+            return self.through(layer, place, given)
         rule = self._rules.get(layer.kind) if layer.is_known else None
         if rule is not None:
-            return rule(layer, own, given)
-        self._mark({own}, given.why if not given.is_known else "")
-        self._mark(given.makers, f"a {layer.kind} takes what it gives")
+            return rule(layer, place, given)
+        self._doubt_inputs(place, given)
+        self._doubt(given.makers, f"a {layer.kind} takes what it gives")
         return unknown_order(f"a {layer.kind}", given.makers)
 
-    def _mark(self, places: Sequence[Place] | frozenset[Place] | set[Place], why: str) -> None:
-        for place in places if why else ():
+    def _doubt(self, places: Iterable[Place], why: str = "", *, before: str = "") -> None:
+        for place in places:
             if place not in self._doubted:  # the first reason counts
                 self._doubted.add(place)
-                self.told[place] = UNLIKE + why
+                self.orders[place] = KernelOrder(before=before, doubt=why)
 
-    def _weighted(self, place: Place, given: Order) -> None:
+    def _doubt_inputs(self, place: Place, given: Order) -> None:
+        """Doubt a layer with weights if the order of the features that it takes is not known."""
         if not given.is_known:
-            self._mark({place}, given.why)
+            self._doubt([place], before="a Flatten" if given.way == "flat" else given.said)
 
     # Layers with weights ------------------------------------------------------------------------------
 
     def _dense(self, layer: Layer, place: Place, given: Order) -> Order:
         if given.way == "flat":
-            self.told.setdefault(place, f" after Flatten {given.said}".rstrip())
+            self.orders.setdefault(place, KernelOrder(flattened=given.said))
         else:
-            self._weighted(place, given)
+            self._doubt_inputs(place, given)
         rank = _rank(layer, given)
         is_open = given.way in ("image", "series") or (given.way == "input" and (rank or 0) > SEQUENCE)
         is_series = is_open and rank != 1
         return Order("series" if is_series else "features", rank, makers=frozenset({place}))
 
     def _norm(self, layer: Layer, place: Place, given: Order) -> Order:
-        self._weighted(place, given)
+        self._doubt_inputs(place, given)
         axis = layer.config.get("axis")
         if isinstance(axis, list) and len(axis) > 1:
-            self._mark({place}, "it has weights along several axes")
+            self._doubt([place], "it has weights along several axes")
         return given._replace(makers=given.makers | {place})
 
     def _convolution(self, layer: Layer, place: Place, given: Order) -> Order:
-        self._weighted(place, given)
+        self._doubt_inputs(place, given)
         return convolved_order(given, layer.kind, layer.config)
 
     def _recurrent(self, layer: Layer, place: Place, given: Order) -> Order:
-        self._weighted(place, given)
+        self._doubt_inputs(place, given)
         inner = layer.config.get("layer")
         config = inner.get("config") if isinstance(inner, Mapping) else layer.config
         returned = config.get("return_sequences") if isinstance(config, Mapping) else None
         return Order("features", SEQUENCE if returned else 1, makers=frozenset({place}))
 
     def _attention(self, layer: Layer, place: Place, given: Order) -> Order:
-        self._weighted(place, given)
+        self._doubt_inputs(place, given)
         is_plain = given.way in ("input", "features") and given.rank == SEQUENCE
         return Order("features" if is_plain else "series", given.rank, makers=frozenset({place}))
 
@@ -181,7 +192,7 @@ class _ModelWalk:
         kind = inner.get("class_name") if isinstance(inner, Mapping) else None
         if kind == "Dense" and given.way != "flat":
             return self._dense(layer, place, given)
-        self._weighted(place, given)
+        self._doubt_inputs(place, given)
         return unknown_order("a TimeDistributed", given.makers | {place})
 
     # Layers without weights ---------------------------------------------------------------------------
@@ -213,14 +224,14 @@ class _ModelWalk:
         if layer.config.get("data_format") == "channels_first":
             return unknown_order("a Flatten of channels first", given.makers)
         made = flattened_order(given, _shape(layer))
-        if made.way == "flat":
-            self._mark(given.makers if given.way != "image" else (), "a Flatten takes what it gives")
+        if made.way == "flat" and given.way != "image":
+            self._doubt(given.makers, "a Flatten takes what it gives")
         return made
 
     def _reshape(self, layer: Layer, place: Place, given: Order) -> Order:
         made, is_moved = reshaped_order(given, layer.config.get("target_shape"), _shape(layer))
         if is_moved:
-            self._mark(given.makers, "a Reshape takes what it gives")
+            self._doubt(given.makers, "a Reshape takes what it gives")
         return made
 
 
@@ -285,9 +296,9 @@ class Order(NamedTuple):
     Attributes:
         way: ``features``: the last axis has features, and Flatten makes the same of it in both frameworks;
             ``series``: the last axis has features, and what Flatten makes can't be told; ``image``: the last
-            axis has channels, which PyTorch has first; ``flat``: what Flatten made of an image; ``untold``.
+            axis has channels, which PyTorch has first; ``flat``: what Flatten made of an image; ``unknown``.
         rank: The number of axes without the batch, where it is known.
-        said: Of ``flat``, the shape of the image as text; of ``untold``, what makes it so.
+        said: Of ``flat``, the shape of the image as text; of ``unknown``, what makes it so.
         channels: How many features an image has, where that is known.
         makers: The layers whose outputs stand along the last axis.
     """
@@ -301,12 +312,7 @@ class Order(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Return whether the last axis has features in the order in which the layers before gave them."""
-        return self.way not in ("flat", "untold")
-
-    @property
-    def why(self) -> str:
-        """Return why features may be in another order than PyTorch's."""
-        return f"a Flatten {BEFORE}" if self.way == "flat" else f"{self.said} {BEFORE}"
+        return self.way not in ("flat", "unknown")
 
 
 _INPUT = Order("input")
@@ -314,7 +320,7 @@ _INPUT = Order("input")
 
 def unknown_order(said: str, makers: frozenset[Place] = frozenset()) -> Order:
     """Return an order of which nothing is known, because of what."""
-    return Order("untold", said=said, makers=makers)
+    return Order("unknown", said=said, makers=makers)
 
 
 def merge_orders(orders: Sequence[Order], *, joined: bool = False) -> Order:
@@ -323,7 +329,7 @@ def merge_orders(orders: Sequence[Order], *, joined: bool = False) -> Order:
     first = orders[0] if orders else unknown_order("what is not told")
     if len(orders) < 2:
         return first._replace(makers=makers)
-    unknown = next((one for one in orders if one.way == "untold"), None)
+    unknown = next((one for one in orders if one.way == "unknown"), None)
     if unknown is not None:
         return unknown._replace(makers=makers)
     ways = {one.way for one in orders}
@@ -347,7 +353,7 @@ def flattened_order(given: Order, shape: Sequence[int | None] | None) -> Order:
         shape: The shape of that without the batch, where it is known.
     """
     rank = given.rank if shape is None else len(shape)
-    if given.way in ("flat", "untold"):
+    if given.way in ("flat", "unknown"):
         return given
     if rank is not None and rank < SEQUENCE:
         return given._replace(rank=1)
@@ -355,9 +361,8 @@ def flattened_order(given: Order, shape: Sequence[int | None] | None) -> Order:
         return unknown_order("a Flatten", given.makers) if given.way == "series" else given._replace(rank=1)
     if given.way in ("features", "series") and rank is not None:
         return unknown_order("a Flatten", given.makers)
-    told = shape is not None and all(length is not None and length > 0 for length in shape)
-    if told:
-        return Order("flat", 1, f"({', '.join(map(str, shape or ()))})")
+    if shape is not None and all(length is not None and length > 0 for length in shape):
+        return Order("flat", 1, f"({', '.join(map(str, shape))})")
     is_image = given.way == "image" or (rank is not None and rank > SEQUENCE)
     return Order("flat", 1, f"(*, {given.channels})" if is_image and given.channels else "")
 
@@ -397,5 +402,5 @@ def convolved_order(given: Order, kind: str, config: Mapping[str, object]) -> Or
     channels = count if type(count) is int and count > 0 else None
     if config.get("data_format") not in (None, "channels_last"):
         return unknown_order(f"a {kind} of channels first")
-    found = next(int(axes) for axes in "123" if f"{axes}D" in kind)
-    return Order("image", found + 1, channels=channels)
+    axes = next(int(digit) for digit in "123" if f"{digit}D" in kind)
+    return Order("image", axes + 1, channels=channels)

@@ -170,7 +170,7 @@ def layers_of_variables(
 
     Keras 2 describes its objects in a file of their own; old releases do so in the graph.
     """
-    from ckpttool.formats.keras.kinds import outermost_kind, plain
+    from ckpttool.formats.keras.kinds import outermost_kind
 
     described = {at: item.keras for at, item in enumerate(objects) if item.keras}
     path = os.path.join(directory, KERAS_METADATA)
@@ -186,7 +186,7 @@ def layers_of_variables(
             along = node_numbers_along(objects, raw_key(tensor))
             kind = outermost_kind((layers[at] for at in along if at in layers), orders)
             if kind is not None:
-                found[tensor.name] = kind if len(tensor.shape) > 1 else plain(kind)
+                found[tensor.name] = kind.text_for(tensor)
     return found
 
 
