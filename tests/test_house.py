@@ -24,7 +24,6 @@ SENTENCE = re.compile(r"[a-z]{2,} [a-z(]|[a-z]{2,}:? $|^ [a-z]{2,}")
 ALLOWED = {
     ("predict/interface.py", "Arguments received"): "Keras's words",
     ("pairing/layers.py", " and "): "the variables that a public layer description lists",
-    ("render/text_moves.py", "not taken back: "): "a prefix that the total leaves out",
 }
 
 

@@ -217,3 +217,15 @@ def unraveled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
         index, at = divmod(index, length)
         found.append(at)
     return tuple(reversed(found))
+
+
+def relative_change(statistics: Statistics) -> float:
+    """Return the norm of the change as a part of the first side's norm."""
+    return relative_norm(statistics.l2, statistics.norm_a)
+
+
+def relative_norm(change: float, norm: float) -> float:
+    """Return a norm as a part of another; infinite if there was nothing and something came."""
+    if norm == 0:
+        return math.inf if change else 0.0
+    return change / norm

@@ -162,3 +162,9 @@ class Difference:
         missing = self.added or self.removed or renamed
         unsure = self.broken or self.not_compared or self.undecided
         return not (self.changed or missing or self.values or unsure)
+
+
+def distances(change: Change) -> Statistics | None:
+    """Return how far values lie apart; None where there is no distance, as between strings."""
+    found = change.statistics
+    return None if found is None or isinstance(found.at_a, str) else found

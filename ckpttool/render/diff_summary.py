@@ -1,19 +1,22 @@
-"""How two checkpoints differ in one sentence, and which modules changed in another."""
+"""How two checkpoints differ in one sentence, which modules changed, and how one value did."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckpttool.comparing.statistics import Tolerance
-from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
-from ckpttool.render.numbers import amount, change_text, file_size
+from ckpttool.ops.difference import ABSENT, Change, Difference, ValueChange
+from ckpttool.render.numbers import amount, file_size, number
 from ckpttool.render.terminal import printable
 from ckpttool.report import counted
 from ckpttool.tensor import Role
 
 _MOST_VALUES = 3
 _LONGEST_VALUE = 60
+_FEWEST_DIGITS, _MOST_DIGITS = 4, 17  # 17 tell every two float64 apart
 _MOST_MODULES = 4
 _MOST_THINGS = 3
 
@@ -23,8 +26,14 @@ def summary_line(difference: Difference) -> str:
     if difference.equal:
         return _equal_line(difference)
     if replace(difference, not_compared=(), undecided=()).equal:
-        unsure = " and ".join(filter(None, (_not_compared_words(difference), _undecided_words(difference))))
-        return f"no {'certain ' * bool(difference.undecided)}difference found, but {unsure}"
+        unsure = []
+        if things := difference.not_compared:
+            verb = "was" if len(things) == 1 else "were"
+            unsure.append(f"{counted(len(things), 'thing')} {verb} not compared: {_first_names(things)}")
+        if names := [one.name for one in difference.undecided]:
+            unsure.append(f"{counted(len(names), 'tensor')} may lie in another order: {_first_names(names)}")
+        certain = "certain " if difference.undecided else ""
+        return f"no {certain}difference found, but {' and '.join(unsure)}"
     return "; ".join(filter(None, (tensors_line(difference), _value_words(difference.values))))
 
 
@@ -32,9 +41,13 @@ def tensors_line(difference: Difference) -> str:
     """Return what is to be said of the tensors of two checkpoints that differ."""
     is_foreign = bool(not difference.compared and difference.removed and difference.added)
     counts = ["no tensor in common"] if is_foreign else [*_change_words(difference)]
-    counts += _one_sided_words(difference.removed, "removed")
-    counts += _one_sided_words(difference.added, "added")
-    counts += _rename_words(difference)
+    for facts, verb in ((difference.removed, "removed"), (difference.added, "added")):
+        if facts:
+            counts.append(f"{len(facts):,} {verb}{_common_name([one.name for one in facts])}")
+    if difference.renamed and difference.rename_counts:
+        a, b = (_common_name(names) for names in zip(*difference.renamed, strict=True))
+        modules = f"{a.rstrip(')')} → {b.removeprefix(' (')}" if a and b else ""
+        counts.append(f"{len(difference.renamed):,} renamed{modules}")
     if difference.broken:
         counts.append(f"{counted(len(difference.broken), 'tensor')} could not be compared")
     if difference.not_compared:
@@ -59,21 +72,10 @@ def _equal_line(difference: Difference) -> str:
 
 
 def tolerance_words(tolerance: Tolerance) -> str:
-    """Return what is let pass, in words that follow "equal"; nothing where nothing is."""
+    """Return the tolerance in words that follow "equal"; nothing if only equal values are equal."""
     limits = (("rtol", tolerance.rtol), ("atol", tolerance.atol))
-    told = " and ".join(f"{name} {amount(limit).replace('.0e', 'e')}" for name, limit in limits if limit)
-    return f" within {told}" if told else ""
-
-
-def _not_compared_words(difference: Difference) -> str:
-    things = difference.not_compared
-    verb = "was" if len(things) == 1 else "were"
-    return f"{counted(len(things), 'thing')} {verb} not compared: {_first_names(things)}" if things else ""
-
-
-def _undecided_words(difference: Difference) -> str:
-    names = [one.name for one in difference.undecided]
-    return f"{counted(len(names), 'tensor')} may lie in another order: {_first_names(names)}" if names else ""
+    words = " and ".join(f"{name} {amount(limit).replace('.0e', 'e')}" for name, limit in limits if limit)
+    return f" within {words}" if words else ""
 
 
 def _first_names(things: Sequence[str]) -> str:
@@ -86,12 +88,16 @@ def _change_words(difference: Difference) -> Iterator[str]:
     if not changed:
         return
     of = f"{len(changed):,} of {counted(difference.compared, 'tensor')} changed"
-    kinds = [*_kinds_of_change(changed)]
-    if len(kinds) == 1 and kinds[0][1] == len(changed):
-        yield f"{of} {kinds[0][0]}".rstrip()
+    kinds = Counter("in shape" for one in changed if one.kind == "shape")
+    for one in changed:
+        if one.kind == "dtype":
+            same = ", same values" if one.statistics is None else ""
+            kinds[f"from {one.a.dtype} to {one.b.dtype}{same}"] += 1
+    if [*kinds.values()] == [len(changed)]:
+        yield f"{of} {next(iter(kinds))}"
     else:
-        told = ", ".join(f"{count:,} {words}" for words, count in kinds if words)
-        yield f"{of} ({told})" if told else of
+        words = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+        yield f"{of} ({words})" if words else of
     largest = largest_change(changed)
     if largest is not None and largest.statistics is not None:
         yield f"max |Δ| {amount(largest.statistics.max_abs)} in {printable(largest.name)}"
@@ -99,43 +105,12 @@ def _change_words(difference: Difference) -> Iterator[str]:
         yield f"{counted(strange, 'value')} NaN or infinite"
 
 
-def _kinds_of_change(changed: Sequence[Change]) -> Iterator[tuple[str, int]]:
-    """Yield what else than values changed, and in how many tensors."""
-    shapes = sum(one.kind == "shape" for one in changed)
-    if shapes:
-        yield "in shape", shapes
-    types: dict[str, int] = {}
-    for one in changed:
-        if one.kind == "dtype":
-            same = ", same values" if one.statistics is None else ""
-            words = f"from {one.a.dtype} to {one.b.dtype}{same}"
-            types[words] = types.get(words, 0) + 1
-    yield from types.items()
-
-
 def largest_change(changed: Iterable[Change]) -> Change | None:
     """Return the change of the largest finite |Δ|, of a weight where one changed, or None."""
-    finite = [one for one in changed if one.statistics is not None and one.statistics.max_abs > 0]
-    weights = [one for one in finite if one.a.role is Role.WEIGHTS]
-    return max(weights or finite, key=_max_abs, default=None)
-
-
-def _max_abs(change: Change) -> float:
-    return change.statistics.max_abs if change.statistics is not None else 0.0
-
-
-def _one_sided_words(facts: Sequence[Facts], verb: str) -> Iterator[str]:
-    if facts:
-        yield f"{len(facts):,} {verb}{_common_name([one.name for one in facts])}"
-
-
-def _rename_words(difference: Difference) -> Iterator[str]:
-    renamed = difference.renamed
-    if not renamed or not difference.rename_counts:
-        return
-    ours, theirs = _common_name([a for a, _ in renamed]), _common_name([b for _, b in renamed])
-    told = f"{ours.rstrip(')')} → {theirs.removeprefix(' (')}" if ours and theirs else ""
-    yield f"{len(renamed):,} renamed{told}"
+    finite = [(one, one.statistics.max_abs) for one in changed if one.statistics is not None]
+    moved = [(one, most) for one, most in finite if most > 0]
+    weights = [(one, most) for one, most in moved if one.a.role is Role.WEIGHTS]
+    return max(weights or moved, key=lambda pair: pair[1], default=(None, 0.0))[0]
 
 
 def _common_name(names: Sequence[str]) -> str:
@@ -149,39 +124,37 @@ def _common_name(names: Sequence[str]) -> str:
 def _value_words(changes: Sequence[ValueChange]) -> str:
     both = [one for one in changes if ABSENT not in (one.a, one.b)]
     texts = (f"{printable(one.path)} {change_text(one)}" for one in both)
-    told = [text for text in texts if len(text) <= _LONGEST_VALUE][:_MOST_VALUES]
-    left = len(both) - len(told)
+    words = [text for text in texts if len(text) <= _LONGEST_VALUE][:_MOST_VALUES]
     counts = (
-        (left, "more value" if told else "value", "changed"),
+        (len(both) - len(words), "more value" if words else "value", "changed"),
         (sum(one.b is ABSENT for one in changes), "value", "removed"),
         (sum(one.a is ABSENT for one in changes), "value", "added"),
     )
-    told += [f"{counted(count, noun)} {verb}" for count, noun, verb in counts if count]
-    return ", ".join(told)
+    words += [f"{counted(count, noun)} {verb}" for count, noun, verb in counts if count]
+    return ", ".join(words)
 
 
 # What moved -----------------------------------------------------------------------------------------
 
 
 def moved_line(difference: Difference) -> str | None:
-    """Return which modules changed, where others did not; None where a glance at the rest says as much."""
+    """Return which modules changed, if others did not; None if a glance at the rest says as much."""
     if not difference.unchanged or len(difference.changed) < 2:
         return None
-    roles = [one.a.role for one in difference.changed]
-    names = [one.name for one in difference.changed if one.a.role is Role.WEIGHTS]
-    rest = [role for role in roles if role is not Role.WEIGHTS] if names else []
-    if not names:
-        names = [one.name for one in difference.changed]
+    weights = [one.name for one in difference.changed if one.a.role is Role.WEIGHTS]
+    names = weights or [one.name for one in difference.changed]
     modules = changed_modules(names)
     if modules is None:
         common = common_module(names)
         below = f", all in {printable(common)}" if common else ""
-        return f"changed in {counted(len({*map(_module_of, names)}), 'module')}{below}"
-    told = [printable(one) for one in modules]
-    told += [
-        f"{counted(rest.count(role), 'tensor')} of the {role.value} state" for role in dict.fromkeys(rest)
-    ]
-    return f"only {_joined_words(told)} changed"
+        count = len({name.rpartition(".")[0] for name in names})
+        return f"changed in {counted(count, 'module')}{below}"
+    words = [*map(printable, modules)]
+    if weights:
+        states = Counter(one.a.role for one in difference.changed if one.a.role is not Role.WEIGHTS)
+        words += [f"{counted(count, 'tensor')} of the {role.value} state" for role, count in states.items()]
+    *most, last = words
+    return f"only {', '.join(most)} and {last} changed" if most else f"only {last} changed"
 
 
 def changed_modules(names: Sequence[str]) -> list[str] | None:
@@ -191,8 +164,8 @@ def changed_modules(names: Sequence[str]) -> list[str] | None:
     shared = len(_shared_modules(paths))
     for depth in range(deepest, min(shared, deepest - 1), -1):
         globs = [".".join([*path[:depth], "*"]) if len(path) > depth else ".".join(path) for path in paths]
-        if len(found := [*dict.fromkeys(globs)]) <= _MOST_MODULES:
-            return found
+        if len(different := [*dict.fromkeys(globs)]) <= _MOST_MODULES:
+            return different
     return None
 
 
@@ -211,9 +184,47 @@ def _shared_modules(paths: Sequence[Sequence[str]]) -> list[str]:
     return shared
 
 
-def _module_of(name: str) -> str:
-    return name.rpartition(".")[0]
+# Values ---------------------------------------------------------------------------------------------
 
 
-def _joined_words(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def value_text(value: object) -> str:
+    """Return a value that is not a tensor, in one short line."""
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, Mapping | list):
+        from ckpttool.render.json import dumps
+
+        return _cut(dumps(value))
+    return _cut(number(value)) or "''"
+
+
+def change_text(change: ValueChange) -> str:
+    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
+    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
+        return two_values(change.a, change.b)
+    return f"{value_text(change.a)} → {value_text(change.b)}"
+
+
+def two_values(a: object, b: object) -> str:
+    """Return two values with as many digits as it takes to tell them apart."""
+    if isinstance(a, str) or isinstance(b, str):
+        return f"{_cut(repr(a))} → {_cut(repr(b))}"
+    shown = [str(a), str(b)]
+    for digits in range(_FEWEST_DIGITS, _MOST_DIGITS + 1):
+        shown = [_digits(value, digits) for value in (a, b)]
+        if shown[0] != shown[1]:
+            break
+    return " → ".join(shown)
+
+
+def _digits(value: object, digits: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, float | complex):
+        return number(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return amount(value)
+    return f"{value:.{digits}g}"
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"

@@ -17,7 +17,7 @@ from ckpttool.render.verdict_words import (
     printable_cut,
     rank_findings,
 )
-from ckpttool.report import Finding, Severity
+from ckpttool.report import Severity
 
 if TYPE_CHECKING:
     from ckpttool.errors import CheckpointError
@@ -49,29 +49,27 @@ def workflow_commands(
         failures: What could not be looked at.
         root: The root of the sources, which GitHub's paths start from.
     """
-    found = (_annotation(one, finding) for one, finding in rank_findings(verifications))
-    kept: dict[Severity, list[_Annotation]] = {severity: [] for severity in _COMMANDS}
-    left = 0
-    for annotation in chain(map(_unread, failures), found):
-        is_full = len(kept[annotation.severity]) == _room(annotation.severity)
-        left += is_full
-        if not is_full:
-            kept[annotation.severity].append(annotation)
-    lines = [_command(one, root) for one in chain.from_iterable(kept.values())]
-    return "\n".join([*lines, _last(verifications, len(failures), left)])
-
-
-def _room(severity: Severity) -> int:
-    """Return how many fit; the line that counts is a notice too."""
-    return MAX_SHOWN - (severity is Severity.NOTE)
-
-
-def _annotation(verification: Verification, finding: Finding) -> _Annotation:
-    return _Annotation(finding.severity, verification.path, finding.code, message_with_place(finding))
-
-
-def _unread(failure: CheckpointError) -> _Annotation:
-    return _Annotation(Severity.ERROR, failure.path, failure.code, printable_cut(failure.reason))
+    unread = (_Annotation(Severity.ERROR, one.path, one.code, printable_cut(one.reason)) for one in failures)
+    ranked = (
+        _Annotation(finding.severity, one.path, finding.code, message_with_place(finding))
+        for one, finding in rank_findings(verifications)
+    )
+    shown: dict[Severity, list[_Annotation]] = {severity: [] for severity in _COMMANDS}
+    more = 0
+    for annotation in chain(unread, ranked):
+        # The line that counts is a notice, too, and GitHub is to show it.
+        room = MAX_SHOWN - (annotation.severity is Severity.NOTE)
+        if len(shown[annotation.severity]) < room:
+            shown[annotation.severity].append(annotation)
+        else:
+            more += 1
+    counts = [count_verdicts(verifications)]
+    if failures:
+        counts.append(f"{len(failures):,} not read")
+    if more:
+        counts.append(f"{more:,} more findings in the log")
+    lines = [_command(one, root) for one in chain.from_iterable(shown.values())]
+    return "\n".join([*lines, f"::notice title=ckpttool verify::{'; '.join(counts)}"])
 
 
 def _command(annotation: _Annotation, root: str | None) -> str:
@@ -79,12 +77,3 @@ def _command(annotation: _Annotation, root: str | None) -> str:
     file, title = printable_cut(path).translate(_PROPERTY), annotation.title.translate(_PROPERTY)
     message = f"{printable_cut(annotation.path)}: {annotation.message}".translate(_DATA)
     return f"::{_COMMANDS[annotation.severity]} file={file},title={title}::{message}"
-
-
-def _last(verifications: Sequence[Verification], unread: int, left: int) -> str:
-    parts = [count_verdicts(verifications)]
-    if unread:
-        parts.append(f"{unread:,} not read")
-    if left:
-        parts.append(f"{left:,} more findings in the log")
-    return f"::notice title=ckpttool verify::{'; '.join(parts)}"

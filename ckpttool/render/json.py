@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckpttool.checkpoint import TrainingState
     from ckpttool.ops.conversion import Converted
     from ckpttool.ops.difference import Change, Described, Difference, Facts, ValueChange
-    from ckpttool.ops.drift import Drift, DriftStep, Point
+    from ckpttool.ops.drift import Drift
     from ckpttool.ops.inspect import Inspection, ValueStatistics
     from ckpttool.ops.manifest_writing import SealResult
     from ckpttool.ops.verdict import Verification
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ckpttool.series.reasons import Problem
     from ckpttool.series.renaming.rename import Renamed
     from ckpttool.series.resuming.latest import Latest
-    from ckpttool.series.retention.plan import GroupPlan, KeptEntry
+    from ckpttool.series.retention.plan import GroupPlan
     from ckpttool.series.undoing.trash import EmptiedTrash
     from ckpttool.series.undoing.undo import Undone
-    from ckpttool.tensor import Shard, Tensor
+    from ckpttool.tensor import Tensor
 
 
 def dumps(document: Any) -> str:
@@ -146,32 +146,27 @@ def _tensor(tensor: Tensor, statistics: Mapping[str, ValueStatistics] | None) ->
     if tensor.key is not None:
         document["key"] = tensor.key
     if tensor.shard is not None:
-        document["shard"] = _shard(tensor.shard)
+        document["shard"] = {
+            "shape": list(tensor.shard.shape),
+            "ranges": None
+            if tensor.shard.ranges is None
+            else [list(map(list, runs)) for runs in tensor.shard.ranges],
+            "placements": list(tensor.shard.placements),
+            "mesh": list(tensor.shard.mesh),
+            "rank": tensor.shard.rank,
+        }
     if statistics is not None and tensor.name in statistics:
-        document["stats"] = _statistics(statistics[tensor.name])
+        found = statistics[tensor.name]
+        document["stats"] = {
+            "min": found.minimum,
+            "max": found.maximum,
+            "mean": found.mean,
+            "std": found.std,
+            "zeros": found.zeros,
+            "nan": found.nan,
+            "inf": found.infinite,
+        }
     return document
-
-
-def _shard(shard: Shard) -> dict[str, Any]:
-    return {
-        "shape": list(shard.shape),
-        "ranges": None if shard.ranges is None else [list(map(list, runs)) for runs in shard.ranges],
-        "placements": list(shard.placements),
-        "mesh": list(shard.mesh),
-        "rank": shard.rank,
-    }
-
-
-def _statistics(found: ValueStatistics) -> dict[str, Any]:
-    return {
-        "min": found.minimum,
-        "max": found.maximum,
-        "mean": found.mean,
-        "std": found.std,
-        "zeros": found.zeros,
-        "nan": found.nan,
-        "inf": found.infinite,
-    }
 
 
 # verify ---------------------------------------------------------------------------------------------
@@ -262,7 +257,19 @@ def _difference_body(difference: Difference) -> dict[str, Any]:
         "added": [one.name for one in difference.added],
         "removed": [one.name for one in difference.removed],
         "renamed": [list(names) for names in difference.renamed],
-        "changed": [_change(one) for one in difference.changed],
+        "changed": [
+            (
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    **_change_statistics(one),
+                    "how": one.how,
+                    "a": _tensor_facts(one.a),
+                    "b": _tensor_facts(one.b),
+                }
+            )
+            for one in difference.changed
+        ],
         "values": [_value_change(one) for one in difference.values],
         "reported": [_value_change(one) for one in difference.reported],
         "rules": dict(difference.rules),
@@ -278,20 +285,10 @@ def _difference_body(difference: Difference) -> dict[str, Any]:
     }
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "name": change.name,
-        "kind": change.kind,
-        **_change_statistics(change),
-        "how": change.how,
-        "a": _tensor_facts(change.a),
-        "b": _tensor_facts(change.b),
-    }
-
-
 def _change_statistics(change: Change) -> dict[str, Any]:
     """Return the numbers: those of equal values if only the type differs, null if shapes differ."""
-    from ckpttool.render.text_diff import distances, relative_change
+    from ckpttool.comparing.statistics import relative_change
+    from ckpttool.ops.difference import distances
 
     found = change.statistics
     if found is None:
@@ -359,29 +356,31 @@ def drift_document(drift: Drift) -> dict[str, Any]:
     return {
         "schema": _DIFF_SCHEMA,
         "equal": drift.equal,
-        "checkpoints": [_drift_point(one) for one in drift.points],
-        "steps": [_drift_step(one) for one in drift.steps],
-    }
-
-
-def _drift_point(point: Point) -> dict[str, Any]:
-    return {
-        "path": point.path,
-        "epoch": point.epoch,
-        "step": point.step,
-        "loss": point.loss,
-        "norm": point.norm,
-    }
-
-
-def _drift_step(step: DriftStep) -> dict[str, Any]:
-    return {
-        "l2": step.l2,
-        "relative": step.relative,
-        "max_abs": step.max_abs,
-        "largest": step.largest,
-        "cosine": step.cosine,
-        **_difference_body(step.difference),
+        "checkpoints": [
+            (
+                {
+                    "path": one.path,
+                    "epoch": one.epoch,
+                    "step": one.step,
+                    "loss": one.loss,
+                    "norm": one.norm,
+                }
+            )
+            for one in drift.points
+        ],
+        "steps": [
+            (
+                {
+                    "l2": one.l2,
+                    "relative": one.relative,
+                    "max_abs": one.max_abs,
+                    "largest": one.largest,
+                    "cosine": one.cosine,
+                    **_difference_body(one.difference),
+                }
+            )
+            for one in drift.steps
+        ],
     }
 
 
@@ -397,7 +396,7 @@ def list_document(listing: Listing) -> dict[str, Any]:
 
 
 def _list_row(listed: ListedCheckpoint) -> dict[str, Any]:
-    from ckpttool.render.text_list import utc_time
+    from ckpttool.render.numbers import utc_time
 
     entry = listed.entry
     return {
@@ -475,21 +474,22 @@ def prune_document(pruned: Pruned) -> dict[str, Any]:
 def _prune_group(group: GroupPlan) -> dict[str, Any]:
     return {
         "key": group.key,
-        "keep": [_kept_row(one) for one in group.keep],
+        "keep": [
+            (
+                {
+                    "path": one.entry.path,
+                    "reasons": list(one.reasons),
+                    "safety": one.entry.safety.value,
+                }
+            )
+            for one in group.keep
+        ],
         "remove": [_removal_row(entry, group) for entry in group.remove],
         "skipped": group.skipped,
         "policy": None if group.policy is None else group.policy.rules,
         "failed": group.failed,
         "excess": None if group.excess is None else str(group.excess),
         "excess_bytes": 0 if group.excess is None else group.excess.nbytes,
-    }
-
-
-def _kept_row(kept: KeptEntry) -> dict[str, Any]:
-    return {
-        "path": kept.entry.path,
-        "reasons": list(kept.reasons),
-        "safety": kept.entry.safety.value,
     }
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_FINDINGS = 100
 """Findings that a case names; a model of another kind differs in thousands."""
+_COUNTS = ("tests", "failures", "errors")
+"""The counts that stand on all suites together; the schema has no place there for those skipped."""
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -56,7 +58,10 @@ def junit(
     from xml.etree.ElementTree import Element, indent, tostring
 
     suites = [_suite(one.path, _cases(one), seconds.get(one.path, 0.0)) for one in verifications]
-    suites += [_suite(one.path, [_unread(one)], 0.0) for one in failures]
+    for failure in failures:
+        text = f"error {failure.code}: {printable_cut(str(failure))}"
+        case = _Case("open", "error", printable_cut(failure.reason), text, "")
+        suites.append(_suite(failure.path, [case], 0.0))
     counts = {name: str(sum(int(suite.get(name, 0)) for suite in suites)) for name in _COUNTS}
     total = sum(seconds.get(one.path, 0.0) for one in verifications)
     root = Element("testsuites", {"name": "ckpttool verify", **counts, "time": f"{total:.3f}"})
@@ -65,12 +70,8 @@ def junit(
     return f'<?xml version="1.0" encoding="utf-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-_COUNTS = ("tests", "failures", "errors")
-"""The counts that stand on all suites together; the schema has no place there for those skipped."""
-
-
 def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
-    from xml.etree.ElementTree import Element
+    from xml.etree.ElementTree import Element, SubElement
 
     outcomes = [case.outcome for case in cases]
     suite = Element(
@@ -84,44 +85,39 @@ def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
             "time": f"{seconds:.3f}",
         },
     )
-    suite.extend(_element(case, path) for case in cases)
+    for case in cases:
+        attributes = {"classname": printable_cut(path), "name": case.name, "time": "0.000"}
+        element = SubElement(suite, "testcase", attributes)
+        if case.outcome is not None:
+            SubElement(element, case.outcome, {"message": case.message}).text = case.text or None
+        if case.aside:
+            SubElement(element, "system-out").text = case.aside
     return suite
-
-
-def _element(case: _Case, path: str) -> Element:
-    from xml.etree.ElementTree import Element, SubElement
-
-    element = Element("testcase", {"classname": printable_cut(path), "name": case.name, "time": "0.000"})
-    if case.outcome is not None:
-        SubElement(element, case.outcome, {"message": case.message}).text = case.text or None
-    if case.aside:
-        SubElement(element, "system-out").text = case.aside
-    return element
 
 
 def _cases(verification: Verification) -> list[_Case]:
     """Return a case for each check, and one for what belongs to none: an error is never left out."""
-    cases = [_case(check, verification.findings) for check in verification.checks]
+    cases = []
+    for check in verification.checks:
+        findings = findings_of(check, verification.findings)
+        if is_undone(check, verification.findings):
+            message = f"not done: {printable_cut(check.detail)}"
+            cases.append(_Case(check.name, "error", message, _lines(findings), ""))
+        else:
+            cases.append(_case(check, findings))
     if others := findings_without_check(verification):
         is_failed = any(one.severity is Severity.ERROR and is_open(one) for one in others)
         status = Status.FAILED if is_failed else Status.PASSED
-        cases.append(_told(Check("other", status, "findings of no one check"), others))
+        cases.append(_case(Check("other", status, "findings of no one check"), others))
     return cases
 
 
 def _case(check: Check, findings: Sequence[Finding]) -> _Case:
-    found = findings_of(check, findings)
-    if is_undone(check, findings):
-        return _Case(check.name, "error", f"not done: {printable_cut(check.detail)}", _lines(found), "")
-    return _told(check, found)
-
-
-def _told(check: Check, found: Sequence[Finding]) -> _Case:
     detail = printable_cut(check.detail)
     if check.status is Status.FAILED:
-        return _Case(check.name, "failure", detail, _lines(found), "")
+        return _Case(check.name, "failure", detail, _lines(findings), "")
     outcome = "skipped" if check.status is Status.SKIPPED else None
-    return _Case(check.name, outcome, detail, "", _lines(found))
+    return _Case(check.name, outcome, detail, "", _lines(findings))
 
 
 def _lines(findings: Sequence[Finding]) -> str:
@@ -129,8 +125,3 @@ def _lines(findings: Sequence[Finding]) -> str:
     if len(findings) > MAX_FINDINGS:
         lines.append(f"… and {len(findings) - MAX_FINDINGS:,} more findings (--json has them all)")
     return "\n".join(lines)
-
-
-def _unread(failure: CheckpointError) -> _Case:
-    reason = printable_cut(str(failure))
-    return _Case("open", "error", printable_cut(failure.reason), f"error {failure.code}: {reason}", "")

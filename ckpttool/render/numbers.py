@@ -1,19 +1,12 @@
-"""Numbers, sizes, shapes and values, as people write them."""
+"""Numbers, sizes, shapes and times, as people write them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ckpttool.render.terminal import printable
 
-if TYPE_CHECKING:
-    from ckpttool.ops.difference import ValueChange
-
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
-_MAX_VALUE = 60
-_FEWEST_DIGITS, _MOST_DIGITS = 4, 17  # 17 tell every two float64 apart
 _SMALL, _LARGE = 0.01, 10_000.0
 
 
@@ -66,46 +59,12 @@ def index_text(index: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
-def value_text(value: object) -> str:
-    """Return a value that is not a tensor, in one short line."""
-    from ckpttool.ops.difference import ABSENT
+def utc_time(nanoseconds: int) -> str | None:
+    """Return a time as ISO 8601 in UTC, to the second; None for one beyond what calendars hold."""
+    from datetime import datetime, timezone
 
-    if value is ABSENT:
-        return "absent"
-    if isinstance(value, Mapping | list):
-        from ckpttool.render.json import dumps
-
-        return _cut(dumps(value))
-    return _cut(number(value)) or "''"
-
-
-def change_text(change: ValueChange) -> str:
-    """Return how a value changed: ``3 → 4``, with as many digits as it takes to tell them apart."""
-    if isinstance(change.a, float | int) and isinstance(change.b, float | int):
-        return two_values(change.a, change.b)
-    return f"{value_text(change.a)} → {value_text(change.b)}"
-
-
-def two_values(a: object, b: object) -> str:
-    """Return two values with as many digits as it takes to tell them apart."""
-    if isinstance(a, str) or isinstance(b, str):
-        return f"{_cut(repr(a))} → {_cut(repr(b))}"
-    shown = [str(a), str(b)]
-    for digits in range(_FEWEST_DIGITS, _MOST_DIGITS + 1):
-        shown = [_digits(value, digits) for value in (a, b)]
-        if shown[0] != shown[1]:
-            break
-    return " → ".join(shown)
-
-
-def _digits(value: object, digits: int) -> str:
-    if isinstance(value, bool) or not isinstance(value, float | complex):
-        return number(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return amount(value)
-    return f"{value:.{digits}g}"
-
-
-def _cut(text: str) -> str:
-    text = printable(text)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+    try:
+        when = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{when:%Y-%m-%dT%H:%M:%SZ}"

@@ -139,30 +139,24 @@ def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers
 
 
 def _page(title: str, svg: bytes, numbers: Numbers | None) -> bytes:
-    told = escape(printable(title))
+    heading = escape(printable(title))
     inline = svg[svg.index(b"<svg") :].decode()
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="{MARK}">',
-        f"<title>{told}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{told}</h1>",
+        f"<title>{heading}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{heading}</h1>",
         inline.rstrip(),
-        *(_table(numbers) if numbers is not None else ()),
-        "</body></html>\n",
     ]
+    if numbers is not None:
+        rows = [("th", numbers.headings), *(("td", row) for row in numbers.rows)]
+        parts.append("<table>")
+        for tag, cells in rows:
+            row = "".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells)
+            parts.append(f"<tr>{row}</tr>")
+        parts.append("</table>")
+    parts.append("</body></html>\n")
     return "\n".join(parts).encode()
-
-
-def _table(numbers: Numbers) -> Iterator[str]:
-    yield "<table>"
-    yield _table_row("th", numbers.headings)
-    yield from (_table_row("td", row) for row in numbers.rows)
-    yield "</table>"
-
-
-def _table_row(tag: str, cells: Sequence[str]) -> str:
-    told = "".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells)
-    return f"<tr>{told}</tr>"
 
 
 # matplotlib -----------------------------------------------------------------------------------------
@@ -179,7 +173,10 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
         axes = figure.subplots(len(drawings), 1, squeeze=False, height_ratios=heights)[:, 0]
         for one, place in zip(drawings, axes, strict=True):
             _draw(one, figure, place)
-        return _saved(figure, kind)
+        out = io.BytesIO()
+        metadata = {"Creator": MARK, "Date": None} if kind == "svg" else {"Software": MARK}
+        figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+        return out.getvalue()
 
 
 @contextmanager
@@ -202,20 +199,13 @@ def _own_settings() -> Iterator[None]:
         yield
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
-    out = io.BytesIO()
-    metadata = {"Creator": MARK, "Date": None} if kind == "svg" else {"Software": MARK}
-    figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
-    return out.getvalue()
-
-
 def _height(drawing: Drawing) -> float:
     """Return a drawing's height in inches."""
     if isinstance(drawing, Panel):
         return drawing.height
     if isinstance(drawing, Lines):
         return _LINES_HEIGHT
-    rows = len(drawing.names) if isinstance(drawing, Bars) else len(drawing.rows)
+    rows = len(drawing.names if isinstance(drawing, Bars) else drawing.rows)
     return _MARGIN + _ROW * min(max(rows, 1), _MOST_ROWS)
 
 
@@ -232,7 +222,7 @@ def _draw(drawing: Drawing, figure: Figure, axes: Axes) -> None:
 
 
 def _draw_bars(bars: Bars, axes: Axes) -> None:
-    values = [_finite(value) for value in bars.values]
+    values = [0.0 if value is None or not math.isfinite(value) else value for value in bars.values]
     axes.barh(range(len(values)), values, color=_COLOUR)
     axes.set_yticks(range(len(values)), [label(name) for name in bars.names])
     axes.set_ylim(len(values) - 0.4, -0.6)
@@ -276,10 +266,6 @@ def _name_points(axes: Axes, names: Sequence[str]) -> None:
     is_short = max(map(len, labels), default=0) * len(labels) <= _SHORT_LABELS
     turned: dict[str, Any] = {} if is_short else {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(0, len(names), every), labels, **turned)
-
-
-def _finite(value: float | None) -> float:
-    return value if value is not None and math.isfinite(value) else 0.0
 
 
 def _gap(value: Any) -> float:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from ckpttool.ops.difference import Change, Difference
+from ckpttool.comparing.statistics import relative_change
+from ckpttool.ops.difference import Change, Difference, distances
 from ckpttool.ops.drift import Drift
 from ckpttool.render.diff_summary import summary_line
 from ckpttool.render.plot import Bars, Drawing, Heat, Lines, Numbers, picture
-from ckpttool.render.text_diff import change_cells, distances, relative_change
+from ckpttool.render.text_diff import change_cells
 from ckpttool.render.text_drift import HEADINGS, drift_cells, short_names
 from ckpttool.tensor import Role
 
@@ -20,7 +21,7 @@ _TITLE = "relative change |Δ| / |a|"
 
 def difference_picture(kind: str, difference: Difference) -> bytes:
     """Return how far each layer moved, as bars."""
-    moved = _moved(difference.changed)
+    moved = _relative_changes(difference.changed)
     bars = Bars(_TITLE, [*moved] or ["no values changed"], [*moved.values()] or [None])
     headings, rows = change_cells(difference.changed)
     return picture(kind, summary_line(difference), [bars], Numbers(headings, rows))
@@ -28,51 +29,46 @@ def difference_picture(kind: str, difference: Difference) -> bytes:
 
 def drift_picture(kind: str, drift: Drift) -> bytes:
     """Return how far each layer moved in each step, and the series of losses, norms and changes."""
-    moved = [_moved(step.difference.changed) for step in drift.steps]
+    moved = [_relative_changes(step.difference.changed) for step in drift.steps]
     layers = [*dict.fromkeys(name for one in moved for name in one)]
     names = short_names(drift)
     drawings: list[Drawing] = []
     if layers:
         values = [[one.get(layer) for one in moved] for layer in layers]
         drawings.append(Heat(_TITLE, layers, names[1:], values, is_logarithmic=True))
+    series: dict[str, Sequence[float | None]] = {
+        "loss": [point.loss for point in drift.points],
+        "norm of the weights": [point.norm for point in drift.points],
+        "L2 of the change": [None, *(step.l2 for step in drift.steps)],
+    }
     drawings += [
-        Lines(title, names, {title: values}) for title, values in _series(drift) if set(values) != {None}
+        Lines(title, names, {title: values}) for title, values in series.items() if set(values) != {None}
     ]
     title = f"{names[0]} → {names[-1]}"
     return picture(kind, title, drawings, Numbers(HEADINGS, drift_cells(drift)))
 
 
-def _series(drift: Drift) -> Iterable[tuple[str, Sequence[float | None]]]:
-    yield "loss", [point.loss for point in drift.points]
-    yield "norm of the weights", [point.norm for point in drift.points]
-    yield "L2 of the change", [None, *(step.l2 for step in drift.steps)]
+def _relative_changes(changed: Sequence[Change]) -> Mapping[str, float]:
+    """Return the relative change of each weight, or of each tensor if no weight changed.
 
-
-def _moved(changed: Sequence[Change]) -> Mapping[str, float]:
-    """Return the relative change of each weight, or where none changed of each tensor.
-
-    Where there are many, a module has the largest one in it, and alike modules the largest one of all.
+    If there are many, a module has the largest one in it, and layers that differ in their number alone have
+    the largest one of all.
     """
     weights = [one for one in changed if one.a.role is Role.WEIGHTS]
-    found = {
+    largest = {
         one.name: relative_change(measured)
         for one in weights or changed
         if (measured := distances(one)) is not None
     }
-    for fold in (_module, _alike):
-        if len(found) <= _MOST_ROWS:
+    folds: tuple[Callable[[str], str], ...] = (
+        lambda name: name.rpartition(".")[0] or name,
+        lambda name: _NUMBER.sub("*", name),
+    )
+    for fold in folds:
+        if len(largest) <= _MOST_ROWS:
             break
         folded: dict[str, float] = {}
-        for name, value in found.items():
-            key = fold(name)
-            folded[key] = max(value, folded.get(key, 0.0))
-        found = folded
-    return found
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0] or name
-
-
-def _alike(name: str) -> str:
-    return _NUMBER.sub("*", name)
+        for name, value in largest.items():
+            folded[fold(name)] = max(value, folded.get(fold(name), 0.0))
+        largest = folded
+    return largest

@@ -8,17 +8,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ckpttool.render.numbers import file_size, number
+from ckpttool.render.numbers import file_size, number, utc_time
 from ckpttool.render.plot import Numbers, Panel, label, picture
-from ckpttool.render.text_list import (
-    ListStyle,
-    count_cell,
-    metric_of,
-    notes_cell,
-    policy_cell,
-    shown_metrics,
-    utc_time,
-)
+from ckpttool.render.text_list import ListStyle, count_cell, metric_of, notes_cell, policy_cell, shown_metrics
 from ckpttool.report import counted
 from ckpttool.series.listing import ListedCheckpoint, ListedSeries, Listing
 
@@ -76,11 +68,22 @@ class SeriesPanel(Panel):
         for at, name in enumerate(self.metrics):
             self._line(axes, name, _LINES[at % len(_LINES)], is_first=at == 0)
         if self.metrics:
-            self._leave_room(axes)
-        self._unsound(sizes)
+            low, high = axes.get_ylim()
+            ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+            axes.set_ylim(low - (high - low) / (_SIZES_BELOW - 1), high)
+            axes.set_yticks(ticks)
+        bad = [x for x, row in zip(self.places, self.rows, strict=True) if row.entry.fault is not None]
+        if bad:
+            sizes.plot(bad, [0] * len(bad), "x", color=_BAD, clip_on=False, zorder=5, label="not sound")
         axes.set_xlabel(self.axis)
         axes.grid(alpha=0.3)
-        self._name_places(axes)
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        if len(self.places) <= _MOST_TICKS:
+            axes.set_xticks(self.places)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _place_text(value)))
         self._legend(axes, sizes)
 
     def _sizes(self, axes: Axes) -> None:
@@ -103,13 +106,6 @@ class SeriesPanel(Panel):
         axes.set_ylim(0, max(largest, 1) * (_SIZES_BELOW if self.metrics else 1.15))
         axes.set_yticks([0, largest])
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: file_size(round(value))))
-
-    def _leave_room(self, axes: Axes) -> None:
-        """Lift the lines above the bars, and name no values there."""
-        low, high = axes.get_ylim()
-        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
-        axes.set_ylim(low - (high - low) / (_SIZES_BELOW - 1), high)
-        axes.set_yticks(ticks)
 
     def _line(self, axes: Axes, name: str, colour: str, *, is_first: bool) -> None:
         values = [_finite(metric_of(row, name)) for row in self.rows]
@@ -144,21 +140,6 @@ class SeriesPanel(Panel):
                 markersize=12,
                 label="best",
             )
-
-    def _unsound(self, axes: Axes) -> None:
-        """Mark what is damaged or incomplete at the foot, where every one has a place."""
-        bad = [x for x, row in zip(self.places, self.rows, strict=True) if row.entry.fault is not None]
-        if bad:
-            axes.plot(bad, [0] * len(bad), "x", color=_BAD, clip_on=False, zorder=5, label="not sound")
-
-    def _name_places(self, axes: Axes) -> None:
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-        if len(self.places) <= _MOST_TICKS:
-            axes.set_xticks(self.places)
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: _place_text(value)))
 
     def _legend(self, axes: Axes, sizes: Axes) -> None:
         shown: dict[str, Artist] = {}

@@ -47,11 +47,23 @@ def sarif(
         failures: What could not be looked at; the run counts as failed then.
         root: The root of the sources: what lies below is named from there.
     """
-    found = [(at, finding) for at, one in enumerate(verifications) for finding in one.findings]
-    found.sort(key=lambda one: (not is_open(one[1]), SEVERITIES.index(one[1].severity)))
-    kept, left = found[:MAX_RESULTS], max(len(found) - MAX_RESULTS, 0)
+    findings = [(at, finding) for at, one in enumerate(verifications) for finding in one.findings]
+    findings.sort(key=lambda one: (not is_open(one[1]), SEVERITIES.index(one[1].severity)))
+    kept, left = findings[:MAX_RESULTS], max(len(findings) - MAX_RESULTS, 0)
     rules = {code: at for at, code in enumerate(sorted({finding.code for _, finding in kept}))}
-    artifacts = [_artifact(one, root) for one in verifications]
+    artifacts = [
+        {
+            "location": _location(one.path, root),
+            "roles": ["analysisTarget"],
+            "properties": {
+                "format": one.format,
+                "verdict": verdict_word(one),
+                "safety": one.safety.value,
+                "checks": {check.name: check.status.value for check in one.checks},
+            },
+        }
+        for one in verifications
+    ]
     run = {
         "tool": {"driver": _driver(kept, rules)},
         "invocations": [_invocation(failures, left, root)],
@@ -61,37 +73,45 @@ def sarif(
     return dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}) + "\n"
 
 
-# The tool ----------------------------------------------------------------------------------------------
-
-
-def _driver(found: Sequence[_Found], rules: Mapping[str, int]) -> dict[str, Any]:
+def _driver(findings: Sequence[_Found], rules: Mapping[str, int]) -> dict[str, Any]:
+    """Return the tool, with a rule for each code."""
     from importlib.metadata import metadata
 
     about = metadata("ckpttool")
     pages = dict(url.split(", ", 1) for url in about.get_all("Project-URL") or ())
-    checks = {finding.code: finding.check for _, finding in found}
+    checks = {finding.code: finding.check for _, finding in findings}
     driver: dict[str, Any] = {"name": "ckpttool", "version": about["Version"]}
     if home := pages.get("Homepage"):
         driver["informationUri"] = home
-    driver["rules"] = [_rule(code, checks[code], pages.get("Findings")) for code in rules]
+    driver["rules"] = []
+    for code in rules:
+        text = f"docs/findings.md says what {code} means, and what to do."
+        linked = f"[docs/findings.md](docs/findings.md#{code}) says what {code} means, and what to do."
+        rule: dict[str, Any] = {
+            "id": code,
+            "shortDescription": {"text": code.replace("-", " ")},
+            "fullDescription": {"text": text},
+            "help": {"text": text, "markdown": linked},
+        }
+        if page := pages.get("Findings"):
+            rule["helpUri"] = f"{page}#{code}"
+        if check := checks[code]:
+            rule["properties"] = {"tags": [check]}
+        driver["rules"].append(rule)
     return driver
 
 
-def _rule(code: str, check: str | None, page: str | None) -> dict[str, Any]:
-    told = {"text": f"docs/findings.md says what {code} means, and what to do."}
-    title = {"text": code.replace("-", " ")}
-    linked = f"[docs/findings.md](docs/findings.md#{code}) says what {code} means, and what to do."
-    link = {**told, "markdown": linked}
-    rule: dict[str, Any] = {"id": code, "shortDescription": title, "fullDescription": told, "help": link}
-    if page:
-        rule["helpUri"] = f"{page}#{code}"
-    if check:
-        rule["properties"] = {"tags": [check]}
-    return rule
-
-
 def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None) -> dict[str, Any]:
-    notifications = [_unread(failure, root) for failure in failures]
+    """Return what became of the run: it failed if a checkpoint could not be read."""
+    notifications: list[dict[str, Any]] = [
+        {
+            "level": "error",
+            "message": {"text": printable_cut(str(failure))},
+            "descriptor": {"id": failure.code},
+            "locations": [{"physicalLocation": {"artifactLocation": _location(failure.path, root)}}],
+        }
+        for failure in failures
+    ]
     if left:
         text = f"{left:,} more findings are left out, the least first (--json has them all)."
         notifications.append({"level": "warning", "message": {"text": text}})
@@ -101,86 +121,51 @@ def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None
     return invocation
 
 
-def _unread(failure: CheckpointError, root: str | None) -> dict[str, Any]:
-    return {
-        "level": "error",
-        "message": {"text": printable_cut(str(failure))},
-        "descriptor": {"id": failure.code},
-        "locations": [{"physicalLocation": {"artifactLocation": _location(failure.path, root)}}],
-    }
-
-
-# What was looked at, and what was found ----------------------------------------------------------------
-
-
-def _artifact(verification: Verification, root: str | None) -> dict[str, Any]:
-    return {
-        "location": _location(verification.path, root),
-        "roles": ["analysisTarget"],
-        "properties": {
-            "format": verification.format,
-            "verdict": verdict_word(verification),
-            "safety": verification.safety.value,
-            "checks": {check.name: check.status.value for check in verification.checks},
-        },
-    }
-
-
 def _results(
-    found: Sequence[_Found], rules: Mapping[str, int], artifacts: Sequence[Mapping[str, Any]]
+    findings: Sequence[_Found], rules: Mapping[str, int], artifacts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    results = []
-    seen: Counter[tuple[int, str]] = Counter()
-    for at, finding in found:
-        digest = _digest(finding)
-        seen[at, digest] += 1
-        results.append(
-            {
-                "ruleId": finding.code,
-                "ruleIndex": rules[finding.code],
-                "level": finding.severity.value,
-                "message": {"text": message_with_place(finding)},  # GitHub shows no logical location
-                "locations": [_place(finding, {**artifacts[at]["location"], "index": at})],
-                # The one name that GitHub knows; it would make one of the file's lines otherwise.
-                "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{seen[at, digest]}"},
-                **_suppressed(finding),
-            }
-        )
-    return results
-
-
-def _place(finding: Finding, location: Mapping[str, Any]) -> dict[str, Any]:
-    # A binary file has no lines, but GitHub takes no result without one.
-    place: dict[str, Any] = {"physicalLocation": {"artifactLocation": location, "region": {"startLine": 1}}}
-    if finding.where:
-        place["logicalLocations"] = [{"fullyQualifiedName": printable_cut(finding.where)}]
-    return place
-
-
-def _suppressed(finding: Finding) -> dict[str, Any]:
-    if finding.ignored is None:
-        return {}
-    return {"suppressions": [{"kind": "external", "justification": printable_cut(finding.ignored)}]}
-
-
-def _digest(finding: Finding) -> str:
-    """Return what stays the same from run to run: a message counts, and counts change."""
     from hashlib import sha256
 
-    place = f"{finding.code}\0{finding.where or ''}"
-    return sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    results = []
+    seen: Counter[tuple[int, str]] = Counter()
+    for at, finding in findings:
+        # The same from run to run: a message counts, and counts change.
+        place = f"{finding.code}\0{finding.where or ''}"
+        digest = sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        seen[at, digest] += 1
+        artifact = {**artifacts[at]["location"], "index": at}
+        # A binary file has no lines, but GitHub takes no result without one.
+        location: dict[str, Any] = {
+            "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": 1}}
+        }
+        if finding.where:
+            location["logicalLocations"] = [{"fullyQualifiedName": printable_cut(finding.where)}]
+        result: dict[str, Any] = {
+            "ruleId": finding.code,
+            "ruleIndex": rules[finding.code],
+            "level": finding.severity.value,
+            "message": {"text": message_with_place(finding)},  # GitHub shows no logical location
+            "locations": [location],
+            # The one name that GitHub knows; it would make one of the file's lines otherwise.
+            "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{seen[at, digest]}"},
+        }
+        if finding.ignored is not None:
+            suppression = {"kind": "external", "justification": printable_cut(finding.ignored)}
+            result["suppressions"] = [suppression]
+        results.append(result)
+    return results
 
 
 def _location(path: str, root: str | None) -> dict[str, Any]:
     inside = path_from_root(path[:LONGEST], root)
     if inside is None:
         slashed = os.path.abspath(path[:LONGEST]).replace(os.sep, "/")
-        return {"uri": f"file://{'' if slashed.startswith('/') else '/'}{_quoted(slashed, '/:')}"}
-    uri = {"uri": _quoted(inside, "/")}
+        return {"uri": f"file://{'' if slashed.startswith('/') else '/'}{_percent_encode(slashed, '/:')}"}
+    uri = {"uri": _percent_encode(inside, "/")}
     return uri if root is None else {**uri, "uriBaseId": "%SRCROOT%"}
 
 
-def _quoted(path: str, safe: str) -> str:
+def _percent_encode(path: str, safe: str) -> str:
     from urllib.parse import quote
 
     try:

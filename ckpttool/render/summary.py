@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from ckpttool.ops.verdict import Check, Status, Verification
 from ckpttool.render.verdict_words import (
@@ -16,12 +15,10 @@ from ckpttool.render.verdict_words import (
     printable_cut,
     verdict_word,
 )
-from ckpttool.report import Finding
 
 if TYPE_CHECKING:
     from ckpttool.errors import CheckpointError
 
-_Item = TypeVar("_Item")
 MAX_BYTES = 1_000_000
 """GitHub refuses a step's summary of more than 1 MiB as a whole."""
 MAX_FINDINGS = 20
@@ -39,46 +36,39 @@ def summary(verifications: Sequence[Verification], failures: Sequence[Checkpoint
         failures: What could not be looked at.
     """
     ordered = sorted(verifications, key=lambda one: VERDICTS.index(verdict_word(one)))
-    budget = _Budget(MAX_BYTES)
-    parts = [_headline(verifications, failures)]
+    budget = _ByteBudget(MAX_BYTES)
+    unread = f"; {len(failures):,} not read" if failures else ""
+    parts = [f"### ckpttool verify – {count_verdicts(verifications)}{unread}"]
     if failures:
-        parts.append(budget.fit("not read", failures, _unread))
+        lines = (f"- {_code(one.path)}: {_text(one.reason)}" for one in failures)
+        parts.append(budget.fit("not read", len(failures), lines))
     if ordered:
-        parts.append(_table(ordered, budget))
-    if bad := [one for one in ordered if _failed(one)]:
-        parts.append(budget.fit("checkpoints that failed", bad, _section))
+        names = list(dict.fromkeys(check.name for one in ordered for check in one.checks))
+        header = f"| checkpoint | verdict | {' | '.join(names)} |\n| --- | --- |{' :-: |' * len(names)}\n"
+        rows = (_row(names, one) for one in ordered)
+        parts.append(header + budget.fit("checkpoints", len(ordered), rows))
+    if bad := [one for one in ordered if _failed_checks(one)]:
+        parts.append(budget.fit("checkpoints that failed", len(bad), map(_section, bad)))
     return "\n\n".join(parts) + "\n"
 
 
-class _Budget:
+class _ByteBudget:
     """Bytes that are left; half of them at most go to one part, so that there are some for the next."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
 
-    def fit(self, noun: str, items: Sequence[_Item], drawn: Callable[[_Item], str]) -> str:
-        """Return as many items, drawn, as fit, and a line that counts the others."""
+    def fit(self, noun: str, count: int, texts: Iterable[str]) -> str:
+        """Return as many of ``count`` texts as fit, and a line that counts the others."""
         end, kept = self._left - self._left // 2, []
-        for item in items:
-            text = drawn(item)
+        for text in texts:
             size = len(text.encode()) + 1
             if self._left - size < end:
                 break
             self._left -= size
             kept.append(text)
-        left = len(items) - len(kept)
-        return "\n".join(kept) + (f"\n\n… and {left:,} more {noun}" if left else "")
-
-
-def _headline(verifications: Sequence[Verification], failures: Sequence[CheckpointError]) -> str:
-    unread = f"; {len(failures):,} not read" if failures else ""
-    return f"### ckpttool verify – {count_verdicts(verifications)}{unread}"
-
-
-def _table(ordered: Sequence[Verification], budget: _Budget) -> str:
-    names = list(dict.fromkeys(check.name for one in ordered for check in one.checks))
-    header = f"| checkpoint | verdict | {' | '.join(names)} |\n| --- | --- |{' :-: |' * len(names)}\n"
-    return header + budget.fit("checkpoints", ordered, partial(_row, names))
+        more = count - len(kept)
+        return "\n".join(kept) + (f"\n\n… and {more:,} more {noun}" if more else "")
 
 
 def _row(names: Sequence[str], verification: Verification) -> str:
@@ -92,28 +82,21 @@ def _mark(check: Check, verification: Verification) -> str:
     return _MARKS[Status.FAILED if is_bad else check.status]
 
 
-def _failed(verification: Verification) -> list[Check]:
+def _failed_checks(verification: Verification) -> list[Check]:
     return [check for check in verification.checks if _mark(check, verification) == _MARKS[Status.FAILED]]
 
 
 def _section(verification: Verification) -> str:
     """Return a checkpoint's failed checks and open findings, folded below its name."""
-    found = [finding for finding in verification.findings if is_open(finding)]
-    lines = [f"- ✗ {check.name}: {_text(check.detail)}" for check in _failed(verification)]
-    lines += [f"- {_told(finding)}" for finding in found[:MAX_FINDINGS]]
-    if len(found) > MAX_FINDINGS:
-        lines.append(f"- … and {len(found) - MAX_FINDINGS:,} more findings")
+    findings = [finding for finding in verification.findings if is_open(finding)]
+    lines = [f"- ✗ {check.name}: {_text(check.detail)}" for check in _failed_checks(verification)]
+    for finding in findings[:MAX_FINDINGS]:
+        place = f" {_code(finding.where)}" if finding.where else ""
+        lines.append(f"- {finding.severity.value} `{finding.code}`{place}: {_text(finding.message)}")
+    if len(findings) > MAX_FINDINGS:
+        lines.append(f"- … and {len(findings) - MAX_FINDINGS:,} more findings")
     title = f"<summary>{_code(verification.path)}: {verdict_word(verification)}</summary>"
     return "\n".join(["<details open>", title, "", *lines, "", "</details>"])
-
-
-def _told(finding: Finding) -> str:
-    place = f" {_code(finding.where)}" if finding.where else ""
-    return f"{finding.severity.value} `{finding.code}`{place}: {_text(finding.message)}"
-
-
-def _unread(failure: CheckpointError) -> str:
-    return f"- {_code(failure.path)}: {_text(failure.reason)}"
 
 
 def _code(name: str) -> str:

@@ -13,21 +13,19 @@ def printable(text: str) -> str:
     """Return the text with everything that could move a cursor or hide something spelled out."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_spell_out, text))
+    return "".join(one if is_printable(one) else _escape(one) for one in text)
+
+
+def _escape(character: str) -> str:
+    if character in _SHORT:
+        return _SHORT[character]
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def is_printable(character: str) -> bool:
     """Tell whether a character shows as itself, and moves nothing else."""
     return unicodedata.category(character) not in _UNFIT
-
-
-def _spell_out(character: str) -> str:
-    if is_printable(character):
-        return character
-    if character in _SHORT:
-        return _SHORT[character]
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def colour_text(text: str, colour_name: str, colour: bool) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckpttool.comparing.statistics import Statistics
-from ckpttool.ops.difference import ABSENT, Broken, Change, Difference, Facts, ValueChange
-from ckpttool.render.diff_summary import moved_line, summary_line
-from ckpttool.render.numbers import amount, change_text, index_text, shape_text, share, two_values, value_text
+from ckpttool.comparing.statistics import relative_change, relative_norm
+from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange, distances
+from ckpttool.render.diff_summary import change_text, moved_line, summary_line, two_values, value_text
+from ckpttool.render.numbers import amount, index_text, shape_text, share
 from ckpttool.render.tables import TextTable, text_table
 from ckpttool.render.terminal import display_width, pad, printable
 from ckpttool.report import counted
@@ -42,7 +42,7 @@ def diff_text(
     """Return how two checkpoints differ: the answer first, what matters most next.
 
     Args:
-        difference: What to tell.
+        difference: As ``diff`` returns it.
         all: Whether to show every row, not just the first 40 of each kind.
         stat: Whether to count by module, rather than show each tensor.
         colour: Whether to write colour: what is gone in red, what is new in green.
@@ -55,7 +55,7 @@ def diff_text(
         head.append(moved)
     sections = [
         [*_changed_lines(difference, paint, stat, limit, width)],
-        [*_one_sided_lines(difference, paint, limit)],
+        [*_unpaired_lines(difference, paint, limit)],
         [*_value_lines(difference.values, paint, limit)],
         [*_remark_lines(difference, paint, limit)],
     ]
@@ -102,35 +102,30 @@ def _changed_lines(
         changes = sorted_changes(difference.changed)
         table = change_table(changes[:limit], width - 2)
         more = len(changes) - (len(table.lines) - 1)
-    yield from _table_lines(table, paint)
-    if more > 0:
-        yield paint(f"  … and {more:,} more (--all shows them)", _DIM)
-
-
-def _table_lines(table: TextTable, paint: _Paint) -> Iterator[str]:
     heading, *rows = table.lines
     yield f"  {paint(heading, _DIM)}"
     yield from (f"  {row}" for row in rows)
     if table.left_out:
         yield paint(f"  too narrow for: {', '.join(table.left_out)}", _DIM)
+    if more > 0:
+        yield paint(f"  … and {more:,} more (--all shows them)", _DIM)
 
 
-def _one_sided_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+def _unpaired_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
+    """Yield the tensors of one side alone, and those with another name on the other."""
     yield from _cut([paint(f"- {_tensor_line(one)}", _RED) for one in difference.removed], limit, paint)
     yield from _cut([paint(f"+ {_tensor_line(one)}", _GREEN) for one in difference.added], limit, paint)
     if difference.rename_counts:
-        yield from _cut([paint(f"  {line}", _CYAN) for line in _rename_lines(difference)], limit, paint)
+        changed = {one.a.name for one in difference.changed}
+        lines = [
+            paint(f"  {printable(a)} → {printable(b)}{'' if a in changed else ': same content'}", _CYAN)
+            for a, b in difference.renamed
+        ]
+        yield from _cut(lines, limit, paint)
 
 
 def _tensor_line(facts: Facts) -> str:
     return f"{printable(facts.name)}  {facts.dtype} {shape_text(facts.shape)}"
-
-
-def _rename_lines(difference: Difference) -> Iterator[str]:
-    changed = {one.a.name for one in difference.changed}
-    for a, b in difference.renamed:
-        told = "" if a in changed else ": same content"
-        yield f"{printable(a)} → {printable(b)}{told}"
 
 
 def _value_lines(values: Sequence[ValueChange], paint: _Paint, limit: int | None) -> Iterator[str]:
@@ -151,11 +146,15 @@ def _value_lines(values: Sequence[ValueChange], paint: _Paint, limit: int | None
 
 def _remark_lines(difference: Difference, paint: _Paint, limit: int | None) -> Iterator[str]:
     """Yield what couldn't be compared, what was done to compare the rest, and what is no difference."""
-    yield from _cut([paint(f"! {_broken_line(one)}", _RED) for one in difference.broken], limit, paint)
+    broken = (
+        f"! {printable(one.name)} of {one.side.value.upper()}: {printable(one.why)}"
+        for one in difference.broken
+    )
+    yield from _cut([paint(line, _RED) for line in broken], limit, paint)
     things = [paint(f"? not compared: {printable(one)}", _YELLOW) for one in difference.not_compared]
     things += [paint(f"? undecided: {printable(one.text)}", _YELLOW) for one in difference.undecided]
     yield from _cut(things, limit, paint)
-    yield from (f"  {line}" for line in _rule_lines(difference.rules))
+    yield from (f"  {printable(rule)}: {counted(n, 'tensor')}" for rule, n in difference.rules.items())
     yield from (f"  {printable(note)}" for note in difference.notes)
     yield from (paint(f"  {line}", _DIM) for line in _not_counted_lines(difference, limit))
 
@@ -176,8 +175,8 @@ def _not_counted_lines(difference: Difference, limit: int | None) -> Iterator[st
             _reported_value(one, value_text(one.b)) for one in reported if one.a is ABSENT
         ],
     }
-    for words, said in sentences.items():
-        parts = [*dict.fromkeys(said)]
+    for words, values in sentences.items():
+        parts = [*dict.fromkeys(values)]
         shown = parts if limit is None else parts[:_MOST_REMARKS]
         more = [f"and {len(parts) - len(shown):,} more"] if len(parts) > len(shown) else []
         if parts:
@@ -191,49 +190,20 @@ def _reported_value(change: ValueChange, value: str) -> str:
     return f"{printable(change.path)} {value}"
 
 
-def _rule_lines(rules: Mapping[str, int]) -> Iterator[str]:
-    for rule, count in rules.items():
-        yield f"{printable(rule)}: {counted(count, 'tensor')}"
-
-
-def _broken_line(broken: Broken) -> str:
-    return f"{printable(broken.name)} of {broken.side.value.upper()}: {printable(broken.why)}"
-
-
 # Changed tensors ------------------------------------------------------------------------------------
 
 
 def sorted_changes(changed: Iterable[Change]) -> list[Change]:
     """Return changes with other shapes first, then other types; weights first, and what moved farthest."""
-    return sorted(changed, key=_change_rank)
 
+    def rank(change: Change) -> tuple[int, bool, float]:
+        distance = 0.0
+        if (statistics := distances(change)) is not None:
+            relative = relative_change(statistics)
+            distance = math.inf if statistics.non_finite or relative != relative else relative
+        return _KINDS.index(change.kind), change.a.role is not Role.WEIGHTS, -distance
 
-def _change_rank(change: Change) -> tuple[int, bool, float]:
-    return _KINDS.index(change.kind), change.a.role is not Role.WEIGHTS, -_change_weight(distances(change))
-
-
-def _change_weight(statistics: Statistics | None) -> float:
-    if statistics is None:
-        return 0.0
-    relative = relative_change(statistics)
-    return math.inf if statistics.non_finite or relative != relative else relative
-
-
-def distances(change: Change) -> Statistics | None:
-    """Return how far values lie apart; None where there is no distance, as between strings."""
-    found = change.statistics
-    return None if found is None or isinstance(found.at_a, str) else found
-
-
-def relative_change(statistics: Statistics) -> float:
-    """Return the norm of the change as a part of the first side's norm."""
-    return _relative_part(statistics.l2, statistics.norm_a)
-
-
-def _relative_part(part: float, whole: float) -> float:
-    if whole == 0:
-        return math.inf if part else 0.0
-    return part / whole
+    return sorted(changed, key=rank)
 
 
 def change_table(changes: Sequence[Change], width: int) -> TextTable:
@@ -314,11 +284,11 @@ class _ModuleChanges:
     def cells(self) -> tuple[str, ...]:
         if not self.size:
             return (f"{self.tensors:,}", "", "", "")
-        told = f"{self.count:,} of {self.size:,} ({share(self.count, self.size)})"
+        differ = f"{self.count:,} of {self.size:,} ({share(self.count, self.size)})"
         if not self.measured:
-            return (f"{self.tensors:,}", told, "", "")
-        relative = _relative_part(math.sqrt(self.squares), math.sqrt(self.squares_a))
-        return f"{self.tensors:,}", told, amount(self.max_abs), amount(relative)
+            return (f"{self.tensors:,}", differ, "", "")
+        relative = relative_norm(math.sqrt(self.squares), math.sqrt(self.squares_a))
+        return f"{self.tensors:,}", differ, amount(self.max_abs), amount(relative)
 
 
 def module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
@@ -327,15 +297,15 @@ def module_table(changed: Iterable[Change], width: int, limit: int | None) -> tu
     Where there are more, modules that differ in numbers alone are one: ``layers.*.attn``.
     """
     changes = [*changed]
-    modules = _by_module(changes, folded=False)
+    modules = _changes_by_module(changes, folded=False)
     if limit is not None and len(modules) > limit:
-        modules = _by_module(changes, folded=True)
+        modules = _changes_by_module(changes, folded=True)
     rows = [(printable(name), *module.cells()) for name, module in [*modules.items()][:limit]]
     table = text_table(_MODULE_HEADINGS, rows, width=width, dispensable=("differ",))
     return table, len(modules) - len(rows)
 
 
-def _by_module(changes: Iterable[Change], *, folded: bool) -> dict[str, _ModuleChanges]:
+def _changes_by_module(changes: Iterable[Change], *, folded: bool) -> dict[str, _ModuleChanges]:
     modules: dict[str, _ModuleChanges] = {}
     for one in changes:
         name = one.name.rpartition(".")[0] or one.name

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from ckpttool.render.numbers import file_size, number
 from ckpttool.render.tables import text_table
@@ -82,7 +81,10 @@ def list_text(listing: Listing, style: ListStyle) -> str:
     if alone:
         place = _common_directory(alone)
         title = counted(len(alone), "single checkpoint") + (f" in {printable(place)}" if place else "")
-        table, narrow = _mixed_table(alone, listing, style, place)
+        columns = _columns(alone, listing, style, None)
+        table, narrow = _draw_table(
+            [_path_below(row, place) for row in alone], columns, alone, style, _INDENT
+        )
         parts.append(f"{_bold(_shorten_line(title, style), style)}\n{table}")
         left_out |= dict.fromkeys(narrow)
     return "\n\n".join([*parts, *_footer_lines(listing, left_out, style)])
@@ -190,14 +192,6 @@ def _series_table(series: ListedSeries, listing: Listing, style: ListStyle) -> t
     rows = series.checkpoints
     place = _common_directory(rows)
     columns = _columns(rows, listing, style, series)
-    return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
-
-
-def _mixed_table(
-    rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle, place: str
-) -> tuple[str, list[str]]:
-    """Return checkpoints of any series below one directory, and what is left out of them."""
-    columns = _columns(rows, listing, style, None)
     return _draw_table([_path_below(row, place) for row in rows], columns, rows, style, _INDENT)
 
 
@@ -332,15 +326,6 @@ def local_time(listed: ListedCheckpoint) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(listed.entry.modified_ns // 10**9))
     except (ValueError, OverflowError, OSError):
         return ""
-
-
-def utc_time(nanoseconds: int) -> str | None:
-    """Return a time as ISO 8601 in UTC, to the second; None for one beyond what calendars hold."""
-    try:
-        when = datetime.fromtimestamp(nanoseconds // 10**9, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return None
-    return f"{when:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def count_cell(value: float | None) -> str:

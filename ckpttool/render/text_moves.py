@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 
 from ckpttool.render.terminal import display_width, pad, printable
 from ckpttool.report import counted
 from ckpttool.series.changing.history import moment_of
+from ckpttool.series.reasons import NotUndone
 from ckpttool.series.renaming.rename import Renamed
 from ckpttool.series.undoing.undo import Undone
 
@@ -22,17 +22,14 @@ def rename_text(renamed: Renamed) -> str:
     directories: dict[str, list[tuple[str, str]]] = defaultdict(list)
     refused = {one.path for one in renamed.planned.plan.refused}
     for old, new in renamed.renames:
-        told = printable(os.path.basename(new)) + (REFUSED if old in refused else "")
-        directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), told))
-    parts = ["\n".join(_directory_lines(directory, pairs)) for directory, pairs in directories.items()]
+        name = printable(os.path.basename(new)) + (REFUSED if old in refused else "")
+        directories[os.path.dirname(old) or os.curdir].append((printable(os.path.basename(old)), name))
+    parts = []
+    for directory, pairs in directories.items():
+        width = max(display_width(old) for old, _ in pairs)
+        lines = (f"  {pad(old, width)}  ->  {new}" for old, new in pairs)
+        parts.append("\n".join([printable(directory), *lines]))
     return "\n\n".join([*parts, rename_total_line(renamed)])
-
-
-def _directory_lines(directory: str, pairs: Sequence[tuple[str, str]]) -> Iterator[str]:
-    yield printable(directory)
-    width = max(display_width(old) for old, _ in pairs)
-    for old, new in pairs:
-        yield f"  {pad(old, width)}  ->  {new}"
 
 
 def rename_total_line(renamed: Renamed) -> str:
@@ -41,22 +38,19 @@ def rename_total_line(renamed: Renamed) -> str:
     checkpoints = counted(plan.count, "checkpoint")
     count = len(renamed.renames)
     if renamed.failed:
-        wanted = counted(len(plan.renamings), "checkpoint")
-        return f"renamed {count:,} of {wanted}; {counted(len(renamed.failed), 'failure')}"
+        planned = counted(len(plan.renamings), "checkpoint")
+        return f"renamed {count:,} of {planned}; {counted(len(renamed.failed), 'failure')}"
     if renamed.declined or renamed.is_refused:
         return f"nothing renamed of {checkpoints}"
     if plan.refused:
         return f"would rename none of {checkpoints}: {counted(len(plan.refused), 'name')} can't be given"
     if not plan.renamings:
         return f"nothing to rename among {checkpoints}"
-    follows = f"; {_followers(renamed.planned.follows)}" if renamed.planned.follows else ""
-    if renamed.dry_run:
-        return f"would rename {count:,} of {checkpoints}{follows}"
-    return f"renamed {count:,} of {checkpoints}{follows}"
-
-
-def _followers(count: int) -> str:
-    return f"{counted(count, 'reference')} to them {'follows' if count == 1 else 'follow'}"
+    references = renamed.planned.follows
+    follow = "follows" if references == 1 else "follow"
+    follows = f"; {counted(references, 'reference')} to them {follow}" if references else ""
+    verb = "would rename" if renamed.dry_run else "renamed"
+    return f"{verb} {count:,} of {checkpoints}{follows}"
 
 
 def undo_text(done: Undone) -> str:
@@ -86,6 +80,6 @@ def _undo_total(done: Undone) -> str:
     if not done.problems:
         return f"{nothing}: all is as it was before already"
     others = f" (and {len(done.problems) - 1:,} more)" if len(done.problems) > 1 else ""
-    why = done.problems[0].message.removeprefix("not taken back: ")
-    name = os.path.basename(done.problems[0].path)
-    return f"{nothing}: {printable(f'{name}: {why}')}{others}"
+    problem = done.problems[0]
+    why = problem.why if isinstance(problem, NotUndone) else problem.message
+    return f"{nothing}: {printable(f'{os.path.basename(problem.path)}: {why}')}{others}"

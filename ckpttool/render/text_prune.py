@@ -62,11 +62,8 @@ def plan_text(
 
 def _is_single(group: GroupPlan) -> bool:
     is_alone = len(group.keep) == 1 and not group.remove and group.failed is None
-    return is_alone and group.skipped is None and _is_sound_and_safe(group.keep[0].entry)
-
-
-def _is_sound_and_safe(entry: Entry) -> bool:
-    return entry.is_sound and entry.danger is None
+    entry = group.keep[0].entry
+    return is_alone and group.skipped is None and (entry.is_sound and entry.danger is None)
 
 
 def _is_without_rules(group: GroupPlan) -> bool:
@@ -209,7 +206,11 @@ def _total_words(pruned: Pruned) -> str:
     count = removed + sum(len(one.keep) for one in pruned.plan.groups)
     checkpoints = counted(count, "checkpoint")
     failed = sum(one.failed is not None for one in pruned.plan.groups)
-    if not removed and not pruned.failed and not _has_rules(pruned):
+    if (
+        not removed
+        and not pruned.failed
+        and not (pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups))
+    ):
         return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed of {checkpoints}"
     if pruned.failed:
         return _failure_words(pruned, removed)
@@ -236,11 +237,6 @@ def _recovery_words(pruned: Pruned) -> str:
     told = "" if where == os.curdir else f" {printable(quote(shown(where)))}"
     descends = " -r" if len(places) > 1 else ""
     return f" (ckpttool undo{descends}{told} takes it back, --empty-trash frees it)"
-
-
-def _has_rules(pruned: Pruned) -> bool:
-    """Tell whether anything was to go; otherwise failed runs were only listed."""
-    return pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups)
 
 
 def _failure_words(pruned: Pruned, removed: int) -> str:

@@ -61,6 +61,17 @@ class Problem:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class NotUndone(Problem):
+    """A checkpoint that ``undo`` leaves as it is; ``why`` is the message without its first words."""
+
+    why: str
+
+    @classmethod
+    def because(cls, path: str, why: str) -> NotUndone:
+        return cls(path, f"not taken back: {why}", why)
+
+
 def true_of_all(warnings: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the warnings of several directories once; "matched nothing" only if it is true of all of them."""
     for warning in dict.fromkeys(warning for one in warnings for warning in one):

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpttool.render.text_list import age_words, metric_cells, utc_time
+from ckpttool.render.numbers import utc_time
+from ckpttool.render.text_list import age_words, metric_cells
 
 NAN, INF = float("nan"), float("inf")
 

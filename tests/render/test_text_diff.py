@@ -11,8 +11,8 @@ from ckpttool.comparing.compare import Side
 from ckpttool.comparing.statistics import Statistics, Tolerance
 from ckpttool.dtypes import BY_NAME
 from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Difference, Facts, ValueChange
-from ckpttool.render.diff_summary import changed_modules, common_module, moved_line, summary_line
-from ckpttool.render.numbers import amount, share, two_values
+from ckpttool.render.diff_summary import changed_modules, common_module, moved_line, summary_line, two_values
+from ckpttool.render.numbers import amount, share
 from ckpttool.render.text_diff import diff_text, name_only_text
 from ckpttool.tensor import Role
 

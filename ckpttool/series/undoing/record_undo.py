@@ -20,7 +20,7 @@ from ckpttool.series.changing.pointer_files import text_at
 from ckpttool.series.changing.stage import StalePlan
 from ckpttool.series.changing.state_file import merged_state
 from ckpttool.series.paths import shown
-from ckpttool.series.reasons import Problem
+from ckpttool.series.reasons import NotUndone, Problem
 
 _PLANNED = {"trash": "it was put there", "rename": "it was renamed"}
 """When a user had a command do what is taken back now."""
@@ -113,8 +113,7 @@ def _undo_step(
         done.restored.setdefault(_path(record, move.path), _path_until_now(record, called_now, move))
     planned = _PLANNED.get(record.kind, "then")
     done.problems += [
-        Problem(_path(record, path), f"not taken back: {failure.text(planned)}")
-        for path, failure in refused.items()
+        NotUndone.because(_path(record, path), failure.text(planned)) for path, failure in refused.items()
     ]
     return bool(refused)
 
@@ -126,7 +125,7 @@ def _undo_chain(record: CommandRecord, chain: ChainedMoves, done: RecordUndo) ->
     if others:
         first = next(iter(done.problems))
         why = f"{os.path.basename(first.path)} isn't, and all of them are taken back, or none"
-        done.problems += [Problem(path, f"not taken back: {why}") for path in others]
+        done.problems += [NotUndone.because(path, why) for path in others]
     done.restored.clear()
     done.pointers.clear()
 

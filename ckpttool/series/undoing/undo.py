@@ -38,7 +38,7 @@ from ckpttool.series.paths import require_directory, shown
 from ckpttool.series.pointers.notes import is_note, note_words, read_note
 from ckpttool.series.pointers.pin_lists import lists_for, pins_in, read_list
 from ckpttool.series.pointers.readers import READERS, names_in
-from ckpttool.series.reasons import Problem
+from ckpttool.series.reasons import NotUndone, Problem
 from ckpttool.series.undoing.record_undo import RecordUndo, undo_record
 from ckpttool.wire.walk import walk
 
@@ -172,8 +172,9 @@ def _undone(
     for record in records:
         others = [] if is_tree else _others(record)
         if others:
-            why = f"not taken back: it goes with what the same rename changed in {others[0]} (undo -r)"
-            result = replace(result, problems=(*result.problems, Problem(shown(record.directory), why)))
+            why = f"it goes with what the same rename changed in {others[0]} (undo -r)"
+            problem = NotUndone.because(shown(record.directory), why)
+            result = replace(result, problems=(*result.problems, problem))
             continue
         done = undo_record(record, result.dry_run)
         result = _with(result, done)
