@@ -209,13 +209,13 @@ def unmatched_rules(options: PruneOptions, requests: Sequence[Request]) -> list[
 
 def _groups(requests: Sequence[Request]) -> tuple[list[Group], list[str]]:
     """Return the series of all directories, and the directories that can't be read."""
-    from ckpttool.series.surveying.survey import survey
+    from ckpttool.series.surveying.survey import survey_directory
 
     groups: list[Group] = []
     unseen = []
     for request in requests:
         try:
-            found = survey(request.directory, replace(request, metrics=()))
+            found = survey_directory(request.directory, replace(request, metrics=()))
         except CheckpointError:  # pruning it raises the same
             unseen.append(os.path.realpath(request.directory))
         else:

@@ -20,7 +20,7 @@ from ckpttool.series.reasons import Problem, true_of_all
 from ckpttool.series.retention.plan import RetentionPlan
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
-from ckpttool.series.surveying.survey import Scope, Survey, survey
+from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
 
 _DIGITS = re.compile(r"([0-9]+)")
 
@@ -219,7 +219,7 @@ def list_checkpoints(
 
 def preview_directory(place: ListedDirectory, progress: Progress = no_progress) -> DirectoryPreview:
     """Return what lies in a directory; nothing on disk is changed."""
-    found = survey(place.directory, place.scope, enters_root=place.retention is not None)
+    found = survey_directory(place.directory, place.scope, enters_root=place.retention is not None)
     pointed = follow_pointers(found.root, found.groups, recursive=place.scope.recursive)
     request = place.retention
     if request is None:

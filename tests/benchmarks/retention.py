@@ -13,8 +13,8 @@ from tests.benchmarks.measure import Command
 
 _FIND = """
 import pickle, sys
-from ckpttool.series.surveying.survey import survey
-found = survey(sys.argv[1])
+from ckpttool.series.surveying.survey import survey_directory
+found = survey_directory(sys.argv[1])
 if len(sys.argv) > 2:
     with open(sys.argv[2], "wb") as file:
         pickle.dump(found, file)
@@ -26,10 +26,9 @@ from ckpttool.series.pruning import planning
 from ckpttool.series.retention.policy import Policy
 with open(sys.argv[1] + ".found", "rb") as file:
     found = pickle.load(file)
-planning.survey = lambda *_, **__: found
 policy = Policy(keep_last=3, keep_best=2, metric="loss", mode="min", keep_every_epochs=25, keep_weekly=4)
 request = planning.Request(directory=sys.argv[1], policy=policy, recursive=True, depth="quick")
-planned = planning.make_plan(request)
+planned = planning.make_plan(request, known=found)
 assert len(planned.plan.groups) == int(sys.argv[2]), planned
 """
 

@@ -14,7 +14,7 @@ import pytest
 from ckpttool.cli import consent
 from ckpttool.formats import open_checkpoint
 from ckpttool.series.pruning.prune import foreign_files
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import survey_directory
 from tests.support.commands import Terminal
 
 
@@ -223,7 +223,7 @@ def test_what_is_somebody_s_in_a_trainer_s_directory_is_named_before_it_goes(
 def test_what_frameworks_wrote_is_their_own(files: Path) -> None:
     found = {}
     for place in ("safetensors", "pytorch", "metrics", "torch-dcp", "deepspeed"):
-        for entry in survey(files / place).entries:
+        for entry in survey_directory(files / place).entries:
             if entry.unit.format is not None and entry.unit.format.written is not None:
                 found[entry.path] = foreign_files(entry)
     assert len(found) > 5

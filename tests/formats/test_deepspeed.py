@@ -13,7 +13,7 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import discover
 from ckpttool.ops.verdict import Safety
 from ckpttool.ops.verify import verify
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.tensor import Role
 
 FILES = Path(__file__).parents[2] / "fixtures" / "files"
@@ -193,7 +193,7 @@ def test_a_directory_of_the_trainer_is_the_trainers(tmp_path: Path) -> None:
     assert [unit.path for unit in discover(tmp_path)] == [str(target)]
     with open_checkpoint(target) as opened:
         assert opened.variant == "trainer"
-    (entry,) = survey(tmp_path).entries
+    (entry,) = survey_directory(tmp_path).entries
     assert not entry.holds_others  # prune would never take it
 
 

@@ -16,7 +16,7 @@ from ckpttool.series.changing.state_dir import owner_of_stage, state_dir_of
 from ckpttool.series.pruning.planning import Request
 from ckpttool.series.pruning.prune import prune
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.series.undoing.undo import undo
 
 CHANGES = ("rename", "replace", "unlink", "rmdir", "mkdir", "link", "fsync", "write")
@@ -136,7 +136,7 @@ def test_a_kill_on_the_way_to_the_trash_is_settled_however_the_root_is_called(
             fault.none()
             assert number > 20
             return
-        shown = {os.path.basename(entry.path) for entry in survey(called).entries}
+        shown = {os.path.basename(entry.path) for entry in survey_directory(called).entries}
         put_away = {path.name for path in root.parent.glob(".ckpttool-trash@run/*/0/checkpoint_*")}
         assert sorted([*shown, *put_away]) == SERIALS, number
         settled = prune(Request(directory=called, policy=Policy(keep_last=9)))

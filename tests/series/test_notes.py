@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.pointers.protection import follow_pointers
-from ckpttool.series.surveying.survey import Scope, survey
+from ckpttool.series.surveying.survey import Scope, survey_directory
 
 
 def _reasons(directory: Path, recursive: bool = False) -> dict[str, list[str]]:
-    found = survey(directory, Scope(recursive=recursive))
+    found = survey_directory(directory, Scope(recursive=recursive))
     pointed = follow_pointers(found.root, found.groups, recursive=recursive)
     return {os.path.relpath(path, directory): reasons for path, reasons in pointed.reasons.items() if reasons}
 

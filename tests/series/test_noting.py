@@ -19,7 +19,7 @@ from ckpttool.series.pointers.protection import follow_pointers
 from ckpttool.series.pointers.targets import CheckpointIndex
 from ckpttool.series.renaming.note_rewrites import Notes, rewrite_data
 from ckpttool.series.renaming.scene import Note, PathRenames, Scene
-from ckpttool.series.surveying.survey import Scope, survey
+from ckpttool.series.surveying.survey import Scope, survey_directory
 from ckpttool.series.undoing.undo import undo
 from tests.series.renamings import content, renamed
 
@@ -61,7 +61,7 @@ SILENT = {
 
 def _named_by(directory: Path) -> dict[str, set[str]]:
     """Return which checkpoints each note protects from prune."""
-    found = survey(str(directory), Scope())
+    found = survey_directory(str(directory), Scope())
     pointed = follow_pointers(found.root, found.groups)
     named: dict[str, set[str]] = {}
     for path, reasons in pointed.reasons.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckpttool.series.pointers.protection import follow_pointers
-from ckpttool.series.surveying.survey import Scope, survey
+from ckpttool.series.surveying.survey import Scope, survey_directory
 from ckpttool.series.undoing.trash import empty
 from tests.series.renamings import renamed
 
@@ -29,7 +29,7 @@ def lightning(files: Path, tmp_path: Path) -> Path:
 
 def _best(run: Path) -> tuple[list[str], list[str]]:
     """Return what is protected as the best, and why the series is left alone."""
-    found = survey(str(run), Scope())
+    found = survey_directory(str(run), Scope())
     pointed = follow_pointers(found.root, found.groups)
     best = [path for path, reasons in pointed.reasons.items() if "best_model_path" in reasons]
     return sorted(map(os.path.basename, best)), list(pointed.skipped.values())
@@ -69,6 +69,6 @@ def test_without_records_a_link_says_which_it_is(lightning: Path) -> None:
     assert best == [] and why.endswith("(a symlink of that name to the best says which it is)")
     (lightning / "epoch=1-step=4.ckpt").symlink_to("a-epoch=1-step=4.ckpt")
     assert _best(lightning)[1] == []
-    found = survey(str(lightning), Scope())
+    found = survey_directory(str(lightning), Scope())
     reasons = follow_pointers(found.root, found.groups).reasons
     assert any(path.endswith("a-epoch=1-step=4.ckpt") and told for path, told in reasons.items())

@@ -20,7 +20,7 @@ from ckpttool.series.pruning.prune import prune
 from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import survey_directory
 from ckpttool.series.undoing.undo import undo
 
 
@@ -265,4 +265,4 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(run: Path, monkeypatch:
     told: list[object] = []
     assert len(list(discover(run, Walk(on_error=told.append)))) == 3
     assert told == []
-    assert survey(run).errors == ()
+    assert survey_directory(run).errors == ()

@@ -21,7 +21,7 @@ from ckpttool.series.renaming.plan import RenameRequest
 from ckpttool.series.renaming.rename import rename
 from ckpttool.series.resuming.latest import latest
 from ckpttool.series.retention.policy import Policy
-from ckpttool.series.surveying.survey import Scope, survey
+from ckpttool.series.surveying.survey import Scope, survey_directory
 from ckpttool.series.undoing.undo import undo
 
 FORMS = (
@@ -87,7 +87,7 @@ def kept(found: PrunePlan) -> Mapping[str, tuple[str, ...]]:
 )
 def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, ...]) -> None:
     run = saved(tmp_path / "run", (8, 9, 10), names, form)
-    (one,) = survey(run, Scope()).groups
+    (one,) = survey_directory(run, Scope()).groups
     assert [entry.name for entry in one.entries] == [form.format(step) for step in (8, 9, 10)]
     for by in (None, "parent", "prefix", "format", "none"):
         for recursive in (False, True):
@@ -105,7 +105,7 @@ def test_each_is_one_of_one_series(tmp_path: Path, form: str, names: tuple[str, 
 )
 def test_what_may_be_a_trials_directory_is_none(tmp_path: Path, name: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), ("model.pt",), name)
-    assert not survey(run, Scope()).entries
+    assert not survey_directory(run, Scope()).entries
     assert removed(planned(run, recursive=True)) == []
 
 
@@ -139,7 +139,7 @@ def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
 )
 def test_a_run_is_no_save(tmp_path: Path, names: tuple[str, ...]) -> None:
     saved(tmp_path, (1, 2), names, "iter_{}")
-    found = survey(tmp_path, Scope(recursive=True))
+    found = survey_directory(tmp_path, Scope(recursive=True))
     assert sorted(entry.path for entry in found.entries) == sorted(
         str(tmp_path / f"iter_{number}" / (name if name.startswith("epoch") else os.path.dirname(name)))
         for number in (1, 2)
@@ -296,7 +296,7 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
     rename(RenameRequest(directory=str(run), template=template, recursive=True))
     assert _names(run) == {f"run-e0001-s{step:08d}/{name}" for step in (1, 2) for name in MEGATRON}
     assert (run / "best.json").read_text() == '{"best": "run-e0001-s00000001/mp_rank_00/model_optim_rng.pt"}'
-    assert [entry.step for entry in survey(run, Scope()).entries] == [1, 2]
+    assert [entry.step for entry in survey_directory(run, Scope()).entries] == [1, 2]
     undo(run)
     assert _names(run) == before
 

@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.formats import discovery
 from ckpttool.series.surveying import survey as surveying
-from ckpttool.series.surveying.survey import survey
+from ckpttool.series.surveying.survey import survey_directory
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_directory_that_goes_before_it_is_opened(
         return unit_at(path)
 
     monkeypatch.setattr(room, "unit_at", vanishing)
-    found = survey(str(short))
+    found = survey_directory(str(short))
     assert not temporary.exists()
     assert (found.errors, len(found.entries)) == ((), count)
 
@@ -60,6 +60,6 @@ def test_a_checkpoint_that_goes_before_it_is_looked_into(
         return scan(path)
 
     monkeypatch.setattr(surveying, "scan", vanishing)
-    found = survey(str(legacy.parent))
+    found = survey_directory(str(legacy.parent))
     assert not legacy.exists()
     assert (found.errors, len(found.entries)) == ((), 4)

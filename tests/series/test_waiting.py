@@ -111,8 +111,10 @@ def test_while_it_grows_only_that_is_looked_at(run: Path, clock: Time, new: byte
         clock.at(second, write(clock, path, new[: 10 * second]))
     clock.at(30, write(clock, path, new))
     surveys = []
-    real = resuming.survey
-    monkeypatch.setattr(resuming, "survey", lambda *one, **more: surveys.append(one) or real(*one, **more))
+    real = resuming.survey_directory
+    monkeypatch.setattr(
+        resuming, "survey_directory", lambda *one, **more: surveys.append(one) or real(*one, **more)
+    )
     assert asked(run, clock)[0].path == str(path)
     assert len(surveys) <= 3
 

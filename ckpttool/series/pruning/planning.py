@@ -33,7 +33,7 @@ from ckpttool.series.retention.failed_runs import Failures, failures
 from ckpttool.series.retention.missing_metrics import lack_warnings, unmatched_names
 from ckpttool.series.retention.plan import NEWEST_UNREAD, NO_RULE, KeptEntry, Protections, RetentionPlan, plan
 from ckpttool.series.retention.policy import Policies, Policy, delete_limit
-from ckpttool.series.surveying.survey import Scope, Survey, survey
+from ckpttool.series.surveying.survey import Scope, Survey, survey_directory
 
 _FEWEST_NUMBERS = 2
 """Names with a single number that doesn't count saves are a series in doubt, with a warning of its own."""
@@ -173,7 +173,7 @@ def _survey_around(root: str, request: Request, known: Survey | None) -> Survey:
     """Return what lies in a directory, without the checkpoint that the directory may be itself."""
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = known or survey(root, request, enters_root=True)
+    found = known or survey_directory(root, request, enters_root=True)
     if not any(entry.unit.path == root for entry in found.entries):
         return found
     if len(found.entries) == 1:

@@ -28,7 +28,7 @@ from ckpttool.series.renaming.reserved_names import (
 from ckpttool.series.renaming.scene import PathRenames, Scene, Updates, links_near
 from ckpttool.series.renaming.steps import RenameStep, steps
 from ckpttool.series.renaming.template import FIELDS, Template, parse_template
-from ckpttool.series.surveying.survey import Scope, survey
+from ckpttool.series.surveying.survey import Scope, survey_directory
 
 Names = dict[str, dict[str, str]]
 """New names by old ones, by directory."""
@@ -79,7 +79,7 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     root = require_directory(request.directory)
     if (serial := enclosing_serial(root)) is not None:
         raise UsageError(f"{root} is a part of the checkpoint {serial}")
-    found = survey(root, request, enters_root=True)
+    found = survey_directory(root, request, enters_root=True)
     entries = tuple(entry for entry in found.entries if entry.unit.path != root)
     if found.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it lies in)")

@@ -34,7 +34,7 @@ from ckpttool.series.resuming.writers import (
 )
 from ckpttool.series.retention.policy import Mode
 from ckpttool.series.retention.rules import is_carried_on
-from ckpttool.series.surveying.survey import Scope, Survey, nothing_in, survey
+from ckpttool.series.surveying.survey import Scope, Survey, nothing_in, survey_directory
 
 NO_STEP = "no step is known of it"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
@@ -341,7 +341,7 @@ class _Search:
     def survey(self) -> Survey | NotFound:
         """Return what is there, or that the directory isn't."""
         try:
-            return survey(self.directory, self.wanted)
+            return survey_directory(self.directory, self.wanted)
         except NotFound as error:
             if os.path.lexists(self.directory):  # a log isn't there, which tells nothing of checkpoints
                 raise

@@ -40,12 +40,12 @@ def _standing_for(path: str) -> Chosen:
     from ckpttool.formats.discovery import unit_at
     from ckpttool.formats.interface import Probe
     from ckpttool.series.members.order import newest_first
-    from ckpttool.series.surveying.survey import Scope, survey
+    from ckpttool.series.surveying.survey import Scope, survey_directory
 
     if unit_at(path) is not None:
         return Chosen(path, 0)
     for recursive in (False, True):
-        found = survey(path, Scope(recursive=recursive))
+        found = survey_directory(path, Scope(recursive=recursive))
         if found.entries:
             newest = min(newest_first(found.groups), key=lambda entry: not entry.is_sound)
             return Chosen(newest.path, len(found.entries) - 1, found.journals)

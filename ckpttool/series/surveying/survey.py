@@ -84,7 +84,9 @@ class Survey:
         return (*self.remarks, *(warning for one in self.groups for warning in one.warnings))
 
 
-def survey(root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False) -> Survey:
+def survey_directory(
+    root: str | os.PathLike[str], scope: Scope = WHOLE_TREE, *, enters_root: bool = False
+) -> Survey:
     """Return what lies in a directory; nothing on disk is changed."""
     path = bare(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
